@@ -258,7 +258,9 @@ class Engine:
             return False
         if unit.id not in self.store:
             return True
-        if not self.store.own(unit.id) or self.store.about(unit.id).get("read") == self._input_digest(unit):
+        if not self.store.is_in_folder(unit.id):
+            return False
+        if self.store.manifest(unit.id).get("read") == self._input_digest(unit):
             return False
         self.store.drop(unit.id)
         return True
@@ -367,7 +369,7 @@ def _print_line(text: str) -> None:
 def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> None:
     """Write `provenance.json` of the run so far; models and machines of earlier processes stay in it."""
     plan, tally, before = engine.plan, engine.tally, stored(engine.folder)
-    manifests = [engine.store.about(unit.id) for unit in plan.units if engine.store.own(unit.id)]
+    manifests = [engine.store.manifest(unit.id) for unit in plan.units if engine.store.is_in_folder(unit.id)]
     machines = {**before.get("machines", {}), **engine.machines}
     counts = Counter(str(unit.get("machine", "")) for unit in manifests)
     content = {

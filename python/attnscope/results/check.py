@@ -11,8 +11,8 @@ Example:
     >>> from attnscope.results.check import check_folder
     >>> folder = tempfile.mkdtemp() + "/run"
     >>> _ = Results({"heads": pd.DataFrame({"head": [0]})}, study={"seed": 7}).save(folder)
-    >>> found = check_folder(folder)
-    >>> found.tables, found.damaged
+    >>> report = check_folder(folder)
+    >>> report.tables, report.damaged
     ({'heads': 'ok'}, [])
 """
 
@@ -96,27 +96,27 @@ def check_folder(folder: str | Path) -> FolderCheck:
     names = ("study.yaml", "provenance.json", "units", "tables", "parts")
     if not any(os.path.lexists(path / name) for name in names):
         raise FileNotFoundError(f"check: {path} holds no run: none of {', '.join(names)}")
-    found = FolderCheck(path)
+    report = FolderCheck(path)
     for name in WRITTEN:
         if (path / name).is_symlink():
-            found.damaged.append(f"{name} is a link to {os.readlink(path / name)}")
-    facts = _read_facts(path, found)
-    _check_units(path, found)
-    _check_tables(path, facts.get("tables", {}), found)
-    _count_missing(facts, found)
+            report.damaged.append(f"{name} is a link to {os.readlink(path / name)}")
+    facts = _read_facts(path, report)
+    _check_units(path, report)
+    _check_tables(path, facts.get("tables", {}), report)
+    _count_missing(facts, report)
     parts = path / "parts"
     if parts.is_dir() and not parts.is_symlink():
         shards = [part for part in sorted(parts.iterdir()) if re.fullmatch(r"\d+-of-\d+", part.name)]
-        found.shards = [check_folder(part) for part in shards if (part / "study.yaml").is_file()]
-    return found
+        report.shards = [check_folder(part) for part in shards if (part / "study.yaml").is_file()]
+    return report
 
 
-def _read_facts(path: Path, found: FolderCheck) -> dict[str, Any]:
+def _read_facts(path: Path, report: FolderCheck) -> dict[str, Any]:
     """Read study.yaml and provenance.json; return what provenance says, as far as it can be read."""
     facts: dict[str, Any] = {}
     for name, read in (("study.yaml", read_yaml), ("provenance.json", read_json)):
         if not os.path.lexists(path / name):
-            found.notes.append(f"{name} is missing")
+            report.notes.append(f"{name} is missing")
             continue
         try:
             content = read(path / name)
@@ -125,12 +125,14 @@ def _read_facts(path: Path, found: FolderCheck) -> dict[str, Any]:
             if name == "provenance.json":
                 check_provenance(content)
                 facts = content
-            elif remote := [one for one in _entries(content, "models") if one.get("trust_remote_code")]:
-                places = ", ".join(str(one.get("path", "?"))[:200] for one in remote)
-                found.notes.append(f"study.yaml wants code to be run that comes with a model: {places}")
+                continue
+            models = _entries(content, "models")
+            if remote := [source for source in models if source.get("trust_remote_code")]:
+                places = ", ".join(str(source.get("path", "?"))[:200] for source in remote)
+                report.notes.append(f"study.yaml wants code to be run that comes with a model: {places}")
         except (DocumentError, OSError) as error:
-            found.damaged.append(f"{name}: {error}")
-    found.state = str(facts.get("state", ""))[:40]
+            report.damaged.append(f"{name}: {error}")
+    report.state = str(facts.get("state", ""))[:40]
     return facts
 
 
@@ -140,7 +142,7 @@ def _entries(study: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
-def _check_units(path: Path, found: FolderCheck) -> None:
+def _check_units(path: Path, report: FolderCheck) -> None:
     """Hash the files of every stored unit."""
     units = path / "units"
     if not units.is_dir():
@@ -148,16 +150,16 @@ def _check_units(path: Path, found: FolderCheck) -> None:
     for unit in sorted(units.iterdir()):
         if unit.name == SET_ASIDE:
             aside = sum(1 for _ in unit.iterdir()) if unit.is_dir() else 0
-            found.notes.append(f"{aside} folders are set aside in {unit}")
+            report.notes.append(f"{aside} folders are set aside in {unit}")
         elif unit.match(".*.tmp"):
-            found.notes.append(f"{unit.name} was being written by a process that was killed, or is now")
+            report.notes.append(f"{unit.name} was being written by a process that was killed, or is now")
         elif why := damage(unit):
-            found.damaged.append(f"units/{unit.name}: {why}")
+            report.damaged.append(f"units/{unit.name}: {why}")
         else:
-            found.stored += 1
+            report.stored += 1
 
 
-def _check_tables(path: Path, hashes: dict[str, Any], found: FolderCheck) -> None:
+def _check_tables(path: Path, hashes: dict[str, Any], report: FolderCheck) -> None:
     """Hash the tables, and name those that are missing or of unknown origin."""
     files = {file.stem: file for file in sorted((path / "tables").glob("*.parquet"))}
     for name in sorted({*files, *hashes}):
@@ -173,17 +175,17 @@ def _check_tables(path: Path, hashes: dict[str, Any], found: FolderCheck) -> Non
                 verdict = "ok" if hash_file(files[name]) == stored else "not as it was written"
         except OSError as error:
             verdict = f"cannot be read: {error.strerror}"
-        found.tables[name] = verdict
+        report.tables[name] = verdict
         if verdict not in ("ok", "no hash is stored"):
-            found.damaged.append(f"tables/{name}.parquet: {verdict}")
+            report.damaged.append(f"tables/{name}.parquet: {verdict}")
 
 
-def _count_missing(facts: dict[str, Any], found: FolderCheck) -> None:
+def _count_missing(facts: dict[str, Any], report: FolderCheck) -> None:
     """Count the units that a run had stored, or, of one that is not finished, those of its plan."""
     counts = facts.get("units")
     counts = counts if isinstance(counts, dict) else {}
     planned, stored = counts.get("planned"), counts.get("stored")
-    found.planned = planned if type(planned) is int else None
-    whole = stored if found.state in ("finished", "shard finished") else planned
-    if type(whole) is int:
-        found.missing = max(0, whole - found.stored)
+    report.planned = planned if type(planned) is int else None
+    expected = stored if report.state in ("finished", "shard finished") else planned
+    if type(expected) is int:
+        report.missing = max(0, expected - report.stored)

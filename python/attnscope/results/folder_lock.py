@@ -59,7 +59,7 @@ class FolderLock:
         self.owner = folder / ".owner"
         self._looks = folder / ".looks"
         self._lock = FileLock(folder / ".lock")
-        self._about = {"pid": os.getpid(), "host": socket.gethostname(), "began": time.time_ns()}
+        self._facts = {"pid": os.getpid(), "host": socket.gethostname(), "began": time.time_ns()}
         self._count = 0
         self._taken_over = ""
         self._ended = threading.Event()
@@ -69,7 +69,7 @@ class FolderLock:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise FolderLocked(f"{self.folder} is in use by {_words(_read(self.owner))}") from None
+            raise FolderLocked(f"{self.folder} is in use by {_describe_owner(_read(self.owner))}") from None
         except (NotImplementedError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
                 raise
@@ -109,8 +109,8 @@ class FolderLock:
             return
         boot, now = _boot(), time.monotonic()
         look = _read(self._looks)
-        same = look.get("owner") == owner and look.get("by") == socket.gethostname()
-        first = look.get("at") if same and look.get("boot") == boot else None
+        is_same = look.get("owner") == owner and look.get("by") == socket.gethostname()
+        first = look.get("at") if is_same and look.get("boot") == boot else None
         first = first if isinstance(first, (int, float)) and 0 <= first <= now else None
         if first is not None and now - first >= STALE_AFTER:
             remove(self._looks)
@@ -119,8 +119,8 @@ class FolderLock:
             _write(self._looks, {"owner": owner, "by": socket.gethostname(), "boot": boot, "at": now})
         left = STALE_AFTER - (now - first if first is not None else 0.0)
         raise FolderLocked(
-            f"{self.folder} is in use by {_words(owner)}, or was left by it: start again in {left:.0f} s; "
-            "it counts as gone if it has given no sign of life by then"
+            f"{self.folder} is in use by {_describe_owner(owner)}, or was left by it: start again in "
+            f"{left:.0f} s; it counts as gone if it has given no sign of life by then"
         )
 
     def _keep_beating(self) -> None:
@@ -131,8 +131,8 @@ class FolderLock:
     def _beat(self) -> None:
         """Give a sign of life, unless the folder belongs to somebody else by now."""
         owner = _read(self.owner)
-        if owner and {**owner, "beat": 0} != {**self._about, "beat": 0}:
-            self._taken_over = _words(owner)
+        if owner and {**owner, "beat": 0} != {**self._facts, "beat": 0}:
+            self._taken_over = _describe_owner(owner)
             self._ended.set()
             return
         self._write()
@@ -140,16 +140,16 @@ class FolderLock:
     def _write(self) -> None:
         self._count += 1
         with naming(self.owner):
-            _write(self.owner, {**self._about, "beat": self._count})
+            _write(self.owner, {**self._facts, "beat": self._count})
 
 
-def _write(path: Path, about: dict[str, Any]) -> None:
+def _write(path: Path, facts: dict[str, Any]) -> None:
     """Replace a small file, so that no reader meets half of it."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     remove(temporary)
     try:
         with open(temporary, "x", encoding="utf-8") as file:
-            file.write(json.dumps(about))
+            file.write(json.dumps(facts))
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):  # the error at hand says more
@@ -160,10 +160,10 @@ def _write(path: Path, about: dict[str, Any]) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """Return the object in a small file, {} where there is none."""
     try:
-        about = read_json(path)
+        facts = read_json(path)
     except (OSError, DocumentError):
         return {}
-    return about if isinstance(about, dict) else {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _boot() -> str:
@@ -174,6 +174,7 @@ def _boot() -> str:
         return ""
 
 
-def _words(owner: dict[str, Any]) -> str:
-    known = {"pid", "host"} <= set(owner)
-    return f"process {owner['pid']!s:.20} on {owner['host']!s:.80}" if known else "another process"
+def _describe_owner(owner: dict[str, Any]) -> str:
+    """Return the owner of a lock in words."""
+    is_complete = {"pid", "host"} <= set(owner)
+    return f"process {owner['pid']!s:.20} on {owner['host']!s:.80}" if is_complete else "another process"

@@ -66,7 +66,7 @@ class Results:
         self.model: Callable[[], Any] | None = None  # a weak reference, of results made in memory
         self.inputs: dict[int, Any] = {}  # of samples that are more than token ids
         self._tables: dict[str, Any] = dict(tables or {})
-        self.files = {name: list(some) for name, some in (files or {}).items()}
+        self.files = {name: list(paths) for name, paths in (files or {}).items()}
         self._verified: set[Path] = set()
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ class Results:
         return f"Results({str(self.path) if self.path else 'in memory'}: {rows or 'no tables'} rows)"
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        """The table of that name."""
+        """Return the table of that name."""
         return self.table(name)
 
     def _repr_html_(self) -> str:
@@ -96,12 +96,12 @@ class Results:
         return pd.DataFrame({"column": list(reasons), "reason": list(reasons.values())}, dtype=str)
 
     def tables(self) -> list[str]:
-        """Names of the tables: `samples`, then the others by name."""
-        there = {*self._tables, *self._stored()}
-        return sorted(there, key=lambda name: (name != "samples", name))
+        """Return the names of the tables: `samples`, then the others by name."""
+        names = {*self._tables, *self._stored()}
+        return sorted(names, key=lambda name: (name != "samples", name))
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """One table as a DataFrame, keys first.
+        """Return one table as a DataFrame, keys first.
 
         Args:
             name: a name from `tables()`.
@@ -222,12 +222,12 @@ class Results:
         study = yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True)
         write_bytes(target / "study.yaml", study.encode())
         tables = {file.stem: {"sha256": hash_file(file), "rows": self._rows(file.stem)} for file in files}
-        about = json.dumps({**self.provenance, "tables": tables}, indent=2, ensure_ascii=False)
-        write_bytes(target / "provenance.json", f"{about}\n".encode())
+        provenance = json.dumps({**self.provenance, "tables": tables}, indent=2, ensure_ascii=False)
+        write_bytes(target / "provenance.json", f"{provenance}\n".encode())
         return load(target)
 
     def compare(self, other: Results, table: str = "heads") -> pd.DataFrame:
-        """Two runs, metric by metric, over the rows that both have; see `attnscope.results.summaries`."""
+        """Compare two runs, metric by metric, over the rows that both have; see `results.summaries`."""
         from attnscope.results.summaries import compared
 
         return compared(self, other, table)
@@ -235,14 +235,14 @@ class Results:
     def figures(
         self, folder: str | Path | None = None, names: Sequence[str] | None = None, **options: Any
     ) -> Any:
-        """Draws the study's figures from the stored tables; see `attnscope.plots`."""
+        """Draw the study's figures from the stored tables; see `attnscope.plots`."""
         # the public name, because drawing is above results: they are read where nothing can be drawn
         import attnscope
 
         return attnscope.figures(self, folder, names, **options)
 
     def report(self, path: str | Path | None = None, **options: Any) -> Any:
-        """Writes the self-contained report; see `attnscope.report`."""
+        """Write the self-contained report; see `attnscope.report`."""
         import attnscope
 
         return attnscope.report(self, path, **options)
@@ -251,10 +251,10 @@ class Results:
         return len(self._tables[name] if name in self._tables else self.arrow(name, []))
 
     def _stored(self) -> dict[str, list[Path]]:
-        """The files of each table on disk, in their order, by the table's name."""
-        whole = sorted((self.path / "tables").glob("*.parquet")) if self.path else []
-        whole = [file for file in whole if file.is_file()]
-        return {**{file.stem: [file] for file in whole}, **self.files}
+        """Return the files of each table on disk, in their order, by the table's name."""
+        paths = sorted((self.path / "tables").glob("*.parquet")) if self.path else []
+        paths = [file for file in paths if file.is_file()]
+        return {**{file.stem: [file] for file in paths}, **self.files}
 
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
@@ -268,11 +268,11 @@ class Results:
         try:
             for file in files:
                 self._verify(file)
-            whole = dataset(files)
+            stored = dataset(files)
             if columns == ():
-                return whole.schema.empty_table()
-            check_columns(name, columns or (), whole.schema.names)
-            return whole.to_table(columns=None if columns is None else list(columns))
+                return stored.schema.empty_table()
+            check_columns(name, columns or (), stored.schema.names)
+            return stored.to_table(columns=None if columns is None else list(columns))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ResultsError(f"{files[0]} is not a readable Parquet file: {error}") from error
 
@@ -282,12 +282,12 @@ class Results:
 
         if file in self._verified or self.path is None:
             return
-        known: Any = {}
+        facts: Any = {}
         if file.parent == self.path / "tables":
-            known = self.provenance.get("tables", {}).get(file.stem, {})
+            facts = self.provenance.get("tables", {}).get(file.stem, {})
         elif (file.parent / UNIT_FILE).is_file():
-            known = (read_manifest(file.parent) or {"files": {}})["files"].get(file.stem, {"sha256": ""})
-        if "sha256" in known and hash_file(file) != known["sha256"]:
+            facts = (read_manifest(file.parent) or {"files": {}})["files"].get(file.stem, {"sha256": ""})
+        if "sha256" in facts and hash_file(file) != facts["sha256"]:
             raise ResultsError(
                 f"{file} is not as it was written (its SHA-256 differs); "
                 f"to write it again: {command('resume', self.path)}"
@@ -296,14 +296,14 @@ class Results:
 
 
 def _in_csv(cell: Any) -> Any:
-    """A list as JSON text, anything else as it is."""
+    """Return a list as JSON text, anything else as it is."""
     if isinstance(cell, str) or not hasattr(cell, "__len__"):
         return cell
-    return json.dumps(list(cell), ensure_ascii=False, default=lambda one: one.item())
+    return json.dumps(list(cell), ensure_ascii=False, default=lambda number: number.item())
 
 
 def load(path: str | Path) -> Results:
-    """Opens the results of a run folder; tables are read when asked for.
+    """Open the results of a run folder; tables are read when asked for.
 
     Args:
         path: a folder with `tables/*.parquet`, as `attnscope run` writes it; of a run that was stopped, the
@@ -333,19 +333,19 @@ def load(path: str | Path) -> Results:
     for name, read in (("study.yaml", read_yaml), ("provenance.json", read_json)):
         file = folder / name
         try:
-            found = (read(file) or {}) if os.path.lexists(file) else {}
-            if not isinstance(found, dict):
-                raise DocumentError(f"expected keys and values, got {type(found).__name__}")
+            content = (read(file) or {}) if os.path.lexists(file) else {}
+            if not isinstance(content, dict):
+                raise DocumentError(f"expected keys and values, got {type(content).__name__}")
             if name == "provenance.json":
-                check_provenance(found)
+                check_provenance(content)
         except (DocumentError, OSError) as error:
             raise ResultsError(f"load: {file} is damaged: {error}") from error
-        facts.append(found)
+        facts.append(content)
     return Results(study=facts[0], provenance=facts[1], path=folder, files=files)
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:
-    """As a DataFrame; whole numbers with a null among them stay whole."""
+    """Return a DataFrame; whole numbers with a null among them stay whole."""
     import pandas as pd
     import pyarrow as pa
 
@@ -358,17 +358,17 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 
 
 def tables_of_units(folder: Path) -> dict[str, list[Path]]:
-    """The files of each table over the stored units of a run, in their order.
+    """Return the files of each table over the stored units of a run, in their order.
 
     Sums that a later stage reads are no tables and are left out.
     """
-    found: dict[str, list[Path]] = {}
-    for about in sorted((folder / "units").glob("[!.]*/unit.json")):
-        for file in sorted(about.parent.glob("*.parquet")):
+    files_of_tables: dict[str, list[Path]] = {}
+    for manifest in sorted((folder / "units").glob("[!.]*/unit.json")):
+        for file in sorted(manifest.parent.glob("*.parquet")):
             if file.is_file() and not file.name.startswith("reduced-"):
-                found.setdefault(file.stem, []).append(file)
-    if not found:
-        begun = (folder / "units").is_dir()
-        hint = f"; the run is not finished: {command('resume', folder)}" if begun else ""
+                files_of_tables.setdefault(file.stem, []).append(file)
+    if not files_of_tables:
+        has_units = (folder / "units").is_dir()
+        hint = f"; the run is not finished: {command('resume', folder)}" if has_units else ""
         raise FileNotFoundError(f"load: {folder} holds no tables/*.parquet{hint}")
-    return found
+    return files_of_tables

@@ -70,17 +70,17 @@ def table_metadata(schema: pa.Schema) -> dict[str, Any]:
     """
     text = (schema.metadata or {}).get(b"attnscope_table", b"{}")
     try:
-        about = parse_json(text.decode())
-        keys = about.get("keys", ())
+        facts = parse_json(text.decode())
+        keys = facts.get("keys", ())
         if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
             raise TypeError("a key is no text")
     except (ValueError, TypeError, AttributeError) as error:
         raise ResultsError(f"the keys in a table's metadata cannot be read: {text!r:.80}") from error
-    return dict(about)
+    return dict(facts)
 
 
 def keys_in(schema: pa.Schema) -> list[str]:
-    """The key columns that a table's metadata name; the `AXES` among its columns where they name none."""
+    """Return the key columns that a table's metadata name; else the `AXES` among its columns."""
     keys = table_metadata(schema).get("keys", AXES)
     return [key for key in dict.fromkeys(keys) if key in schema.names]
 
@@ -93,16 +93,16 @@ def check_provenance(facts: Any) -> None:
         if name in facts and not isinstance(facts[name], kind):
             raise DocumentError(f"{name!r} must be a {kind.__name__}, got {facts[name]!r:.60}")
     for name in ("machines", "models", "tables"):
-        for key, about in facts.get(name, {}).items():
-            if not isinstance(about, dict):
-                raise DocumentError(f"{name!r}: {key!r:.60} must be a dict, got {about!r:.60}")
+        for key, entry in facts.get(name, {}).items():
+            if not isinstance(entry, dict):
+                raise DocumentError(f"{name!r}: {key!r:.60} must be a dict, got {entry!r:.60}")
     for entry in facts.get("skipped", ()):
         if not isinstance(entry, dict) or {type(entry.get(key)) for key in ("checkpoint", "reason")} != {str}:
             raise DocumentError(f"'skipped' must name checkpoints and reasons, got {entry!r:.60}")
 
 
 def without_empty(column: Any) -> Any:
-    """An Arrow column of texts with null where a text is "", any other as it is."""
+    """Return an Arrow column of texts with null where a text is "", any other as it is."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -114,7 +114,7 @@ def without_empty(column: Any) -> Any:
 def with_keys(table: pa.Table, name: str, keys: Sequence[str]) -> pa.Table:
     """Return the table with what it says of itself, its keys among it, as its only metadata."""
     metadata = table.schema.metadata or {}
-    about = {key: text for key, text in metadata.items() if key.startswith(b"attnscope_")}
-    if keys and b"attnscope_table" not in about:
-        about[b"attnscope_table"] = json.dumps({"name": name, "version": 1, "keys": [*keys]}).encode()
-    return table.replace_schema_metadata(about)
+    table_facts = {key: text for key, text in metadata.items() if key.startswith(b"attnscope_")}
+    if keys and b"attnscope_table" not in table_facts:
+        table_facts[b"attnscope_table"] = json.dumps({"name": name, "version": 1, "keys": [*keys]}).encode()
+    return table.replace_schema_metadata(table_facts)

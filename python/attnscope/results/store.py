@@ -63,36 +63,36 @@ class Store:
 
     def __init__(self, folder: Path, beside: Sequence[Path] = ()) -> None:
         self.folder = folder / "units"
-        self.beside = [one / "units" for one in beside]
+        self.beside = [neighbour / "units" for neighbour in beside]
         self._names: dict[str, str] = {}
-        self._known: dict[str, dict[str, Any]] = {}
+        self._manifests: dict[str, dict[str, Any]] = {}
         self._elsewhere: dict[str, Path] = {}
 
     def open(self, units: Mapping[str, str], say: Callable[[str], None] = print) -> list[str]:
-        """Checks the units of a plan (folder names by id), and sets aside what cannot be trusted."""
+        """Check the units of a plan (folder names by id), and set aside those that cannot be trusted."""
         refuse_links(self.folder.parent, self.folder.name)
         make_folder(self.folder)
         refuse_links(self.folder, SET_ASIDE)
         remove_leftovers(self.folder)
-        self._names, self._known, self._elsewhere = dict(units), {}, {}
+        self._names, self._manifests, self._elsewhere = dict(units), {}, {}
         ids = {name: unit for unit, name in units.items()}
         for path in sorted(self.folder.iterdir()):
-            about = checked(path, ids[path.name]) if path.name in ids else None
-            if about is not None:
-                self._known[about["unit"]] = about
+            manifest = checked(path, ids[path.name]) if path.name in ids else None
+            if manifest is not None:
+                self._manifests[manifest["unit"]] = manifest
             elif path.name != SET_ASIDE:
                 self._set_aside(path, say)
         for folder in self.beside:
             for name in os.listdir(folder) if folder.is_dir() else ():
-                if name in ids and ids[name] not in self._known:
+                if name in ids and ids[name] not in self._manifests:
                     self._elsewhere[ids[name]] = folder / name
-        return [unit for unit in units if unit in self._known]
+        return [unit for unit in units if unit in self._manifests]
 
     def write(
-        self, unit: str, tables: Mapping[str, pa.Table], about: Mapping[str, Any] | None = None
+        self, unit: str, tables: Mapping[str, pa.Table], facts: Mapping[str, Any] | None = None
     ) -> None:
-        """Stores the tables of one unit; when this returns they survive a power cut."""
-        manifest: dict[str, Any] = {"unit": unit, **(about or {}), "files": {}}
+        """Store the tables of one unit; when this returns they survive a power cut."""
+        manifest: dict[str, Any] = {"unit": unit, **(facts or {}), "files": {}}
         final = self.folder / self._names[unit]
         with atomic_folder(final) as folder:
             for name, table in tables.items():
@@ -102,12 +102,12 @@ class Store:
                 manifest["files"][name] = {"sha256": hash_file(file), "rows": len(table)}
             with naming(final / UNIT_FILE, folder / UNIT_FILE):
                 (folder / UNIT_FILE).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
-        self._known[unit] = manifest
+        self._manifests[unit] = manifest
 
     def adopt(self, unit: str, source: Path) -> bool:
-        """Takes in a unit that another process has stored: a link to its files, a copy on another disk."""
-        about = checked(source, unit)
-        if about is None:
+        """Link the files of a unit that another process has stored, or copy them from another disk."""
+        manifest = checked(source, unit)
+        if manifest is None:
             return False
         with atomic_folder(self.folder / self._names[unit]) as folder:
             for file in source.iterdir():
@@ -115,55 +115,55 @@ class Store:
                     os.link(file, folder / file.name)
                 except OSError:
                     shutil.copyfile(file, folder / file.name)
-        self._known[unit] = about
+        self._manifests[unit] = manifest
         return True
 
     def drop(self, unit: str) -> None:
-        """Forgets a unit whose inputs have changed, and sets its folder aside."""
-        del self._known[unit]
+        """Forget a unit whose inputs have changed, and set its folder aside."""
+        del self._manifests[unit]
         self._set_aside(self.folder / self._names[unit], lambda _: None)
 
     def __contains__(self, unit: str) -> bool:
-        return unit in self._known or unit in self._elsewhere
+        return unit in self._manifests or unit in self._elsewhere
 
-    def own(self, unit: str) -> bool:
-        """Whether a stored unit lies in this folder, not beside it."""
-        return unit in self._known
+    def is_in_folder(self, unit: str) -> bool:
+        """Return True if a stored unit is in this folder, not in one next to it."""
+        return unit in self._manifests
 
     def count(self) -> int:
-        """How many units are stored now, in this folder and by other processes beside it."""
+        """Return the number of stored units, in this folder and in those of other processes."""
         beside = {name for folder in self.beside if folder.is_dir() for name in os.listdir(folder)}
-        return len({self._names[unit] for unit in self._known} | (beside & set(self._names.values())))
+        return len({self._names[unit] for unit in self._manifests} | (beside & set(self._names.values())))
 
-    def about(self, unit: str) -> dict[str, Any]:
-        """What `unit.json` of a stored unit holds."""
-        if unit in self._known:
-            return self._known[unit]
+    def manifest(self, unit: str) -> dict[str, Any]:
+        """Return the content of `unit.json` of a stored unit."""
+        if unit in self._manifests:
+            return self._manifests[unit]
         manifest = read_manifest(self._elsewhere[unit])
         if manifest is None:
             raise ResultsError(f"{self._elsewhere[unit] / UNIT_FILE} is damaged: start its shard again")
         return manifest
 
     def rows(self, unit: str) -> dict[str, int]:
-        """Number of rows of each table of a stored unit."""
-        return {name: one["rows"] for name, one in self.about(unit)["files"].items()}
+        """Return the number of rows of each table of a stored unit."""
+        return {name: file["rows"] for name, file in self.manifest(unit)["files"].items()}
 
     def files(self, units: Iterable[str], table: str) -> list[Path]:
-        """The files of one table, in the order of the units."""
+        """Return the files of one table, in the order of the units."""
         return [
             self._elsewhere.get(unit, self.folder / self._names[unit]) / f"{table}.parquet"
             for unit in units
-            if unit in self and table in self.about(unit)["files"]
+            if unit in self and table in self.manifest(unit)["files"]
         ]
 
     def read(self, unit: str, table: str) -> pa.Table:
-        """One table of one stored unit."""
+        """Return one table of one stored unit."""
         import pyarrow.parquet as pq
 
         return pq.read_table(self.files([unit], table)[0])
 
     def gather(self, units: Sequence[str], table: str, path: Path) -> None:
-        """Writes one table over the stored units that have it, in their order, a few row groups at a time."""
+        """Write one table over the stored units that have it, in their order, a few row groups at a time."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -172,16 +172,16 @@ class Store:
             with atomic_file(path) as file:
                 file.write(files[0].read_bytes())  # written as it would be here
             return
-        whole = dataset(files)
-        with atomic_file(path) as file, table_writer(file, whole.schema) as writer:
+        run_table = dataset(files)
+        with atomic_file(path) as file, table_writer(file, run_table.schema) as writer:
             waiting: list[pa.RecordBatch] = []
-            for batch in whole.to_batches(use_threads=False, batch_size=ROW_GROUP, fragment_readahead=1):
+            for batch in run_table.to_batches(use_threads=False, batch_size=ROW_GROUP, fragment_readahead=1):
                 waiting.append(batch)
                 if sum(map(len, waiting)) >= ROW_GROUP:
-                    writer.write_table(pa.Table.from_batches(waiting, whole.schema).combine_chunks())
+                    writer.write_table(pa.Table.from_batches(waiting, run_table.schema).combine_chunks())
                     waiting = []
             if waiting:
-                writer.write_table(pa.Table.from_batches(waiting, whole.schema).combine_chunks())
+                writer.write_table(pa.Table.from_batches(waiting, run_table.schema).combine_chunks())
 
     def _set_aside(self, path: Path, say: Callable[[str], None]) -> None:
         aside = self.folder / SET_ASIDE
@@ -191,18 +191,21 @@ class Store:
             target, count = aside / f"{path.name}.{count}", count + 1
         with naming(path):
             os.replace(path, target)
-        say(f"{path.name} is damaged or not of this study: set aside as {target}, its unit is computed again")
+        say(
+            f"{path.name} is corrupt or belongs to another study; moved to {target}; "
+            "the unit will be recomputed"
+        )
 
 
 def repeating(schema: pa.Schema) -> list[str]:
-    """Columns worth a dictionary of their values: all but measured numbers, whose table is mostly memory."""
+    """Return columns worth a dictionary: all but measured numbers, whose table is mostly memory."""
     import pyarrow as pa
 
     def measured(kind: Any) -> bool:
         nested = hasattr(kind, "value_type") and not pa.types.is_dictionary(kind)
         return measured(kind.value_type) if nested else pa.types.is_floating(kind)
 
-    return [one.name for one in schema if not measured(one.type)]
+    return [field.name for field in schema if not measured(field.type)]
 
 
 @contextmanager
@@ -222,14 +225,14 @@ def write_table(table: pa.Table, file: IO[bytes]) -> None:
 
 
 def dataset(files: Sequence[Path]) -> Any:
-    """Parquet files as one table in their order; a column that some of them lack is null there."""
+    """Return Parquet files as one table in their order; a column that some of them lack is null there."""
     import pyarrow as pa
     import pyarrow.dataset as ds
     import pyarrow.parquet as pq
 
     schemas = [pq.read_schema(file) for file in files]
     schema = schemas[0]
-    if any(not one.equals(schema) for one in schemas):
+    if any(not other.equals(schema) for other in schemas):
         schema = pa.unify_schemas(schemas).with_metadata(schema.metadata)
     checking = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     how = ds.ParquetFileFormat(default_fragment_scan_options=checking)
@@ -241,13 +244,13 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     try:
         manifest = read_json(folder / UNIT_FILE)
         files = manifest["files"]
-        whole = isinstance(manifest["unit"], str) and all(
+        is_complete = isinstance(manifest["unit"], str) and all(
             isinstance(name, str) and isinstance(file["sha256"], str) and type(file["rows"]) is int
             for name, file in files.items()
         )
     except (OSError, DocumentError, KeyError, TypeError, AttributeError):
         return None
-    return manifest if whole else None
+    return manifest if is_complete else None
 
 
 def damage(folder: Path, unit: str = "") -> str:

@@ -94,7 +94,7 @@ def as_xarray(
 def in_rows(results: StoredTables, table: str | None = None) -> pd.DataFrame:
     """Every average of a control, of one table or of all, as the columns of `KEYS` and `value`.
 
-    No rows where no control was asked for. Controls whose rows are kept whole are not averages, and not among
+    No rows if no control was asked for. Controls whose rows are kept whole are not averages, and not among
     them.
     """
     import pandas as pd
@@ -102,18 +102,18 @@ def in_rows(results: StoredTables, table: str | None = None) -> pd.DataFrame:
     parts = []
     suffix = variants_of("")
     for name in results.tables():
-        whose = name.removesuffix(suffix)
-        if whose == name or table not in (None, whose):
+        table_of_rows = name.removesuffix(suffix)
+        if table_of_rows == name or table not in (None, table_of_rows):
             continue
         frame = results.table(name)
         if not set(VARIANT_KEYS) <= set(frame):
             continue
         numbers = frame.columns.drop([key for key in KEYS if key in frame])
         values = frame[numbers].to_numpy(np.float64, na_value=np.nan).ravel("F")
-        there = np.flatnonzero(~np.isnan(values))
-        tall = frame.drop(columns=numbers).iloc[there % len(frame)]
-        tall = tall.assign(metric=numbers.repeat(len(frame))[there], table=whose)
-        parts.append(tall.assign(value=values[there]).reindex(columns=[*KEYS, "value"]))
+        places = np.flatnonzero(~np.isnan(values))
+        tall = frame.drop(columns=numbers).iloc[places % len(frame)]
+        tall = tall.assign(metric=numbers.repeat(len(frame))[places], table=table_of_rows)
+        parts.append(tall.assign(value=values[places]).reindex(columns=[*KEYS, "value"]))
     rows = pd.concat(parts or [pd.DataFrame(columns=[*KEYS, "value"])], ignore_index=True)
     return rows.astype({"threshold": np.float64, "value": np.float64})
 
@@ -123,12 +123,12 @@ def kinds_of(results: StoredTables, table: str) -> dict[str, str]:
     import pyarrow as pa
 
     keys = results.keys(table)
-    found = {}
+    kinds = {}
     for field in results.schema(table):
         numeric = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
         if field.name not in keys and (numeric or pa.types.is_boolean(field.type)):
-            found[field.name] = (field.metadata or {}).get(b"kind", b"value").decode() or "value"
-    return found
+            kinds[field.name] = (field.metadata or {}).get(b"kind", b"value").decode() or "value"
+    return kinds
 
 
 def typical(values: np.ndarray[Any, Any], kind: str) -> float:
@@ -170,40 +170,40 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
     """
     import pandas as pd
 
-    mine, theirs = results.table(table), other.table(table)
-    keys = [key for key in results.keys(table) if key in theirs]
-    one_model_each = "model" in keys and mine["model"].nunique() == theirs["model"].nunique() == 1
-    if one_model_each and not set(mine["model"]) & set(theirs["model"]):
+    rows_here, rows_there = results.table(table), other.table(table)
+    keys = [key for key in results.keys(table) if key in rows_there]
+    one_model_each = "model" in keys and rows_here["model"].nunique() == rows_there["model"].nunique() == 1
+    if one_model_each and not set(rows_here["model"]) & set(rows_there["model"]):
         keys.remove("model")
     if not keys:
         raise ResultsError(f"compare: table {table!r} has no key columns to match its rows by")
     try:
-        both = mine.merge(theirs, on=keys, suffixes=("", "\0other"), validate="one_to_one")
+        matched = rows_here.merge(rows_there, on=keys, suffixes=("", "\0other"), validate="one_to_one")
     except (pd.errors.MergeError, TypeError) as error:
         names = ", ".join(keys)
         raise ResultsError(f"compare: {names} do not tell the rows of table {table!r} apart") from error
-    if both.empty:
+    if matched.empty:
         raise ResultsError(f"compare: no row of table {table!r} has the same {', '.join(keys)} in both runs")
-    if "sample" in keys and (differ := _other_sentences(results, other, set(both["sample"]))):
+    if "sample" in keys and (differ := _other_sentences(results, other, set(matched["sample"]))):
         warn(
-            f"compare: {len(differ)} of {both['sample'].nunique()} samples are other sentences there "
+            f"compare: {len(differ)} of {matched['sample'].nunique()} samples are other sentences there "
             f"(the first is sample {differ[0]}); rows are paired by the sample's number all the same",
             UserWarning,
         )
     rows = []
     for name, kind in kinds_of(results, table).items():
-        if f"{name}\0other" not in both:
+        if f"{name}\0other" not in matched:
             continue
-        a, b = (both[one].to_numpy(float, na_value=np.nan) for one in (name, f"{name}\0other"))
+        a, b = (matched[column].to_numpy(float, na_value=np.nan) for column in (name, f"{name}\0other"))
         good = np.isfinite(a) & np.isfinite(b)
         x, y = a[good], b[good]
         varies = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
         rows.append(
             {
                 "metric": name,
-                "rows": len(both),
-                "only_here": len(mine) - len(both),
-                "only_there": len(theirs) - len(both),
+                "rows": len(matched),
+                "only_here": len(rows_here) - len(matched),
+                "only_there": len(rows_there) - len(matched),
                 "finite": int(good.sum()),
                 "statistic": STATISTIC.get(kind, "mean"),
                 "here": typical(x, kind),
@@ -246,8 +246,8 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
     """
     keys = [*CHECKPOINT_KEYS, "sample"]
     if samples is not None:
-        wanted = [name for name in ("group", "n_tokens", "causal") if name not in frame and name in samples]
-        of_samples = samples[[*keys, *wanted]].drop_duplicates(keys)
+        missing = [name for name in ("group", "n_tokens", "causal") if name not in frame and name in samples]
+        of_samples = samples[[*keys, *missing]].drop_duplicates(keys)
         frame = frame.merge(of_samples, on=keys, how="left", validate="many_to_one")
     frame = frame.assign(group=frame["group"].fillna("text") if "group" in frame else "text")
     models, groups = frame["model"].astype(str), frame["group"].astype(str)
@@ -274,7 +274,7 @@ def measured_columns(frame: pd.DataFrame) -> list[str]:
 
 
 def defined(table: pd.DataFrame) -> pd.DataFrame:
-    """A table whose counts of −1, which stand for "undefined", enter no mean."""
+    """A table table_of_rows counts of −1, which stand for "undefined", enter no mean."""
     counts = [
         name for name in table.select_dtypes("integer") if name not in (*CHECKPOINT_KEYS, "layer", "head")
     ]
@@ -322,8 +322,8 @@ def null_value(
     if table is None or "scope" not in table:
         return float("nan")
     # the model with random weights belongs to a whole series, shuffled rows to their own checkpoint
-    wanted = ("model", "n_tokens") if kind == "random_weights" else (*CHECKPOINT_KEYS, "n_tokens")
-    keys = [key for key in wanted if key in frame and key in table]
+    keys_of_null = ("model", "n_tokens") if kind == "random_weights" else (*CHECKPOINT_KEYS, "n_tokens")
+    keys = [key for key in keys_of_null if key in frame and key in table]
     return _mean_at(frame, table[table["scope"] == "heads"], keys)
 
 

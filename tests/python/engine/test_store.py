@@ -95,7 +95,7 @@ def test_a_damaged_unit_is_set_aside(store, damage):
     assert done == ["u0", "u2", "u3"]
     if damage != "missing":
         assert len(said) == 1
-        assert "set aside" in said[0]
+        assert "is corrupt or belongs to another study; moved to" in said[0]
         assert (store.folder / "set-aside" / folder.name).is_dir()
     assert not folder.exists()
     again.write("u1", tables(1))
