@@ -95,13 +95,13 @@ def assign(data: dict[str, Any], key: str, value: Any) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     name, *inner = re.split(r"[.\[]", key, maxsplit=1)
-    given, paths = data.get(name), [key]
+    entry, paths = data.get(name), [key]
     if inner and name in ("models", "texts"):
-        given = [as_mapping(one) for one in as_list(given or [])]  # type: ignore[attr-defined]
+        entry = [as_mapping(source) for source in as_list(entry or [])]  # type: ignore[attr-defined]
         if not inner[0][:1].isdigit():
-            paths = [f"{name}.{at}.{inner[0]}" for at in range(len(given))]
+            paths = [f"{name}.{at}.{inner[0]}" for at in range(len(entry))]
     try:
-        settings = OmegaConf.create({name: given}, flags={"allow_objects": True})
+        settings = OmegaConf.create({name: entry}, flags={"allow_objects": True})
         for path in paths:
             OmegaConf.update(settings, path, value, merge=False)
         data.update(OmegaConf.to_container(settings))  # type: ignore[arg-type]

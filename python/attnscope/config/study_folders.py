@@ -55,16 +55,16 @@ class StudyFolder:
 
 @cache
 def studies() -> Mapping[str, StudyFolder]:
-    """Every study by its name: those of this package, then those of entry points."""
+    """Return every study by its name: those of this package, then those of entry points."""
     home = importlib.import_module(_PARTS)
-    found = {
-        one.name: StudyFolder(one.name, f"{_PARTS}.{one.name}")
-        for one in pkgutil.iter_modules(home.__path__)
-        if one.ispkg
+    folders = {
+        module.name: StudyFolder(module.name, f"{_PARTS}.{module.name}")
+        for module in pkgutil.iter_modules(home.__path__)
+        if module.ispkg
     }
     for entry in entry_points(group=_PARTS):
-        found.setdefault(entry.name, StudyFolder(entry.name, entry.value))
-    return found
+        folders.setdefault(entry.name, StudyFolder(entry.name, entry.value))
+    return folders
 
 
 def find_study(name: str) -> StudyFolder | None:

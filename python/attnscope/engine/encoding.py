@@ -39,11 +39,13 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
         if study.causal:
             raise LoadError(f"{config.model_type} has an encoder; {study.name} needs a causal map")
         plan.notes.append(f"{model}: an encoder-decoder; its encoder is studied, its decoder is not")
-    text, context = text_config(config), context_length(config, tokenizer)
-    limit = min((one for one in (context, settings.max_tokens) if one is not None), default=None)
-    encoder = Encoder(tokenizer, limit, settings.bos, largest_setting(text, "vocab_size"), settings.seed)
+    text_settings, context = text_config(config), context_length(config, tokenizer)
+    limit = min((bound for bound in (context, settings.max_tokens) if bound is not None), default=None)
+    encoder = Encoder(
+        tokenizer, limit, settings.bos, largest_setting(text_settings, "vocab_size"), settings.seed
+    )
     read: list[Input] = []
-    windowed = any(one.per == "window" for one in settings.texts)
+    windowed = any(source.per == "window" for source in settings.texts)
     sentences: Sequence[Sentence] = plan.sentences
     if windowed:
         sentences = windows(plan.sentences, settings, encoder, model, plan.notes)
@@ -59,19 +61,19 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
         read.append(Input(sentence, encoded))
     counts = {
         "sentences": len(read),
-        "cut": sum(one.encoded.truncated for one in read),
-        "of_one_token": sum(one.n_tokens == 1 for one in read),
-        "empty": sum(one.n_tokens == 0 for one in read),
-        "without_bos": sum(not one.encoded.starts_with_bos for one in read),
+        "cut": sum(text.encoded.truncated for text in read),
+        "of_one_token": sum(text.n_tokens == 1 for text in read),
+        "empty": sum(text.n_tokens == 0 for text in read),
+        "without_bos": sum(not text.encoded.starts_with_bos for text in read),
     }
     plan.encoders[position] = encoder
-    plan.heads[position] = largest_setting(text, "num_attention_heads", 1)
-    plan.layers[position] = len(settings.layers) or largest_setting(text, "num_hidden_layers", 1)
-    width = largest_setting(text, "hidden_size", 1)
-    plan.widths[position] = width, largest_setting(text, "intermediate_size", 4 * width)
+    plan.heads[position] = largest_setting(text_settings, "num_attention_heads", 1)
+    plan.layers[position] = len(settings.layers) or largest_setting(text_settings, "num_hidden_layers", 1)
+    width = largest_setting(text_settings, "hidden_size", 1)
+    plan.widths[position] = width, largest_setting(text_settings, "intermediate_size", 4 * width)
     plan.counts[model] = counts
     plan.notes += _notes(model, counts, settings, limit)
-    return [one for one in read if one.n_tokens]
+    return [text for text in read if text.n_tokens]
 
 
 def _config_and_tokenizer(plan: Plan, position: int) -> tuple[Any, Any]:
@@ -100,10 +102,10 @@ def _notes(model: str, counts: dict[str, int], settings: Settings, limit: int | 
         ("of_one_token", "sentences have one token: most metrics say nothing"),
         ("empty", "sentences have no token and are left out"),
     )
-    found = [f"{model}: {counts[key]} of {total} {words}" for key, words in notes if counts[key]]
+    sentences = [f"{model}: {counts[key]} of {total} {words}" for key, words in notes if counts[key]]
     if without:
-        found.append(f"{model}: {who} with a BOS token; their first key is an ordinary token")
-    return found
+        sentences.append(f"{model}: {who} with a BOS token; their first key is an ordinary token")
+    return sentences
 
 
 def samples_table(
@@ -119,8 +121,8 @@ def samples_table(
     assert checkpoint is not None
     place = {"model": checkpoint.model, "revision": checkpoint.revision, "step": checkpoint.step}
     rows = []
-    for one in unit.inputs:
-        text, ids = one.sentence, one.encoded.ids.tolist()
+    for unit_text in unit.inputs:
+        text, ids = unit_text.sentence, unit_text.encoded.ids.tolist()
         tokens = encoder.names(ids)
         rows.append(
             {
@@ -130,9 +132,9 @@ def samples_table(
                 "text": " ".join(tokens) if text.text is None else text.text,
                 "tokens": tokens,
                 "token_ids": ids,
-                "n_tokens": one.n_tokens,
-                "truncated": one.encoded.truncated or text.cut,
-                "bos": one.encoded.starts_with_bos,
+                "n_tokens": unit_text.n_tokens,
+                "truncated": unit_text.encoded.truncated or text.cut,
+                "bos": unit_text.encoded.starts_with_bos,
                 "source": text.source or None,
                 "source_row": text.source_row,
             }

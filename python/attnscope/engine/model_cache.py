@@ -44,14 +44,14 @@ class HeldModel:
         return self._held[1]
 
     def release(self, *, remove: bool = False) -> str:
-        """Lets the model go, with `remove` its files in the hub's cache too; says how much that frees."""
+        """Release the model, with `remove` its files in the hub's cache too; return how much that frees."""
         if self._held is None:
             return ""
         loaded, self._held = self._held[1], None
-        said = f"{loaded.checkpoint.title}: {megabytes(free_disk(loaded))} of disk freed" if remove else ""
+        message = f"{loaded.checkpoint.title}: {megabytes(free_disk(loaded))} of disk freed" if remove else ""
         del loaded
         gc.collect()
-        return said
+        return message
 
 
 def needed_bytes(plan: Plan) -> int:
@@ -59,10 +59,11 @@ def needed_bytes(plan: Plan) -> int:
 
     Of a hub id the weights are not known before they are fetched and count as nothing.
     """
-    files = (Path(one.path).glob("*.safetensors") for one in plan.checkpoints if one.local)
-    weights = max((sum(file.stat().st_size for file in own) for own in files), default=0)
+    folders = (Path(checkpoint.path) for checkpoint in plan.checkpoints if checkpoint.local)
+    files = (folder.glob("*.safetensors") for folder in folders)
+    weights = max((sum(file.stat().st_size for file in shards) for shards in files), default=0)
     heads = max(plan.heads.values(), default=1)
-    longest = max((one.n_tokens for unit in plan.units for one in unit.inputs), default=0)
+    longest = max((text.n_tokens for unit in plan.units for text in unit.inputs), default=0)
     return BARE + weights + int(plan.settings.max_memory or peak_bytes(LAYER_BYTES, heads, longest))
 
 

@@ -259,8 +259,8 @@ def _read_parquet(path: Path, source: TextSource, extras: bool = True) -> Iterat
             batches = file.iter_batches(_ROWS_AT_A_TIME, columns=columns, use_threads=False)
             yield from _of_cells((row for batch in batches for row in batch.to_pylist()), column, path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        many = f"it describes more than {MAX_PARQUET_COLUMNS:,} columns or row groups"
-        why = many if "size limit" in str(error) else error
+        too_large = f"it describes more than {MAX_PARQUET_COLUMNS:,} columns or row groups"
+        why = too_large if "size limit" in str(error) else error
         raise ConfigError(f"texts: {path} is not a readable Parquet file: {why}") from error
 
 
@@ -269,9 +269,9 @@ def _read_datasets(source: TextSource) -> Iterator[Row]:
     try:
         import datasets  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        what = "is a folder" if path.is_dir() else "is no file"
+        kind = "is a folder" if path.is_dir() else "is no file"
         raise ConfigError(
-            f"texts: {source.path} {what}; as a data set it needs the package `datasets` of PyPI"
+            f"texts: {source.path} {kind}; as a data set it needs the package `datasets` of PyPI"
         ) from None
     try:
         if any((path / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
@@ -296,7 +296,9 @@ def _of_cells(rows: Iterable[Mapping[str, Any]], column: str, path: Path) -> Ite
 
 def _builtin(source: TextSource) -> Iterator[Row]:
     """Text on this machine: Python's manual, WordNet's examples, the prompts that a study comes with."""
-    prompts = {f"builtin:{one.name}": one.path / "prompts" / f"{one.name}.csv" for one in studies().values()}
+    prompts = {
+        f"builtin:{study.name}": study.path / "prompts" / f"{study.name}.csv" for study in studies().values()
+    }
     readers: dict[str, Callable[[], Iterator[Row]]] = {
         "builtin:pydoc": _read_pydoc,
         "builtin:sample": lambda: _read_csv(SAMPLE, source),
@@ -329,10 +331,10 @@ def _column(source: TextSource, names: list[str], path: Path) -> str:
         if source.column not in names:
             raise ConfigError(f"texts: no column {source.column!r} in {path}{nearest(source.column, names)}")
         return source.column
-    found = names if len(names) == 1 else [name for name in USUAL_COLUMNS if name in names]
-    if not found:
+    columns = names if len(names) == 1 else [name for name in USUAL_COLUMNS if name in names]
+    if not columns:
         raise ConfigError(f"texts: {path}: which column? there are: {', '.join(names[:20]) or 'none'}")
-    return found[0]
+    return columns[0]
 
 
 def _content(value: Any, where: str, column: str) -> str | list[int]:

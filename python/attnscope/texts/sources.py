@@ -60,9 +60,9 @@ def read_sentences(
                 refuse_surrogates(name, f"{where}, row {row}: the name of a column")
                 if isinstance(cell, str):
                     refuse_surrogates(cell, f"{where}, row {row}: {name!r:.80}")
-            kept = text and text[: source.max_characters]
-            number, cut = len(chosen), kept != text
-            chosen.append(Sentence(number, source.group, kept, ids, origin(source), row, extra, cut))
+            beginning = text and text[: source.max_characters]
+            number, cut = len(chosen), beginning != text
+            chosen.append(Sentence(number, source.group, beginning, ids, origin(source), row, extra, cut))
     return chosen
 
 
@@ -131,10 +131,10 @@ def _sample_rows(
     count = rows.count()
     places = draw.choice(count, min(source.samples, count), replace=False).tolist()
     drawn = set(places)
-    kept = [row for place, row in enumerate(rows) if place in drawn]
-    if len(kept) != len(drawn):
+    sample = [row for place, row in enumerate(rows) if place in drawn]
+    if len(sample) != len(drawn):
         raise ConfigError(f"{rows.where} changed while it was read")
-    return kept
+    return sample
 
 
 def origin(source: TextSource) -> str:
@@ -145,7 +145,7 @@ def origin(source: TextSource) -> str:
 def _joined(rows: Sequence[Row], source: TextSource, position: int) -> Sentence:
     """All sentences of a source as one text, a space between two; lists of token ids as one list."""
     texts = [content[: source.max_characters] for _, content, _ in rows if isinstance(content, str)]
-    ids = None if texts else tuple(one for _, content, _ in rows for one in content)
+    ids = None if texts else tuple(token_id for _, content, _ in rows for token_id in content)
     return Sentence(position, source.group, " ".join(texts) if texts else None, ids, origin(source), 0)
 
 

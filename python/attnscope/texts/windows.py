@@ -37,29 +37,30 @@ def windows(
     length = encoder.limit
     if settings.max_tokens is None or length is None:
         raise ConfigError("texts.per: windows need their length in tokens; set max_tokens")
-    found: list[Sentence] = []
-    for position, (whole, source) in enumerate(zip(joined, settings.texts, strict=True)):
+    sentences: list[Sentence] = []
+    for position, (text_of_source, source) in enumerate(zip(joined, settings.texts, strict=True)):
         draw = np.random.default_rng([settings.seed, position])
-        wanted = source.samples
+        samples = source.samples
         # the first window begins among the first `length` tokens
-        most = (wanted + 1) * length if wanted is not None and source.sampling == "first" else None
-        ids = encoder.bare(whole.text, whole.token_ids, most)
-        pieces: list[Row] = [(place, list(one), {}) for place, one in enumerate(cut(ids, length, draw))]
+        most = (samples + 1) * length if samples is not None and source.sampling == "first" else None
+        ids = encoder.bare(text_of_source.text, text_of_source.token_ids, most)
+        pieces: list[Row] = [(place, list(piece), {}) for place, piece in enumerate(cut(ids, length, draw))]
         if not pieces:
             raise ConfigError(
                 f"texts[{position}]: {source.path} has {len(ids)} tokens of {model}, too few for one window "
                 f"of {length}"
             )
-        if wanted is not None and len(pieces) < wanted:
+        if samples is not None and len(pieces) < samples:
             notes.append(
-                f"{model}: {source.path} holds {len(pieces)} windows of {length} tokens, and up to {wanted} "
+                f"{model}: {source.path} holds {len(pieces)} windows of {length} tokens, and up to {samples} "
                 "are wanted"
             )
         for at in choose(pieces, source, draw):
-            place, one, _ = pieces[at]
-            text = encoder.tokenizer.decode(one) if encoder.tokenizer is not None else None
-            found.append(Sentence(len(found), source.group, text, tuple(one), whole.source, place))
-    return found
+            place, piece, _ = pieces[at]
+            text = encoder.tokenizer.decode(piece) if encoder.tokenizer is not None else None
+            number = len(sentences)
+            sentences.append(Sentence(number, source.group, text, tuple(piece), text_of_source.source, place))
+    return sentences
 
 
 def cut(ids: Sequence[int], length: int, draw: np.random.Generator) -> list[tuple[int, ...]]:

@@ -34,7 +34,9 @@ def wordnet_rows() -> Iterator[Row]:
             "texts: builtin:wordnet: the corpus is not on disk; `python -m nltk.downloader wordnet` "
             "fetches it"
         ) from None
-    return example_rows((one.name(), one.pos(), one.lemma_names(), one.examples()) for one in synsets)
+    return example_rows(
+        (synset.name(), synset.pos(), synset.lemma_names(), synset.examples()) for synset in synsets
+    )
 
 
 def example_rows(synsets: Iterable[Synset], split: Callable[[str], list[str]] | None = None) -> Iterator[Row]:
