@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a function of the core and its derivative become a pair of operators that torch knows."""
+"""Pairs of operators that torch knows: a function of the core, and its derivative."""
 
 from __future__ import annotations
 

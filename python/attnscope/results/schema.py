@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What stored tables look like: the names that the engine gives, and errors of readers.
+"""Layout of stored tables: the names that the engine gives, and errors of readers.
 
 Keys are declared by studies and are in the metadata of each file. This module needs nothing but Python until
 a table is at hand.

@@ -28,7 +28,7 @@ CheckpointsByModel = dict[int, list[tuple[Checkpoint, str]]]
 
 @dataclass
 class Plan:
-    """What a run will do; models go by their position in the settings, stages by their name.
+    """The units of a run; models go by their position in the settings, stages by their name.
 
     Attributes:
         units: in the order in which they are done and stored.

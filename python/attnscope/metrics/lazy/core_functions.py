@@ -25,11 +25,11 @@ def attention_entropy(
     """Return the entropy of every query, [..., h, q]."""
     attention = prepare(attention, lengths, support)
     (entropy,) = attention.take([("entropy", None)])
-    spoiled = _count_spoiled(attention, entropy)
+    non_finite = _count_non_finite(attention, entropy)
     if normalized:
         keys = attention.visibility.key_counts()
         entropy = torch.where(keys > 1, entropy / keys.double().log(), torch.nan)
-    return entropy, spoiled
+    return entropy, non_finite
 
 
 def sink_statistics(
@@ -63,7 +63,7 @@ def sink_statistics(
     if first_and_queries is not None:
         first, queries = first_and_queries
         shares, uniform = _share(attention, results["first", first], first, queries)
-    spoiled = _count_spoiled(attention, results["log_z", None])
+    non_finite = _count_non_finite(attention, results["log_z", None])
     return (
         mean if incoming else None,
         results.get(("entropy", None)),
@@ -71,7 +71,7 @@ def sink_statistics(
         shares,
         uniform,
         mass,
-        spoiled,
+        non_finite,
     )
 
 
@@ -99,7 +99,7 @@ def far_attention(
     ]
     inside = torch.arange(visibility.keys, device="cpu") < visibility.lengths[..., None]
     mass, *by_key, most = (torch.where(inside, values, torch.nan) for values in (mass, *by_key, most))
-    return mass, by_key[0], by_key[1], most, by_key[2], queries, _count_spoiled(attention, sums)
+    return mass, by_key[0], by_key[1], most, by_key[2], queries, _count_non_finite(attention, sums)
 
 
 def sink_tokens(
@@ -136,8 +136,8 @@ def local_global_ratio(
     attention = prepare(attention, lengths, support)
     border = Border("window", window, drop_first)
     near, beyond = attention.take([("near", border), ("beyond", border)])
-    spoiled = _count_spoiled(attention, near)
-    return _sum_real(attention, near) / _sum_real(attention, beyond), spoiled
+    non_finite = _count_non_finite(attention, near)
+    return _sum_real(attention, near) / _sum_real(attention, beyond), non_finite
 
 
 def finite_matrices(attention: LazyAttention, lengths: Tensor | None) -> Tensor:
@@ -161,7 +161,7 @@ def prepare(attention: LazyAttention, lengths: Tensor | None, support: Any) -> L
     return attention
 
 
-def _count_spoiled(attention: LazyAttention, of_queries: Tensor) -> int:
+def _count_non_finite(attention: LazyAttention, of_queries: Tensor) -> int:
     """Return the number of maps with a real query that is NaN."""
     return int((of_queries.isnan() & attention.visibility.real).any(-1).sum())
 

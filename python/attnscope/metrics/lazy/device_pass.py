@@ -19,7 +19,7 @@ _OF_KEYS = ("incoming", "squares")
 
 
 class Scores(Protocol):
-    """What the kernels ask of a `LazyAttention`, whose attributes are explained there."""
+    """The attributes of a `LazyAttention` that the kernels read."""
 
     query: Tensor
     key: Tensor

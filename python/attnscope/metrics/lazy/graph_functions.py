@@ -46,9 +46,9 @@ def graph_statistics(
     """Return the fields of `GraphStatistics`, each [..., h, T]."""
     attention = _prepare("graph_statistics", attention, lengths, "max")
     levels = _levels(attention, thresholds)
-    spoiled = (math.nan,) * 2 + (-1,) + (math.nan,) * 8 + (False,)
+    undefined = (math.nan,) * 2 + (-1,) + (math.nan,) * 8 + (False,)
     rows = [
-        statistics_of_graph(edges.at_least(level)) if edges.n else spoiled
+        statistics_of_graph(edges.at_least(level)) if edges.n else undefined
         for head, edges in enumerate(_edges(attention, levels))
         for level in levels[head]
     ]
@@ -103,8 +103,10 @@ def persistence(
                 "max_dimension=0"
             )
         bars = [_bars_of_tree(*tree) for tree in spanning_trees(attention)]
-        spoiled = (attention.log_z.isnan() & attention.visibility.real).any(-1).flatten().tolist()
-        bars = [[] if is_spoiled else of_map for of_map, is_spoiled in zip(bars, spoiled, strict=True)]
+        non_finite = (attention.log_z.isnan() & attention.visibility.real).any(-1).flatten().tolist()
+        bars = [
+            [] if is_non_finite else of_map for of_map, is_non_finite in zip(bars, non_finite, strict=True)
+        ]
     else:
         bars = [
             bars_down_to(edges, at_least, max_dimension, "persistence") if edges.n else []

@@ -29,8 +29,8 @@ def head_divergence(
     rows = torch.cat([_divergence(maps, maps.mean(-3, keepdim=True)) for _, maps in _slabs(heads)], -1)
     real = heads.visibility.real
     total = torch.where(real, rows, 0.0).sum(-1)
-    spoiled = _spoiled_layers(heads, rows)
-    return torch.where(spoiled[..., None], math.nan, total / real.sum(-1)), int(spoiled.sum())
+    non_finite = _non_finite_layers(heads, rows)
+    return torch.where(non_finite[..., None], math.nan, total / real.sum(-1)), int(non_finite.sum())
 
 
 def sink_removal(
@@ -59,12 +59,12 @@ def sink_removal(
         after = _divergence(rescaled, rescaled.sum(-3, keepdim=True) / survivors)
         parts.append((before, after, survives.squeeze(-1)))
     before, after, survives = (torch.cat(rows, -1) for rows in zip(*parts, strict=True))
-    spoiled = _spoiled_layers(heads, before)
-    valid = heads.visibility.real & ~spoiled[..., None, None]
+    non_finite = _non_finite_layers(heads, before)
+    valid = heads.visibility.real & ~non_finite[..., None, None]
     before, after = (
         torch.where(valid, torch.where(survives, rows, 0.0), math.nan) for rows in (before, after)
     )
-    return before, after, ~survives & valid, None, int(spoiled.sum())
+    return before, after, ~survives & valid, None, int(non_finite.sum())
 
 
 def _slabs(heads: LazyAttention) -> Iterator[tuple[int, Tensor]]:
@@ -81,6 +81,6 @@ def _divergence(rows: Tensor, mean: Tensor) -> Tensor:
     return (torch.xlogy(rows, rows) - torch.xlogy(rows, mean)).sum(-1)
 
 
-def _spoiled_layers(heads: LazyAttention, rows: Tensor) -> Tensor:
+def _non_finite_layers(heads: LazyAttention, rows: Tensor) -> Tensor:
     """Return which layers have a real query that is NaN, bool [...]."""
     return (rows.isnan() & heads.visibility.real).flatten(-2).any(-1)

@@ -38,8 +38,8 @@ def spanning_trees(attention: LazyAttention) -> list[tuple[Array, Array, Array]]
     lengths = attention.sizes.flatten().tolist()
     labels = [np.arange(length) for length in lengths]
     edges: list[list[tuple[int, int, float]]] = [[] for _ in lengths]
-    spoiled = (attention.log_z.isnan() & attention.visibility.real).any(-1).flatten().tolist()
-    pending = [head for head, length in enumerate(lengths) if length > 1 and not spoiled[head]]
+    non_finite = (attention.log_z.isnan() & attention.visibility.real).any(-1).flatten().tolist()
+    pending = [head for head, length in enumerate(lengths) if length > 1 and not non_finite[head]]
     while pending:
         candidates = _find_candidates(attention, labels, pending, lengths)
         for head in pending:

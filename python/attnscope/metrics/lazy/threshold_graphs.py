@@ -58,10 +58,10 @@ class Edges(NamedTuple):
 def edges_of_maps(attention: LazyAttention, threshold: float) -> Iterator[Edges]:
     """Yield the entries of each map that reach a threshold; of a map with NaN no tokens."""
     entries, log_z = attention.at_least(threshold), attention.log_z
-    spoiled = (log_z.isnan() & attention.visibility.real).any(-1).flatten().tolist()
+    non_finite = (log_z.isnan() & attention.visibility.real).any(-1).flatten().tolist()
     lengths = attention.sizes.flatten().tolist()
-    for head, (length, is_spoiled) in enumerate(zip(lengths, spoiled, strict=True)):
-        yield Edges(*_entries_of(entries, head), 0 if is_spoiled else int(length))
+    for head, (length, is_non_finite) in enumerate(zip(lengths, non_finite, strict=True)):
+        yield Edges(*_entries_of(entries, head), 0 if is_non_finite else int(length))
 
 
 def require_square(function: str, attention: LazyAttention) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How many keys a query sees, and how many queries see a key, without the pairs where a formula says it."""
+"""Counts of the keys that a query sees and of the queries that see a key, by formulas where there are any."""
 
 from __future__ import annotations
 
