@@ -3,7 +3,7 @@
 
 Every number is compared with those of random directions of the same length: isotropic ones; those of the
 covariance of what the boundary is a mean of (differences of pairs, states within their templates); and
-differences of exchanged labels.
+differences of labels that are exchanged over states without the means of their buckets.
 """
 
 from __future__ import annotations
@@ -391,10 +391,19 @@ def _transport_rows(
 
 
 def directions_of_chance(contrast: Contrast, states: Tensor, draws: int, seed: int) -> dict[str, Tensor]:
-    """Random directions [draws, D] of each kind."""
+    """Return random directions [draws, D] of each kind.
+
+    The states of chance are without the means of their buckets. With them, a large difference is most of the
+    states' spread and of nearly every exchanged difference, so that those lie along the boundary themselves.
+    """
+    samples = {
+        "isotropic": states,
+        "covariance": spread(contrast, states),
+        "labels": within_buckets(states, contrast.labels),
+    }
     return {
         kind: asc.null_directions(
-            spread(contrast, states) if kind == "covariance" else states,
+            samples[kind],
             kind,
             labels=contrast.labels if kind == "labels" else None,
             draws=draws,
@@ -404,14 +413,25 @@ def directions_of_chance(contrast: Contrast, states: Tensor, draws: int, seed: i
     }
 
 
+def within_buckets(states: Tensor, labels: Array) -> Tensor:
+    """Return states [n, D] less the mean of their bucket; labels: [n], 1 and another value."""
+    centred = states.clone()
+    first = torch.from_numpy(labels == 1)
+    for rows in (first, ~first):
+        centred[rows] -= states[rows].mean(0)
+    return centred
+
+
 def spread(contrast: Contrast, states: Tensor) -> Tensor:
-    """Return the sample that the boundary's chance part is made of: differences of pairs, or states within
-    templates.
+    """Return the sample that the boundary's chance part is made of.
+
+    That is differences of pairs, or states without the means of their buckets and templates.
     """
     if contrast.pairs is not None:
         order = np.lexsort([contrast.labels, contrast.pairs])
         pairs = states[torch.from_numpy(order)].reshape(-1, 2, states.shape[1])
         return pairs[:, 1] - pairs[:, 0]
+    states = within_buckets(states, contrast.labels)
     if contrast.nested:
         return states
     groups = torch.from_numpy(contrast.templates)

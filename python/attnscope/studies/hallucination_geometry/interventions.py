@@ -24,7 +24,12 @@ from attnscope.capture.edits.edit import cache_name
 from attnscope.inference.detection import narrowed, probe_scores
 from attnscope.studies.hallucination_geometry.answers import Choice, correct, decoded, loops, refused
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
-from attnscope.studies.hallucination_geometry.direction_sensitivity import KINDS, prompt_text, refusal_ids
+from attnscope.studies.hallucination_geometry.direction_sensitivity import (
+    KINDS,
+    prompt_text,
+    refusal_ids,
+    within_buckets,
+)
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:
@@ -292,9 +297,10 @@ class _Fitted:
         states_of_folds, labels = states[train], torch.from_numpy(contrast.labels[train] == 1)
         v = states_of_folds[labels].mean(0) - states_of_folds[~labels].mean(0)
         self.directions = [("boundary", -1, v)]
+        without_difference = within_buckets(states_of_folds, contrast.labels[train])
         for kind in KINDS:
             drawn = asc.null_directions(
-                states_of_folds,
+                without_difference,
                 kind,
                 labels=contrast.labels[train] if kind == "labels" else None,
                 draws=how.controls,

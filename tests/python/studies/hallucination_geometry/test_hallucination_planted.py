@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A planted difference is found, and told apart by whether the output reads it; none is found else."""
 
+import os
 import subprocess
 import sys
 
@@ -18,8 +19,12 @@ from attnscope.studies.hallucination_geometry.claims import CLAIMS
 from attnscope.studies.hallucination_geometry.clouds import Space, compare
 from attnscope.studies.hallucination_geometry.contrasts import contrasts
 from attnscope.studies.hallucination_geometry.detecting import directions_auc
-from attnscope.studies.hallucination_geometry.direction_sensitivity import p_values_of_layers, spread
-from attnscope.studies.hallucination_geometry.evidence import Evidence
+from attnscope.studies.hallucination_geometry.direction_sensitivity import (
+    directions_of_chance,
+    p_values_of_layers,
+    spread,
+)
+from attnscope.studies.hallucination_geometry.evidence import Evidence, exceedance
 from attnscope.studies.hallucination_geometry.interventions import bypassed, detectors
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.hallucination_geometry.sections import findings
@@ -69,19 +74,24 @@ def test_a_planted_direction_is_found_expressed_or_silent(read, tmp_path, monkey
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         model.lm_head.weight[:, 0] = 0
-        model.lm_head.weight[:, 1] *= 20
+        model.lm_head.weight[:, 1] *= 4
     model.save_pretrained(folder)
     texts = questions(tmp_path / "q.csv")
     axis = np.eye(32)[1 if read else 0].astype(np.float32)
     plain = states.last_states
 
     def planted(run, batch):
-        marked = {one.sentence.sample for one in run.unit.inputs if one.sentence.extra["bucket"] == "unknown"}
-        for layer, own in plain(run, batch):
+        if run.unit.variant:  # the controls are models without the effect
+            yield from plain(run, batch)
+            return
+        unknown = {
+            text.sentence.sample for text in run.unit.inputs if text.sentence.extra["bucket"] == "unknown"
+        }
+        for layer, last in plain(run, batch):
             if layer == 1:
-                size = np.linalg.norm(own, axis=1).mean()
-                own = own + size * np.array([one in marked for one in batch.samples])[:, None] * axis
-            yield layer, own
+                size = 0.4 * np.linalg.norm(last, axis=1).mean()
+                last = last + size * np.array([[sample in unknown] for sample in batch.samples]) * axis
+            yield layer, last
 
     monkeypatch.setattr(states, "last_states", planted)
     found = run(settings(folder, texts, tmp_path, **ALONG), progress=False)
@@ -146,11 +156,15 @@ def test_memory_does_not_grow_with_the_prompts(tmp_path):
             folder, texts, tmp_path, name=f"s{slots}", block=64, permutations=199, dimension_k=[10],
             primary_k=10, nulls=["covariance"], interventions=False, answers=False,
         )  # fmt: skip
-        made = subprocess.run(
-            [sys.executable, "-c", code.format(study=study.to_dict())], capture_output=True, text=True,
+        finished = subprocess.run(
+            [sys.executable, "-c", code.format(study=study.to_dict())],
+            capture_output=True,
+            text=True,
             check=True,
-        )  # fmt: skip
-        peaks.append(float(made.stdout.split()[-1]))
+            # a fixed threshold: what is freed goes back at once, so that runs differ by a few MB alone
+            env={**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"},
+        )
+        peaks.append(float(finished.stdout.split()[-1]))
         counts.append(len(texts.read_text("utf-8").splitlines()) - 1)
     print("peak MB beside the libraries", peaks)
     assert counts == [240, 960]
@@ -215,6 +229,41 @@ def test_levels_hold_where_there_is_nothing():
     for name in ("log_dimension_ratio", "fragmentation_gap", "auc_direction", "log_fisher_ratio"):
         rate = np.mean([one[name] < 0.05 for one in found])
         assert 0.03 <= rate <= 0.07, (name, rate)
+
+
+def transport_p_values(seed, shift):
+    """Return p of a quadratic form along the boundary, among isotropic directions and exchanged labels."""
+    states, labels, templates = simulated(seed, shift=shift)
+    _, contrast = asked(labels, templates, 199)
+    form = torch.diag(torch.cat([torch.tensor([50.0]), torch.linspace(0.1, 3, 11)])).double()
+    boundary = states[labels == 1].mean(0) - states[labels == 0].mean(0)
+    boundary /= boundary.norm()
+    drawn = directions_of_chance(contrast, states, 20, seed)
+    value = float(torch.log(boundary @ form @ boundary))
+    logs = {kind: torch.log(torch.einsum("md,de,me->m", d, form, d)).numpy() for kind, d in drawn.items()}
+    return [exceedance(value, logs[kind]) for kind in ("isotropic", "labels")]
+
+
+@pytest.mark.slow
+def test_transport_holds_its_level_and_has_power():
+    """Each p alone is below .05 in 3 to 7 % of 400 draws, both in fewer; of a planted difference in all."""
+    nothing = np.array([transport_p_values(seed, 0.0) for seed in range(400)])
+    for kind, rate in zip(("isotropic", "labels"), (nothing < 0.05).mean(0), strict=True):
+        assert 0.03 <= rate <= 0.07, (kind, rate)
+    assert (nothing.max(1) < 0.05).mean() <= 0.05
+    planted = np.array([transport_p_values(seed, 4.0) for seed in range(40)])
+    assert (planted < 0.05).all()
+
+
+@pytest.mark.parametrize("shift", [0.0, 20.0])
+def test_exchanged_labels_do_not_lie_along_a_large_difference(shift):
+    states, labels, templates = simulated(0, shift=shift)
+    _, contrast = asked(labels, templates, 19)
+    boundary = states[labels == 1].mean(0) - states[labels == 0].mean(0)
+    drawn = directions_of_chance(contrast, states, 200, 0)["labels"]
+    cosines = (drawn @ (boundary / boundary.norm())).abs()
+    # twelve dimensions, of which the templates widen all alike: a mean of .23
+    assert cosines.mean() < 0.35
 
 
 def bypass_claim(seed, **how):
