@@ -3,6 +3,7 @@
 
 from attnscope import _core as _core
 from attnscope import devices as devices
+from attnscope import errors as errors
 from attnscope import inference as inference
 from attnscope import protocols as protocols
 from attnscope.capture import capture as capture
@@ -34,6 +35,7 @@ from attnscope.commands.doctor import show_config as show_config
 from attnscope.config.run_config import Study as Study
 from attnscope.engine.run_study import resume as resume
 from attnscope.engine.run_study import run as run
+from attnscope.errors import WeightMapError as WeightMapError
 from attnscope.inference import Frames as Frames
 from attnscope.inference import classify_frames as classify_frames
 from attnscope.inference import emergence_step as emergence_step
@@ -160,7 +162,6 @@ from attnscope.models.weight_deltas import WeightDelta as WeightDelta
 from attnscope.models.weight_deltas import weight_deltas as weight_deltas
 from attnscope.models.weight_entries import WeightEntry as WeightEntry
 from attnscope.models.weight_entries import WeightMap as WeightMap
-from attnscope.models.weight_entries import WeightMapError as WeightMapError
 from attnscope.models.weight_verification import verify_weight_map as verify_weight_map
 from attnscope.plots import figures as figures
 from attnscope.report import report as report

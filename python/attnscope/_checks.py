@@ -23,7 +23,8 @@ from attnscope._blas import settle_forked_child
 from attnscope._evaluation import plain_defaults
 from attnscope._memory import SMALLEST_BATCH, warn_if_too_large
 from attnscope._row_sums import check_row_sums
-from attnscope._warn import NonFiniteWarning, warn
+from attnscope._warn import warn
+from attnscope.errors import NonFiniteWarning
 from attnscope.gradients import dispatch
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

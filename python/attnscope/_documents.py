@@ -12,7 +12,7 @@ Example:
     [[1, 1], [1, 1]]
     >>> parse_json("[" * 99 + "]" * 99)
     Traceback (most recent call last):
-    attnscope._documents.DocumentError: nested more than 50 deep
+    attnscope.errors.DocumentError: nested more than 50 deep
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ from attnscope._limits import (
     MAX_YAML_DEPTH,
     MAX_YAML_NODES,
 )
-
-
-class DocumentError(ValueError):
-    """A document is no regular file, too large, too deep, or not of its format."""
+from attnscope.errors import DocumentError
 
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:

@@ -16,7 +16,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from attnscope._warn import NotAttentionWarning, warn
+from attnscope._warn import warn
+from attnscope.errors import NotAttentionWarning
 
 #: Of a row's sum: above what rounding to half precision leaves of it, far below what other data give.
 TOLERANCE = 2e-2

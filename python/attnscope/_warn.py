@@ -11,34 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attnscope._safe_text import escape_controls
+from attnscope.errors import CountedWarning, NonFiniteWarning, NotAttentionWarning, UndefinedWarning
 
 # Frames of a `with` statement's machinery stand between a context manager and its user.
 _INSIDE = (str(Path(__file__).parent), contextlib.__file__)
-
-
-class CountedWarning(RuntimeWarning):
-    """A warning that some inputs of a function have no value, with their number.
-
-    Attributes:
-        function: that was called.
-        count: of maps, layers or tokens.
-    """
-
-    def __init__(self, message: str, function: str, count: int) -> None:
-        super().__init__(message)
-        self.function, self.count = function, count
-
-
-class NonFiniteWarning(CountedWarning):
-    """Inputs have entries that are NaN or infinite."""
-
-
-class UndefinedWarning(CountedWarning):
-    """Inputs are finite, but too small or too uniform for the metric."""
-
-
-class NotAttentionWarning(CountedWarning):
-    """Rows of maps do not sum to 1."""
 
 
 def warn(message: str | CountedWarning, category: type[Warning] = RuntimeWarning) -> None:

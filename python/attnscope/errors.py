@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The errors that runs, settings and stored results raise, for whoever catches them.
+"""The errors and warnings of the package beside Python's own, for whoever catches them.
 
 This module imports nothing of the package, so that every folder can raise and catch the same classes.
 """
@@ -44,6 +44,55 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(f"interrupted; everything done so far is stored: {command('resume', folder)}")
         self.signal = number
         self.folder = folder
+
+
+class NotDrawable(LookupError):
+    """Raised when the stored tables lack data that a figure shows; the message names it."""
+
+
+class WeightMapError(ValueError):
+    """The structure of a model is not understood, or is not what the map says of it."""
+
+
+class LoadError(RuntimeError):
+    """A checkpoint cannot be loaded; the message names it and the reason in one line."""
+
+
+class LinkRefused(OSError):
+    """A link in a run folder leads to another place, where nothing may be written."""
+
+
+class DocumentError(ValueError):
+    """A document is no regular file, too large, too deep, or not of its format."""
+
+
+class CountedWarning(RuntimeWarning):
+    """A warning that some inputs of a function have no value, with their number.
+
+    Attributes:
+        function: that was called.
+        count: of maps, layers or tokens.
+    """
+
+    def __init__(self, message: str, function: str, count: int) -> None:
+        super().__init__(message)
+        self.function, self.count = function, count
+
+
+class NonFiniteWarning(CountedWarning):
+    """Inputs have entries that are NaN or infinite."""
+
+
+class UndefinedWarning(CountedWarning):
+    """Inputs are finite, but too small or too uniform for the metric."""
+
+
+class NotAttentionWarning(CountedWarning):
+    """Rows of maps do not sum to 1."""
+
+
+class EqualEigenvaluesWarning(UserWarning):
+    """An eigenvalue with a gradient is equal to its neighbour, so the gradient is a mean over both."""
 
 
 def command(name: str, folder: str | Path) -> str:

@@ -16,7 +16,7 @@ pytestmark = [
         DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
         reason="neither a CUDA device nor TRITON_INTERPRET=1",
     ),
-    pytest.mark.filterwarnings("ignore::attnscope._warn.NonFiniteWarning"),
+    pytest.mark.filterwarnings("ignore::attnscope.errors.NonFiniteWarning"),
 ]
 
 

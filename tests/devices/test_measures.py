@@ -20,7 +20,7 @@ DEVICES = [
 ]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::attnscope._warn.NonFiniteWarning", "ignore::attnscope._warn.NotAttentionWarning"
+    "ignore::attnscope.errors.NonFiniteWarning", "ignore::attnscope.errors.NotAttentionWarning"
 )
 
 

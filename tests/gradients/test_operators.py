@@ -117,7 +117,7 @@ def test_strides_do_not_change_the_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.filterwarnings("ignore::attnscope._warn.NonFiniteWarning")
+@pytest.mark.filterwarnings("ignore::attnscope.errors.NonFiniteWarning")
 def test_a_map_that_is_not_finite_spoils_no_other_gradient(name: str) -> None:
     """A layer shares its mean, so the other layer is looked at."""
     maps = heads()

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnscope._warn import UndefinedWarning, warn
+from attnscope._warn import warn
 from attnscope.capture import module_tracing
 from attnscope.capture.forward import Forward, forward
+from attnscope.errors import UndefinedWarning
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.positions.position_profile import PositionProfile
 

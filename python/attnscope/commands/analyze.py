@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope._warn import CountedWarning, collect_warnings, summarize, warn
+from attnscope._warn import collect_warnings, summarize, warn
 from attnscope.capture.module_tracing import model_hint, resolve_indices
 from attnscope.capture.sites import SITES
 from attnscope.engine.prepared import prepare_texts
+from attnscope.errors import CountedWarning
 from attnscope.metrics.discovery import columns_of, metric_of, registry
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.measure import Measured, Metrics, metric_names, named_metric, requests_of

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnscope._documents import DocumentError, parse_yaml, read_yaml
+from attnscope._documents import parse_yaml, read_yaml
 from attnscope._nearest import nearest
 from attnscope.config.packaged_configs import analyses, is_packaged, packaged, packaged_text
-from attnscope.errors import ConfigError
+from attnscope.errors import ConfigError, DocumentError
 
 
 def as_list(value: object) -> object:

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from attnscope._documents import DocumentError, read_json
+from attnscope._documents import read_json
 from attnscope._limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
 from attnscope._names import file_name_fault
 from attnscope.config.run_config import Settings
 from attnscope.engine.git_state import ask_git, git_state
-from attnscope.errors import ConfigError, ResultsError, command
+from attnscope.errors import ConfigError, DocumentError, ResultsError, command
 from attnscope.results.schema import check_provenance
 
 #: Where the shards of a job array lie inside the run folder.

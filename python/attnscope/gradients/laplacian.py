@@ -18,15 +18,12 @@ from torch import Tensor
 from attnscope._warn import warn
 from attnscope.devices.laplacian import above_all, graph_weights, laplacian
 from attnscope.devices.slab import Slab
+from attnscope.errors import EqualEigenvaluesWarning
 from attnscope.gradients import operators
 from attnscope.gradients.refusal import refuse_backward
 
 #: Eigenvalues whose distance is below this part of the largest degree count as equal.
 EQUAL = 1e-8
-
-
-class EqualEigenvaluesWarning(UserWarning):
-    """An eigenvalue with a gradient is equal to its neighbour, so the gradient is a mean over both."""
 
 
 def _eigenpairs(slab: Slab, weights: Tensor, normalized: bool) -> tuple[Tensor, Tensor]:

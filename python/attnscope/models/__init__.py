@@ -4,11 +4,12 @@
 transformers is imported when something is loaded, never before.
 """
 
+from attnscope.errors import LoadError, WeightMapError
 from attnscope.models.architecture import weight_map
 from attnscope.models.checkpoints import Checkpoint, find_checkpoints, step_of
-from attnscope.models.loading import LoadedModel, LoadError, load_model, load_tokenizer
+from attnscope.models.loading import LoadedModel, load_model, load_tokenizer
 from attnscope.models.tokens import Encoded, Encoder
-from attnscope.models.weight_entries import Rows, WeightEntry, WeightMap, WeightMapError
+from attnscope.models.weight_entries import Rows, WeightEntry, WeightMap
 from attnscope.models.weight_verification import verify_weight_map
 
 __all__ = [

@@ -26,13 +26,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from attnscope.errors import WeightMapError
 from attnscope.models.families import COMMON, FAMILIES, OUTSIDE, Family
 from attnscope.models.weight_entries import (
     NO_MATRIX,
     NUMBER,
     WeightEntry,
     WeightMap,
-    WeightMapError,
     entries_of,
     out_gains,
     outside_of,

@@ -6,7 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attnscope._documents import DocumentError, read_json
+from attnscope._documents import read_json
+from attnscope.errors import DocumentError
 
 
 def read_json_object(file: Path, *, function: str = "") -> dict[str, Any]:

@@ -18,15 +18,12 @@ from typing import Any
 import torch
 
 from attnscope._evaluation import plain_defaults
+from attnscope.errors import LoadError
 from attnscope.models.checkpoints import Checkpoint, refuse_special_files
 from attnscope.models.hub import hub_answers
 
 #: Architectures that this package defines: model type -> module whose import makes it known.
 OWN_ARCHITECTURES = {"attnscope_positions": "attnscope.demo.encodings"}
-
-
-class LoadError(RuntimeError):
-    """A checkpoint cannot be loaded; the message names it and the reason in one line."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from attnscope._nearest import nearest
+from attnscope.errors import WeightMapError
 from attnscope.models.families import LAYOUTS, OUT_GAINS, OUTSIDE, SETTINGS, FusedRows, NameRule
 from attnscope.models.weights import WeightFolder
 
@@ -33,10 +34,6 @@ _QUANTISED = re.compile(
 #: Above every count of a configuration.
 _MOST = 2**31
 _FLOATING = ("float64", "float32", "float16", "bfloat16")
-
-
-class WeightMapError(ValueError):
-    """The structure of a model is not understood, or is not what the map says of it."""
 
 
 class Place(NamedTuple):

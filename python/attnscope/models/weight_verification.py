@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from attnscope._evaluation import evaluating
+from attnscope.errors import WeightMapError
 from attnscope.models.architecture import weight_map
-from attnscope.models.weight_entries import WeightEntry, WeightMap, WeightMapError
+from attnscope.models.weight_entries import WeightEntry, WeightMap
 
 _TOKENS = 12
 _TOKEN = 5

@@ -17,8 +17,9 @@ import matplotlib.figure as mpl
 from attnscope._nearest import nearest
 from attnscope._warn import warn
 from attnscope.config.study_folders import study_of
+from attnscope.errors import NotDrawable
 from attnscope.plots.drawable import drawable
-from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Results
+from attnscope.plots.figure import Drawn, Figure, Options, Results
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.plots.lines import depth_profile, emergence_curve, head_emergence, threshold_curve
 from attnscope.plots.maps import (

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle, StepPatch
 
 from attnscope.config.study_folders import study_of
+from attnscope.errors import NotDrawable
 from attnscope.plots.drawable import drawable, plain_caption
 from attnscope.plots.figure_options import Options as Options
 from attnscope.plots.figure_options import adapt, fit_titles, wrap_titles
@@ -26,10 +27,6 @@ from attnscope.plots.style import MUTED, freeze_layout, style
 from attnscope.results.results import Results as Results
 from attnscope.results.summaries import optional as optional
 from attnscope.study_api.study import study_class
-
-
-class NotDrawable(LookupError):
-    """Raised when the stored tables lack data that a figure shows; the message names it."""
 
 
 class Drawn(NamedTuple):

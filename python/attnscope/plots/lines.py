@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from attnscope.errors import NotDrawable
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.axes import (
     axis_label,
@@ -24,7 +25,6 @@ from attnscope.plots.axes import (
     series_colors,
     step_axis,
 )
-from attnscope.plots.figure import NotDrawable
 from attnscope.plots.selection import estimate, first_step, last_step, rows_of
 from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, style
 from attnscope.results.summaries import NULLS, null_value, uniform_value

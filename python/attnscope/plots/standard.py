@@ -20,12 +20,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
+from attnscope.errors import NotDrawable
 from attnscope.metrics.spectra.null_law import undefined_because
 from attnscope.plots.axes import axis_label, series_colors
 from attnscope.plots.figure import (
     Drawn,
     Figure,
-    NotDrawable,
     Options,
     Results,
     captioned,

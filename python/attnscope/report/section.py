@@ -27,7 +27,8 @@ import pandas as pd
 from markupsafe import Markup
 
 from attnscope._safe_text import mark_controls
-from attnscope.plots.figure import Drawn, NotDrawable, Results, optional
+from attnscope.errors import NotDrawable
+from attnscope.plots.figure import Drawn, Results, optional
 from attnscope.plots.selection import measured_heads, series_noun
 from attnscope.report.numbers import Metric, ProtocolComparison, number_rows, pair_rows
 from attnscope.results.summaries import NULLS, with_groups

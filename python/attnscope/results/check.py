@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnscope._documents import DocumentError, read_json, read_yaml
+from attnscope._documents import read_json, read_yaml
+from attnscope.errors import DocumentError
 from attnscope.results.files import WRITTEN, hash_file
 from attnscope.results.schema import check_provenance
 from attnscope.results.store import SET_ASIDE, damage

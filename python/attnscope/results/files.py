@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from attnscope.errors import DiskFull
+from attnscope.errors import DiskFull, LinkRefused
 
 #: Errors that say that there is no room: a full disk, a quota, a limit on the size of files.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -36,10 +36,6 @@ WRITTEN = (
     *("units", "tables", "parts", "figures", ".owner", ".lock", ".looks"),
     *("study.yaml", "provenance.json", "report.html", "view.html"),
 )
-
-
-class LinkRefused(OSError):
-    """A link in a run folder leads to another place, where nothing may be written."""
 
 
 @contextmanager

@@ -25,8 +25,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from attnscope._documents import DocumentError, read_json
-from attnscope.errors import FolderLocked
+from attnscope._documents import read_json
+from attnscope.errors import DocumentError, FolderLocked
 from attnscope.results.files import naming, refuse_links, remove
 
 #: Seconds between two looks after which an owner on another machine that gave no sign of life is gone.

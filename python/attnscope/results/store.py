@@ -30,8 +30,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from attnscope._documents import DocumentError, read_json
-from attnscope.errors import ResultsError
+from attnscope._documents import read_json
+from attnscope.errors import DocumentError, ResultsError
 from attnscope.results.files import (
     atomic_file,
     atomic_folder,

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnscope._warn import NonFiniteWarning, NotAttentionWarning, collect_warnings
+from attnscope._warn import collect_warnings
+from attnscope.errors import NonFiniteWarning, NotAttentionWarning
 
 
 @dataclass

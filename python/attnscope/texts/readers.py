@@ -29,12 +29,12 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope._documents import DocumentError, parse_json
+from attnscope._documents import parse_json
 from attnscope._limits import MAX_PARQUET_COLUMNS, MAX_ROW_CHARACTERS
 from attnscope._nearest import nearest
 from attnscope.config.run_config import TextSource
 from attnscope.config.study_folders import studies
-from attnscope.errors import ConfigError
+from attnscope.errors import ConfigError, DocumentError
 from attnscope.texts.wordnet import wordnet_rows
 
 if TYPE_CHECKING:

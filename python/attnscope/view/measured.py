@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope._tokens import readable
-from attnscope._warn import UndefinedWarning
+from attnscope.errors import UndefinedWarning
 from attnscope.metrics.closed_forms import uniform_causal_map, uniform_map
 from attnscope.metrics.discovery import registry
 from attnscope.metrics.homology.barcodes import Barcodes, betti_curve

@@ -7,7 +7,7 @@ import torch
 
 import attnscope as asc
 import models
-from attnscope._warn import UndefinedWarning
+from attnscope.errors import UndefinedWarning
 
 N, GROUPS, TEXTS = 12, 4, 20
 

@@ -281,7 +281,7 @@ def test_a_headless_encoder_takes_likelihoods_from_another_model(texts, tmp_path
 
 
 def test_every_figure_is_drawn_or_says_why(whole):
-    from attnscope.plots.figure import NotDrawable
+    from attnscope.errors import NotDrawable
     from attnscope.studies.attention_likelihood.figures import FIGURES
 
     undrawn = {}

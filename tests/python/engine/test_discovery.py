@@ -20,7 +20,8 @@ FILES = {
     "__init__.py": "",
     "figures.py": """
 from attnscope.plots import standard
-from attnscope.plots.figure import NotDrawable, captioned, declared_in
+from attnscope.plots.figure import captioned, declared_in
+from attnscope.errors import NotDrawable
 from attnscope.plots.style import panels
 
 FIGURES = {"depth": standard.depth((("toy_number", None),))}

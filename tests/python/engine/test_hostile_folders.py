@@ -15,9 +15,8 @@ from attnscope.config.run_config import Settings
 from attnscope.engine.engine import Engine
 from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run_study import resume, run
-from attnscope.errors import ConfigError, DiskFull, FolderLocked, ResultsError
+from attnscope.errors import ConfigError, DiskFull, FolderLocked, LinkRefused, ResultsError
 from attnscope.models import LoadError
-from attnscope.results.files import LinkRefused
 from attnscope.results.folder_lock import FolderLock
 from folders import sentences, study, table_bytes
 

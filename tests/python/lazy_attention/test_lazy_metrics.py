@@ -51,7 +51,7 @@ def assert_equal_results(ours, expected, tolerance):
         assert_equal_results(getattr(ours, field), getattr(expected, field), tolerance)
 
 
-@pytest.mark.filterwarnings("ignore::attnscope._warn.NotAttentionWarning")
+@pytest.mark.filterwarnings("ignore::attnscope.errors.NotAttentionWarning")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("function", CALLS)
 def test_a_metric_equals_that_of_the_map(function, kind):
@@ -89,7 +89,7 @@ def test_lengths_are_those_of_the_call_or_of_the_attention(function):
     assert_equal_results(metric(lazy.with_lengths(lengths), **given), expected, 1e-9)
 
 
-@pytest.mark.filterwarnings("ignore::attnscope._warn.NotAttentionWarning")
+@pytest.mark.filterwarnings("ignore::attnscope.errors.NotAttentionWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_functions_of_all_heads_equal_those_of_the_maps(kind, monkeypatch):
     from attnscope.metrics.lazy import layer_functions

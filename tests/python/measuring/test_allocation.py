@@ -12,7 +12,7 @@ import torch
 
 import attnscope as asc
 from attnscope import _checks, _memory
-from attnscope._warn import NotAttentionWarning
+from attnscope.errors import NotAttentionWarning
 from attnscope.metrics.measure import metric_names
 
 #: Workspaces are reused over a batch: of the peak memory of many maps and of few.

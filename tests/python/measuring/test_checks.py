@@ -19,7 +19,7 @@ import attnscope as asc
 import models
 from attnscope import _checks, _core
 from attnscope._row_sums import check_row_sums
-from attnscope._warn import NotAttentionWarning
+from attnscope.errors import NotAttentionWarning
 
 
 def refuses(message, attention, error=ValueError, **options):

@@ -16,16 +16,41 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGES = ["README.md", "CONTRIBUTING.md"]
 
 
-def test_readme_snippets_print_what_they_show(monkeypatch, tmp_path):
-    monkeypatch.chdir(ROOT)
+DOCUMENTS = ROOT / "python" / "docs" / "pages"
+EXAMPLES = [
+    ROOT / "README.md",
+    *(page for page in sorted(DOCUMENTS.glob("*.md")) if ">>>" in page.read_text("utf-8")),
+]
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.stem)
+def test_pages_print_what_they_show(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     failed, attempted = doctest.testfile(
-        str(ROOT / "README.md"),
-        module_relative=False,
-        optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
+        str(page), module_relative=False, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     )
     assert failed == 0
-    assert attempted >= 6
+    assert attempted > 0
+
+
+def test_every_error_and_warning_has_its_cause_and_what_to_do():
+    from attnscope import errors
+
+    text = (DOCUMENTS / "errors.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)`[^|]*\| (\S[^|]*\| \S[^|]*)\|$", text, re.MULTILINE))
+    classes = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, BaseException)
+    }
+    assert set(rows) == classes - {"CountedWarning"}
+    raised = {
+        path
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"^class \w*(Error|Warning)\(", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert raised == {PACKAGE / "errors.py"}
 
 
 @pytest.mark.parametrize("page", PAGES)

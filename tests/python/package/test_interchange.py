@@ -14,7 +14,7 @@ import torch
 import attnscope as asc
 from attnscope import _checks, _core, _isa
 
-pytestmark = pytest.mark.filterwarnings("ignore::attnscope._warn.NotAttentionWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::attnscope.errors.NotAttentionWarning")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # A copy of it is 4 TB in float32, and its first entry is the one that is asked for.
 HUGE = 2**20

@@ -14,9 +14,8 @@ from safetensors.torch import load_file, save_file
 import attnscope as asc
 from attnscope.config.run_config import Study
 from attnscope.engine.run_study import resume, run
-from attnscope.errors import ConfigError
+from attnscope.errors import ConfigError, NotDrawable
 from attnscope.models import LoadError
-from attnscope.plots.figure import NotDrawable
 from attnscope.studies.pretraining_writes.figures import FIGURES
 from attnscope.studies.pretraining_writes.sections import SECTIONS, findings
 from weight_models import tiny

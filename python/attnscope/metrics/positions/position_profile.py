@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
-from attnscope._warn import NonFiniteWarning
+from attnscope.errors import NonFiniteWarning
 from attnscope.metrics.positions.position_share import places_argument
 from attnscope.metrics.positions.toeplitz import mask_only, offset_variance, toeplitz_split
 

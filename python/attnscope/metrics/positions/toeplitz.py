@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope._warn import NonFiniteWarning, warn
+from attnscope._warn import warn
+from attnscope.errors import NonFiniteWarning
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_causal_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader

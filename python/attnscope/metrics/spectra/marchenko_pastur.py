@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope._warn import UndefinedWarning, warn
+from attnscope._warn import warn
+from attnscope.errors import UndefinedWarning
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import hadamard

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core, _placement
-from attnscope._warn import NonFiniteWarning, warn
+from attnscope._warn import warn
+from attnscope.errors import NonFiniteWarning
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics.closed_forms import aligned, uniform_causal_map

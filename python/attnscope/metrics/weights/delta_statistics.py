@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope._warn import NonFiniteWarning, warn
+from attnscope._warn import warn
+from attnscope.errors import NonFiniteWarning
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader

@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnscope._warn import NonFiniteWarning
+from attnscope.errors import NonFiniteWarning
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.metrics.positions.toeplitz import mask_only
 

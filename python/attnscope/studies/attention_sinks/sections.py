@@ -6,8 +6,9 @@ from __future__ import annotations
 import pandas as pd
 from markupsafe import Markup
 
+from attnscope.errors import NotDrawable
 from attnscope.inference.sink_heads import LEAST_SHARE
-from attnscope.plots.figure import NotDrawable, Results, optional
+from attnscope.plots.figure import Results, optional
 from attnscope.plots.selection import estimate, last_step
 from attnscope.report.numbers import all_means, interval_text, number
 from attnscope.report.section import NamedSentence, Page, Section, Table, paragraphs

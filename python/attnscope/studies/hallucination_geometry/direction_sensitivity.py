@@ -425,7 +425,7 @@ def within_buckets(states: Tensor, labels: Array) -> Tensor:
 def spread(contrast: Contrast, states: Tensor) -> Tensor:
     """Return the sample that the boundary's chance part is made of.
 
-    That is differences of pairs, or states without the means of their buckets and templates.
+    It is differences of pairs, or states without the means of their buckets and templates.
     """
     if contrast.pairs is not None:
         order = np.lexsort([contrast.labels, contrast.pairs])

@@ -12,12 +12,12 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
+from attnscope.errors import NotDrawable
 from attnscope.metrics.signals.wavelet import morlet_scalogram
 from attnscope.plots.axes import layer_colors, layers_below, series_colors
 from attnscope.plots.figure import (
     Drawn,
     Figure,
-    NotDrawable,
     Options,
     Results,
     captioned,

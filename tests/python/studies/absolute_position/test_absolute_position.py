@@ -265,7 +265,7 @@ def test_learned_positions_show_in_layer_0(texts, tmp_path):
 
 @pytest.mark.usefixtures("unarranged")
 def test_every_figure_is_drawn_or_says_why(whole):
-    from attnscope.plots.figure import NotDrawable
+    from attnscope.errors import NotDrawable
     from attnscope.studies.absolute_position.figures import FIGURES
 
     undrawn = {}

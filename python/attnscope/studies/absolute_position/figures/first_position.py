@@ -10,8 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator
 
+from attnscope.errors import NotDrawable
 from attnscope.plots.axes import layers_below, scale_logarithmically
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional, with_values
+from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, with_values
 from attnscope.plots.selection import first_model, last_step
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.absolute_position.figures.declared import figure

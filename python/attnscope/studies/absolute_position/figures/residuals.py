@@ -10,17 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, TwoSlopeNorm
 
+from attnscope.errors import NotDrawable
 from attnscope.plots.axes import layers_below
-from attnscope.plots.figure import (
-    Drawn,
-    NotDrawable,
-    Options,
-    Results,
-    captioned,
-    optional,
-    require_table,
-    with_values,
-)
+from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, require_table, with_values
 from attnscope.plots.selection import first_model, last_step
 from attnscope.plots.style import (
     INK,

@@ -7,8 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 
+from attnscope.errors import NotDrawable
 from attnscope.plots.axes import layers_below
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional, require_table
+from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, require_table
 from attnscope.plots.selection import last_step
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
 from attnscope.report.numbers import number

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import Patch
 
+from attnscope.errors import NotDrawable
 from attnscope.plots.axes import layers_below
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional
+from attnscope.plots.figure import Drawn, Options, Results, captioned, optional
 from attnscope.plots.style import INK, NULL_LINES, PALETTE, legend_columns, legend_over, named_artists, panels
 from attnscope.studies.attention_likelihood.figures.declared import (
     ZERO,

@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from attnscope.errors import NotDrawable
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.axes import depth_axis, drawn_range, series_colors
 from attnscope.plots.figure import (
     Drawn,
-    NotDrawable,
     Options,
     Results,
     captioned,

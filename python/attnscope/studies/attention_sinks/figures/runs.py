@@ -10,11 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from attnscope.errors import NotDrawable
 from attnscope.metrics.information.sink_sets import PERCENTILES
 from attnscope.plots.axes import depth_axis, layers_below, series_colors
 from attnscope.plots.figure import (
     Drawn,
-    NotDrawable,
     Options,
     Results,
     captioned,

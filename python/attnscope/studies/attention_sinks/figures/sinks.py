@@ -8,10 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
+from attnscope.errors import NotDrawable
 from attnscope.plots.axes import axis_label
 from attnscope.plots.figure import (
     Drawn,
-    NotDrawable,
     Options,
     Results,
     captioned,

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, require_table
+from attnscope.errors import NotDrawable
+from attnscope.plots.figure import Drawn, Options, Results, captioned, require_table
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, panels
 from attnscope.studies.hallucination_geometry.figures.declared import (

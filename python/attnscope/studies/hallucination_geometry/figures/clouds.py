@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned
+from attnscope.errors import NotDrawable
+from attnscope.plots.figure import Drawn, Options, Results, captioned
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE, panels
 from attnscope.studies.hallucination_geometry.figures.declared import (

@@ -7,17 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from attnscope.errors import NotDrawable
 from attnscope.plots.axes import step_axis
-from attnscope.plots.figure import (
-    Drawn,
-    NotDrawable,
-    Options,
-    Results,
-    captioned,
-    optional,
-    over_steps,
-    require_table,
-)
+from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, over_steps, require_table
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
 from attnscope.studies.hallucination_geometry.claims import prompt_confound

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, require_table
+from attnscope.errors import NotDrawable
+from attnscope.plots.figure import Drawn, Options, Results, captioned, require_table
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE, panels
 from attnscope.studies.hallucination_geometry.figures.declared import figure, legend, level

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from attnscope.errors import NotDrawable
 from attnscope.plots.axes import scale_logarithmically, step_axis
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional, require_table
+from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, require_table
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,

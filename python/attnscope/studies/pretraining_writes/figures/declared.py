@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.figure import Figure, NotDrawable, Options, Results, declared_in, optional, require_table
+from attnscope.errors import NotDrawable
+from attnscope.plots.figure import Figure, Options, Results, declared_in, optional, require_table
 from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, panels
 from attnscope.studies.pretraining_writes.options import ROLES
 

@@ -8,7 +8,8 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, over_layers, require_table
+from attnscope.errors import NotDrawable
+from attnscope.plots.figure import Drawn, Options, Results, captioned, over_layers, require_table
 from attnscope.plots.style import INK, MUTED, legend_over, legend_row, named_artists
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
