@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,17 @@ class Contrast:
         """Return the exchange test of a statistic of labellings [m, n] -> [m, ...]."""
         how = {"pairs": self.pairs} if self.pairs is not None else {"clusters": self.templates}
         return exchange_labels(statistic, self.labels, draws=draws, seed=seed, **how)
+
+    def of_rows(self, rows: Array) -> Contrast:
+        """Return the contrast of some of its prompts; rows: boolean [n]."""
+        return replace(
+            self,
+            table=self.table[rows],
+            labels=self.labels[rows],
+            pairs=None if self.pairs is None else self.pairs[rows],
+            templates=self.templates[rows],
+            folds=self.folds[rows],
+        )
 
     @property
     def n(self) -> int:

@@ -9,6 +9,7 @@ differences of labels that are exchanged over states without the means of their 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -391,26 +392,41 @@ def _transport_rows(
 
 
 def directions_of_chance(contrast: Contrast, states: Tensor, draws: int, seed: int) -> dict[str, Tensor]:
-    """Return random directions [draws, D] of each kind.
-
-    The states of chance are without the means of their buckets. With them, a large difference is most of the
-    states' spread and of nearly every exchanged difference, so that those lie along the boundary themselves.
-    """
-    samples = {
-        "isotropic": states,
-        "covariance": spread(contrast, states),
-        "labels": within_buckets(states, contrast.labels),
-    }
+    """Return random directions [draws, D] of each kind."""
     return {
-        kind: asc.null_directions(
-            samples[kind],
-            kind,
-            labels=contrast.labels if kind == "labels" else None,
-            draws=draws,
-            seed=seed,
-        )
-        for kind in KINDS
+        "isotropic": asc.null_directions(states, "isotropic", draws=draws, seed=seed),
+        "covariance": asc.null_directions(spread(contrast, states), "covariance", draws=draws, seed=seed),
+        "labels": exchanged_directions(contrast, states, draws, seed),
     }
+
+
+def exchanged_directions(
+    contrast: Contrast, states: Tensor, draws: int, seed: int, rows: Array | None = None
+) -> Tensor:
+    """Return unit differences of means of exchanged labels [draws, D], exchanged as in the contrast's tests.
+
+    The states are taken without the means of their buckets. With them, a large difference is most of nearly
+    every exchanged one, so that these lie along the boundary themselves.
+
+    Args:
+        contrast: of the two buckets.
+        states: [n, D] of its prompts, or of `rows` of them.
+        draws: number of directions.
+        seed: of the draws.
+        rows: the prompts that the states are of; None: all.
+    """
+    rows = np.ones(len(contrast.labels), dtype=bool) if rows is None else rows
+    centred = within_buckets(states, contrast.labels[rows]).double().numpy()
+
+    def differences(labellings: Array) -> Array:
+        weights = labellings / labellings.sum(1, keepdims=True)
+        return (weights - ~labellings / (~labellings).sum(1, keepdims=True)) @ centred
+
+    part = contrast.of_rows(rows)
+    if part.nested:  # of templates that lie in one bucket each there are too few labellings
+        part = dataclasses.replace(part, templates=np.zeros_like(part.templates))
+    drawn = torch.from_numpy(part.exchange(differences, draws, seed).drawn)
+    return drawn / drawn.norm(dim=-1, keepdim=True)
 
 
 def within_buckets(states: Tensor, labels: Array) -> Tensor:

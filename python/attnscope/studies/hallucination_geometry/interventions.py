@@ -26,6 +26,7 @@ from attnscope.studies.hallucination_geometry.answers import Choice, correct, de
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
 from attnscope.studies.hallucination_geometry.direction_sensitivity import (
     KINDS,
+    exchanged_directions,
     prompt_text,
     refusal_ids,
     within_buckets,
@@ -299,12 +300,10 @@ class _Fitted:
         self.directions = [("boundary", -1, v)]
         without_difference = within_buckets(states_of_folds, contrast.labels[train])
         for kind in KINDS:
-            drawn = asc.null_directions(
-                without_difference,
-                kind,
-                labels=contrast.labels[train] if kind == "labels" else None,
-                draws=how.controls,
-                seed=seed,
+            drawn = (
+                exchanged_directions(contrast, states_of_folds, how.controls, seed, train)
+                if kind == "labels"
+                else asc.null_directions(without_difference, kind, draws=how.controls, seed=seed)
             )
             self.directions += [(kind, at, v.norm() * direction) for at, direction in enumerate(drawn)]
         self.centre = states_of_folds[~labels].mean(0)
