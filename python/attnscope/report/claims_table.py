@@ -21,17 +21,25 @@ def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) 
 
     Words are in the leading columns, which wrap, so that the table fits a narrow page. With several models a
     row that is the same for all of them is given once, what is computed is said once a claim, and a long
-    table is folded behind a count of verdicts.
+    table is folded behind a count of verdicts. Contrasts of a claim share its sentence, which stands at the
+    first of them.
     """
     several = table.groupby([*CHECKPOINT_KEYS], dropna=False).ngroups > 1
     if several:
         order = {code: place for place, code in enumerate(dict.fromkeys(table["claim"]))}
         table = table.sort_values("claim", key=lambda codes: codes.map(order), kind="stable")
     columns: dict[str, Any] = {"model": _models(table)} if several else {}
+    sentence = table["claim"].map(sentences)
+    statistic = table["statistic"].fillna("")
+    # the rows of another contrast of the same claim, which have a code of their own
+    again = (sentence == sentence.shift()) & (table["claim"] != table["claim"].shift())
     columns |= {
-        "claim": [f"{code}: {sentences[code]}" if code in sentences else code for code in table["claim"]],
+        "claim": [
+            code if pd.isna(words) or repeated else f"{code}: {words}"
+            for code, words, repeated in zip(table["claim"], sentence, again, strict=True)
+        ],
         "verdict": list(table["verdict"]),
-        "what was measured": list(table["statistic"].fillna("")),
+        "what was measured": list(statistic.mask(again & (statistic == statistic.shift()), "")),
         "why": list(table["reason"].fillna("")),
     }
     values = zip(table["value"], table["low"], table["high"], strict=True)

@@ -111,9 +111,7 @@ def _claims(page: Page) -> None:
     page.figure("confounds")
     places = [_place(code) for code in table["claim"]]
     table = table.iloc[sorted(range(len(places)), key=places.__getitem__)]
-    sentences = {
-        code: f"{WORDS.get(code.split()[0], '')} ({code.partition(' ')[2]})" for code in table["claim"]
-    }
+    sentences = {code: WORDS.get(code.split()[0], "") for code in table["claim"]}
     claims_frame(page, table, sentences)
     page.figure("published")
 
