@@ -233,11 +233,11 @@ def digest_panel(panel):
     return [hash_of(words), *sums_of(np.concatenate(flat) if flat else [])]
 
 
-def differences(stored, made):
+def differences(stored, measured):
     """Return where two digests of a run differ: part, table or figure, and columns or blocks."""
     lines = []
-    for part in {**stored, **made}:
-        before, after = stored.get(part, {}), made.get(part, {})
+    for part in {**stored, **measured}:
+        before, after = stored.get(part, {}), measured.get(part, {})
         for name in sorted({*before, *after}):
             if name not in before or name not in after:
                 lines.append(f"{part}: {name} is {'new' if name in after else 'gone'}")

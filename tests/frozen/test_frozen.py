@@ -22,19 +22,19 @@ STORED = json.loads(frozen_runs.FILE.read_text("utf-8"))
 @pytest.mark.slow
 @pytest.mark.parametrize("study", sorted(STORED))
 def test_a_run_has_the_stored_tables_claims_report_and_figures(study, unarranged):
-    made = json.loads(json.dumps(frozen_runs.digest_run(study)))
-    assert frozen_runs.differences(STORED[study], made) == []
+    measured = json.loads(json.dumps(frozen_runs.digest_run(study)))
+    assert frozen_runs.differences(STORED[study], measured) == []
 
 
 def test_what_differs_is_named():
     study = min(STORED, key=lambda name: len(json.dumps(STORED[name])))
-    made = copy.deepcopy(STORED[study])
-    assert frozen_runs.differences(STORED[study], made) == []
-    table = next(name for name, table in made["tables"].items() if isinstance(digest(table)[2], float))
-    digest(made["tables"][table])[2] += 1.0
-    figure = next(iter(made["figures"]))
-    del made["figures"][figure]
-    named = frozen_runs.differences(STORED[study], made)
+    changed = copy.deepcopy(STORED[study])
+    assert frozen_runs.differences(STORED[study], changed) == []
+    table = next(name for name, table in changed["tables"].items() if isinstance(digest(table)[2], float))
+    digest(changed["tables"][table])[2] += 1.0
+    figure = next(iter(changed["figures"]))
+    del changed["figures"][figure]
+    named = frozen_runs.differences(STORED[study], changed)
     assert f"figures: {figure} is gone" in named
     assert len(named) == 2
     assert f"tables: {table}" in " ".join(named)

@@ -123,12 +123,12 @@ def test_a_map_that_is_not_finite_spoils_no_other_gradient(name: str) -> None:
     maps = heads()
     broken = maps.clone()
     broken[1, 1, 3, 2] = torch.nan
-    leaf, whole = broken.requires_grad_(), maps.clone().requires_grad_()
+    leaf, unspoiled = broken.requires_grad_(), maps.clone().requires_grad_()
     FUNCTIONS[name](leaf)[0].sum().backward()
-    FUNCTIONS[name](whole)[0].sum().backward()
+    FUNCTIONS[name](unspoiled)[0].sum().backward()
     assert leaf.grad is not None
-    assert whole.grad is not None
-    assert torch.equal(leaf.grad[0], whole.grad[0])
+    assert unspoiled.grad is not None
+    assert torch.equal(leaf.grad[0], unspoiled.grad[0])
     assert not leaf.grad[1].any()
 
 
@@ -238,8 +238,8 @@ def test_results_that_share_memory_are_taken_apart(monkeypatch: pytest.MonkeyPat
     from attnscope.gradients import operators
 
     def packed(*_: object) -> tuple[Tensor | int, ...]:
-        both = torch.arange(4, dtype=torch.float64)
-        return both[:2], both[2:], 0
+        memory = torch.arange(4, dtype=torch.float64)
+        return memory[:2], memory[2:], 0
 
     monkeypatch.setattr(operators._placement, "computed_on", lambda kernel, maps: packed)
     first, second, _ = operators.evaluate("fiedler_value", heads(), None)

@@ -19,7 +19,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(folder, tmp_path_factory):
+def results(folder, tmp_path_factory):
     torch.set_num_threads(1)
     texts = texts_of(tmp_path_factory.mktemp("t") / "texts.txt", 16)
     return run(settings(folder, texts, tmp_path_factory.mktemp("r"), protocols="both"), progress=False)
@@ -30,12 +30,12 @@ def published(results, name):
     return table[table["protocol"] == "ruscio2023"]
 
 
-def test_probabilities_attention_and_correlation_are_those_of_a_loop(whole, folder):
+def test_probabilities_attention_and_correlation_are_those_of_a_loop(results, folder):
     from transformers import AutoModelForMaskedLM
 
     model = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
-    words, spans = published(whole, "words"), published(whole, "head_mean_spans")
-    samples = whole.table("samples").set_index("sample")["token_ids"]
+    words, spans = published(results, "words"), published(results, "head_mean_spans")
+    samples = results.table("samples").set_index("sample")["token_ids"]
     probabilities = []
     for row in words[words["mode"] == "low"].to_dict("records"):
         ids = [int(token) for token in samples[row["sample"]]]
@@ -56,32 +56,32 @@ def test_probabilities_attention_and_correlation_are_those_of_a_loop(whole, fold
         assert rows["mann_whitney_p"].item() == pytest.approx(expected.pvalue, rel=1e-2)
         total = rows["mann_whitney_u"].item() + rows["mann_whitney_u_replaced"].item()
         assert total == pytest.approx((len(ids) - 1) ** 2)
-    table = published(whole, "head_mean_associations")
+    table = published(results, "head_mean_associations")
     row = table[(table["layer"] == 1) & (table["mode"] == "low")].iloc[0]
     assert row["estimate"] == pytest.approx(stats.spearmanr(*np.transpose(probabilities))[0], abs=1e-5)
     assert (table["low"].isna() & table["slope"].notna()).all()
 
 
-def test_words_of_one_piece_get_the_same_rank_and_outer_follows_from_inner(whole):
-    words = published(whole, "words")
+def test_words_of_one_piece_get_the_same_rank_and_outer_follows_from_inner(results):
+    words = published(results, "words")
     assert set(words["mode"]) == {"real", "lowest", "low", "mid", "high", "highest"}
-    spans = published(whole, "head_mean_spans")
+    spans = published(results, "head_mean_spans")
     n = spans.merge(words[["sample", "mode", "n_tokens", "pieces"]], on=["sample", "mode"])
     size, m = n["n_tokens"].astype(float), n["pieces"].astype(float)
     expected = (size - m**2 * n["inner"]) / (size**2 - m**2)
     np.testing.assert_allclose(n["outer"], expected, rtol=1e-5)
 
 
-def test_the_best_layer_stands_beside_the_published_one(whole):
-    best = published(whole, "best_layers").iloc[0]
-    table = published(whole, "head_mean_associations")
-    words = published(whole, "words")
+def test_the_best_layer_stands_beside_the_published_one(results):
+    best = published(results, "best_layers").iloc[0]
+    table = published(results, "head_mean_associations")
+    words = published(results, "words")
     p = words.groupby("mode")["own_probability"].mean()
     lower = [mode for mode in p.index if mode != "real" and p[mode] < p["real"]]
     rows = table[table["mode"].isin(lower)]
     assert best["rho"] == pytest.approx(rows["estimate"].max())
     assert best["likelihood_real"] == pytest.approx(p["real"])
-    compared = compare_published(whole, "ruscio2023").table
+    compared = compare_published(results, "ruscio2023").table
     row = compared[(compared["quantity"] == "rho") & compared["same_model"]].iloc[0]
     assert (row["published"], row["measured"]) == (0.642901, pytest.approx(best["rho"]))
     assert np.isfinite(row["exact"])
@@ -89,14 +89,14 @@ def test_the_best_layer_stands_beside_the_published_one(whole):
     assert np.isfinite(layers.loc[[0, 1, 2], "measured"]).all()
 
 
-def test_both_protocols_stand_side_by_side_in_the_map(whole):
+def test_both_protocols_stand_side_by_side_in_the_map(results):
     from attnscope.studies.attention_likelihood.figures import FIGURES
 
     # of one model, a row for each design
-    axes = FIGURES["likelihood_map"](whole).figure.axes
+    axes = FIGURES["likelihood_map"](results).figure.axes
     rows = [label.get_text() for ax in axes for label in ax.get_yticklabels()]
     assert {"within texts", "as published"} <= set(rows)
-    assert "ruscio2023" in whole.report().read_text("utf-8")
+    assert "ruscio2023" in results.report().read_text("utf-8")
 
 
 def test_the_published_protocol_alone_has_no_exact_rows(folder, tmp_path):

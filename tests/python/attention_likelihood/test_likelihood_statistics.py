@@ -123,10 +123,12 @@ def test_a_text_given_twice_is_one_unit():
     x, y = draw.normal(size=(10, 5)), draw.normal(size=(1, 10, 5))
     once = panel(x, y)
     twice = panel(np.vstack([x, x]), np.concatenate([y, y], 1), units=[*range(10), *range(10)])
-    first, second = (next(associations.within(made, OPTIONS, 0)) for made in (once, twice))
+    first, second = (
+        next(associations.within(panel_of_texts, OPTIONS, 0)) for panel_of_texts in (once, twice)
+    )
     for name in ("estimate", "low", "high", "n"):
         assert first[name] == pytest.approx(second[name])
-    first, second = (shifts.shifts(made, OPTIONS)[0] for made in (once, twice))
+    first, second = (shifts.shifts(panel_of_texts, OPTIONS)[0] for panel_of_texts in (once, twice))
     assert (first["difference"], first["low"], first["n"]) == pytest.approx(
         (second["difference"], second["low"], second["n"])
     )

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(folder, texts, tmp_path_factory):
+def results(folder, texts, tmp_path_factory):
     study = settings(
         folder, texts, tmp_path_factory.mktemp("whole"), block=8, nulls=["random_weights"],
         random_weights=2, survey=True, two_sided=True,
@@ -49,14 +49,14 @@ def exact(results, name):
     return table[table["protocol"] == "exact"]
 
 
-def test_what_has_no_value_is_null(whole):
-    assert placeholders(whole) == []
+def test_what_has_no_value_is_null(results):
+    assert placeholders(results) == []
 
 
-def test_words_and_attention_are_those_of_slow_loops(whole, by_hand):
+def test_words_and_attention_are_those_of_slow_loops(results, by_hand):
     texts_by_hand, pairs = by_hand
-    words = exact(whole, "words").set_index(["sample", "mode"])
-    share = exact(whole, "head_mean_spans").set_index(["sample", "mode", "layer"])["span_share"]
+    words = exact(results, "words").set_index(["sample", "mode"])
+    share = exact(results, "head_mean_spans").set_index(["sample", "mode", "layer"])["span_share"]
     assert len(words) == sum(len(text.versions) for text in texts_by_hand) > 40
     assert len(pairs) >= 3
     for text in texts_by_hand:
@@ -71,8 +71,8 @@ def test_words_and_attention_are_those_of_slow_loops(whole, by_hand):
     assert words["same"].xs("real", level="mode").all()
 
 
-def test_the_head_mean_is_the_mean_of_the_heads_and_a_row_adds_up(whole):
-    heads, mean = exact(whole, "spans"), exact(whole, "head_mean_spans")
+def test_the_head_mean_is_the_mean_of_the_heads_and_a_row_adds_up(results):
+    heads, mean = exact(results, "spans"), exact(results, "head_mean_spans")
     keys = ["sample", "mode", "layer"]
     merged = heads.groupby(keys)["span_share"].mean().reset_index().merge(mean, on=keys, suffixes=("_h", ""))
     np.testing.assert_allclose(merged["span_share_h"], merged["span_share"], rtol=1e-6)
@@ -81,12 +81,12 @@ def test_the_head_mean_is_the_mean_of_the_heads_and_a_row_adds_up(whole):
     np.testing.assert_allclose(heads["span_share"] / heads["span_uniform"], heads["span_boost"], rtol=1e-9)
 
 
-def test_both_sides_of_a_word_are_the_likelihood_of_word_and_rest(whole, folder):
+def test_both_sides_of_a_word_are_the_likelihood_of_word_and_rest(results, folder):
     from transformers import AutoModelForCausalLM
 
-    words = exact(whole, "words")
+    words = exact(results, "words")
     row = words[words["mode"] == "lowest"].iloc[2]
-    samples = whole.table("samples").set_index("sample")
+    samples = results.table("samples").set_index("sample")
     ids = [int(token) for token in samples.loc[row["sample"], "token_ids"]]
     ids[row["start"] : row["stop"]] = [int(piece) for piece in row["replacement_ids"]]
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -96,27 +96,27 @@ def test_both_sides_of_a_word_are_the_likelihood_of_word_and_rest(whole, folder)
     assert row["two_sided"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_survey_is_the_correlation_of_every_token_of_a_text(whole, folder):
+def test_the_survey_is_the_correlation_of_every_token_of_a_text(results, folder):
     from scipy import stats
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    ids = torch.tensor([[int(token) for token in whole.table("samples")["token_ids"].iloc[1]]])
+    ids = torch.tensor([[int(token) for token in results.table("samples")["token_ids"].iloc[1]]])
     with torch.no_grad():
         out = model(input_ids=ids, output_attentions=True)
     q = out.logits[0].double().log_softmax(-1)
     tokens = [q[at - 1, ids[0, at]].item() for at in range(1, ids.shape[1])]
     diagonal = out.attentions[1][0].double().mean(0).diagonal()
     boost = [diagonal[at].item() * (at + 1) for at in range(1, ids.shape[1])]
-    table = whole.table("surveys")
+    table = results.table("surveys")
     row = table[(table["sample"] == 1) & (table["layer"] == 1)].iloc[0]
     assert row["correlation"] == pytest.approx(stats.spearmanr(tokens, boost)[0], abs=1e-9)
-    associations = exact(whole, "head_mean_associations")
+    associations = exact(results, "head_mean_associations")
     assert {"survey", "survey_partial"} <= set(associations["design"])
 
 
-def test_claims_have_numbers_and_verdicts(whole):
-    claims = whole.table("claims").set_index("claim")
+def test_claims_have_numbers_and_verdicts(results):
+    claims = results.table("claims").set_index("claim")
     assert list(claims.index) == ["C1", "C2", "C3", "C4", "C5"]
     assert set(claims["verdict"]) <= {"supported", "contradicted", "undecided", "not testable here"}
     assert claims.loc["C4", "verdict"] == "not testable here"
@@ -124,7 +124,7 @@ def test_claims_have_numbers_and_verdicts(whole):
     for code in ("C1", "C2", "C3", "C5"):
         assert np.isfinite(claims.loc[code, ["value", "low", "high", "null"]].astype(float)).all(), code
     assert "share per nat" in claims.loc["C1", "reason"]
-    checks = whole.table("checks").set_index("check")
+    checks = results.table("checks").set_index("check")
     assert checks["holds"].all()
     assert list(checks.index) == [
         "chain_of_likelihoods", "replaced_tokens", "row_sums", "rows_before_the_word",
@@ -132,38 +132,42 @@ def test_claims_have_numbers_and_verdicts(whole):
     assert checks.loc["rows_before_the_word", "value"] == 0
 
 
-def test_every_correlation_has_its_slope(whole):
+def test_every_correlation_has_its_slope(results):
     for name in ("associations", "head_mean_associations", "controls"):
-        table = whole.table(name)
+        table = results.table(name)
         rows = table[table["design"].isin(["within", "between", "between_partial"])]
         assert len(rows)
         assert rows[rows["estimate"].notna()]["slope"].notna().all(), name
 
 
-def test_random_weights_are_measured_on_the_trained_models_versions(whole):
-    table = whole.table("controls")
+def test_random_weights_are_measured_on_the_trained_models_versions(results):
+    table = results.table("controls")
     assert set(table["draw"]) == {0, 1}
     assert set(table["layer"]) == {0, 1, 2}
     assert {"within", "swap", "between", "between_partial"} <= set(table["design"])
     assert set(table["control"]) == {"random_weights"}
     # nearly uniform attention cannot tell a home from another text
     assert table[table["design"] == "swap"]["estimate"].abs().max() < 1e-2
-    assert "head_mean_spans_variants" in whole.tables()
+    assert "head_mean_spans_variants" in results.tables()
 
 
-def test_a_run_in_blocks_of_64_has_the_words_of_one_in_blocks_of_8(whole, folder, texts, tmp_path):
+def test_a_run_in_blocks_of_64_has_the_words_of_one_in_blocks_of_8(results, folder, texts, tmp_path):
     other = run(settings(folder, texts, tmp_path, block=64), progress=False)
-    words_of_whole, words_of_other = (exact(results, "words") for results in (whole, other))
-    assert [list(ids) for ids in words_of_whole["replacement_ids"]] == [
-        list(ids) for ids in words_of_other["replacement_ids"]
+    words_of_small_blocks, words_of_large_blocks = (
+        exact(of_blocks, "words") for of_blocks in (results, other)
+    )
+    assert [list(ids) for ids in words_of_small_blocks["replacement_ids"]] == [
+        list(ids) for ids in words_of_large_blocks["replacement_ids"]
     ]
-    np.testing.assert_allclose(words_of_whole["log_likelihood"], words_of_other["log_likelihood"], atol=1e-5)
+    np.testing.assert_allclose(
+        words_of_small_blocks["log_likelihood"], words_of_large_blocks["log_likelihood"], atol=1e-5
+    )
     for name, columns in (
         ("head_mean_associations", ["estimate", "slope"]),
         ("shifts", ["difference", "real"]),
         ("overall", ["estimate"]),
     ):
-        first = exact(whole, name)
+        first = exact(results, name)
         first = first[~first["design"].str.startswith("survey")] if "design" in first else first
         np.testing.assert_allclose(first[columns], exact(other, name)[columns], atol=1e-5)
 
@@ -233,8 +237,10 @@ def test_a_trained_series_is_measured_on_the_versions_of_its_last_checkpoint(tmp
     assert len(of_step) == 3
     for other in of_step[1:]:
         equal = [
-            list(one) == list(two)
-            for one, two in zip(of_step[0]["replacement_ids"], other["replacement_ids"], strict=True)
+            list(replacements) == list(replacements_of_other)
+            for replacements, replacements_of_other in zip(
+                of_step[0]["replacement_ids"], other["replacement_ids"], strict=True
+            )
         ]
         assert all(equal)
         np.testing.assert_array_equal(of_step[0]["log_likelihood"], other["log_likelihood"])
@@ -280,7 +286,7 @@ def test_a_headless_encoder_takes_likelihoods_from_another_model(texts, tmp_path
     assert exact(results, "words")["own_probability"].isna().all()
 
 
-def test_every_figure_is_drawn_or_says_why(whole):
+def test_every_figure_is_drawn_or_says_why(results):
     from attnscope.errors import NotDrawable
     from attnscope.studies.attention_likelihood.figures import FIGURES
 
@@ -288,7 +294,7 @@ def test_every_figure_is_drawn_or_says_why(whole):
     assert len(FIGURES) == 7
     for name, figure in FIGURES.items():
         try:
-            drawn = figure(whole)
+            drawn = figure(results)
         except NotDrawable as error:
             undrawn[name] = str(error)
             continue
@@ -327,14 +333,14 @@ def test_a_dose_has_a_line_of_each_third_or_one_of_all_layers(depths):
 
 
 @pytest.mark.usefixtures("unarranged", "unpictured")
-def test_the_report_says_what_is_there_and_what_is_not(whole):
+def test_the_report_says_what_is_there_and_what_is_not(results):
     from attnscope.studies.attention_likelihood.sections import findings
 
-    lines = findings(whole)
+    lines = findings(results)
     assert any("share per nat" in line or "beyond chance" in line for line in lines)
     assert any("not testable here" in line for line in lines)
     assert any("with random weights (2 initialisations) the paper's correlation" in line for line in lines)
-    text = whole.report().read_text("utf-8")
+    text = results.report().read_text("utf-8")
     for title in (
         "What was replaced",
         "Claims",
@@ -346,10 +352,10 @@ def test_the_report_says_what_is_there_and_what_is_not(whole):
     assert "C4: it is the expectation that counts" in text
 
 
-def test_published_numbers_stand_beside_a_run(whole):
+def test_published_numbers_stand_beside_a_run(results):
     from attnscope.published import compare_published
 
-    compared = compare_published(whole, "ruscio2023")
+    compared = compare_published(results, "ruscio2023")
     assert len(compared.table) == 128
     assert not compared.table["same_model"].any()
     best = compared.table[compared.table["quantity"] == "rho"].set_index("published_model")["published"]

@@ -22,5 +22,5 @@ def texts(tmp_path):
 
 
 @pytest.fixture
-def said():
+def messages():
     return []

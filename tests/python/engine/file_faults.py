@@ -36,18 +36,18 @@ class Operations:
         monkeypatch.setattr(builtins, "open", self._opened)
         monkeypatch.setattr(io, "open", self._opened)
 
-    def note(self, kind, *about):
+    def note(self, kind, *operands):
         """Count an operation, let it fail if it is its turn, and write it down."""
         if kind not in ("unlink", "rmdir"):  # what is removed leaves room
             self.count = getattr(self, "count", 0) + 1
             if self.count == self.fail_at:
-                self.failed = (kind, about[-1] if kind == "replace" else about[0])
-                raise OSError(self.error, os.strerror(self.error), *self._named(kind, about))
-        self.log.append((kind, *about))
+                self.failed = (kind, operands[-1] if kind == "replace" else operands[0])
+                raise OSError(self.error, os.strerror(self.error), *self._named(kind, operands))
+        self.log.append((kind, *operands))
 
-    def _named(self, kind, about):
+    def _named(self, kind, operands):
         """Names that the system gives with an error: none with those of open files."""
-        return () if kind in ("write", "fsync") else (str(about[0]),)
+        return () if kind in ("write", "fsync") else (str(operands[0]),)
 
     def _inside(self, path):
         return isinstance(path, (str, os.PathLike)) and Path(path).is_relative_to(self.folder)
@@ -100,13 +100,13 @@ class _File:
 
 def _applied(names, operations):
     """Names after some operations; a rename whose source was lost still brings its file."""
-    found = dict(names)
+    nodes = dict(names)
     for kind, name, node in operations:
         if kind == "set":
-            found[name] = node
-        elif found.get(name) is node:
-            del found[name]
-    return found
+            nodes[name] = node
+        elif nodes.get(name) is node:
+            del nodes[name]
+    return nodes
 
 
 def crash(log, root, target, draw):
@@ -121,17 +121,17 @@ def crash(log, root, target, draw):
     top = _Folder()
 
     def node(path):
-        found = top
+        folder = top
         for part in path.relative_to(root).parts:
-            found = found.now()[part]
-        return found
+            folder = folder.now()[part]
+        return folder
 
-    for kind, path, *about in log:
+    for kind, path, *operands in log:
         if kind in ("mkdir", "create"):
-            parent, made = node(path.parent), (_Folder if kind == "mkdir" else _File)()
-            parent.pending.append(("set", path.name, made))
+            parent, created = node(path.parent), (_Folder if kind == "mkdir" else _File)()
+            parent.pending.append(("set", path.name, created))
         elif kind == "write":
-            node(path).pending.append(about[0])
+            node(path).pending.append(operands[0])
         elif kind == "fsync":
             synced = node(path)
             if isinstance(synced, _File):
@@ -142,7 +142,7 @@ def crash(log, root, target, draw):
             node(path.parent).pending.append(("drop", path.name, node(path)))
         elif kind in ("replace", "link"):
             moved = node(path)
-            node(about[0].parent).pending.append(("set", about[0].name, moved))
+            node(operands[0].parent).pending.append(("set", operands[0].name, moved))
             if kind == "replace":
                 node(path.parent).pending.append(("drop", path.name, moved))
     _leave(top, target, draw)
@@ -150,8 +150,8 @@ def crash(log, root, target, draw):
 
 def _leave(folder, target, draw):
     """Write what is left of a folder: any of its operations, and any beginning of what was written."""
-    kept = [one for one in folder.pending if draw.random() < 0.5]
-    for name, node in _applied(folder.names, kept).items():
+    survivors = [operation for operation in folder.pending if draw.random() < 0.5]
+    for name, node in _applied(folder.names, survivors).items():
         if isinstance(node, _Folder):
             (target / name).mkdir()
             _leave(node, target / name, draw)

@@ -101,8 +101,8 @@ def test_an_identity_holds_to_its_tolerance():
 def test_a_control_takes_support_away_and_gives_nothing(seen, expected):
     control = Control(UNTRAINED, seen)
     estimate = Estimate(0.85, 0.8, 0.9, above(0.5), p_value=0.001, controls=(control,))
-    found, reasons = decide(estimate)
-    assert found == expected
+    decision, reasons = decide(estimate)
+    assert decision == expected
     text = "; ".join(reasons)
     largest = max([*seen, 0.85])
     numbers = [float(digits) for digits in re.findall(r"\d+\.\d+", text)]
@@ -188,12 +188,12 @@ def test_more_data_never_take_support_away():
     """The same estimate with a shorter interval and a smaller p."""
     order = (CONTRADICTED, UNDECIDED, SUPPORTED)
     for value, border in itertools.product((-0.3, 0.1, 0.5), (0.0, 0.3)):
-        found = [
+        verdicts = [
             verdict(value, value - reach, value + reach, region=above(border), p=min(1.0, reach / 4))
             for reach in (2.0, 0.5, 0.15, 0.05, 0.01)
         ]
-        steps = [order.index(item) - 1 for item in found]
-        assert [abs(step) for step in steps] == sorted(abs(step) for step in steps), (value, border, found)
+        steps = [order.index(item) - 1 for item in verdicts]
+        assert [abs(step) for step in steps] == sorted(abs(step) for step in steps), (value, border, verdicts)
 
 
 def declare(**families):

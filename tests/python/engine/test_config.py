@@ -144,8 +144,8 @@ def test_extra_analyses_are_named_or_all():
         return Study(models="a", texts="b", options={"extra": value}).options["extra"]
 
     assert Study(models="a", texts="b").options["extra"] == []
-    everything = ["fisher", "ablation", "random_weights", "row_permutation", "examples"]
-    assert extra("all") == extra(["all"]) == everything
+    analyses = ["fisher", "ablation", "random_weights", "row_permutation", "examples"]
+    assert extra("all") == extra(["all"]) == analyses
     assert extra("ablation") == extra(["ablation"]) == ["ablation"]
     assert extra(["row_permutation", "fisher"]) == ["fisher", "row_permutation"]
     with pytest.raises(ConfigError, match=r"options\.extra: there is no 'fischer'; did you mean 'fisher'"):

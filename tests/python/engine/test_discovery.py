@@ -88,7 +88,7 @@ def test_its_figures_are_drawn_and_a_fault_of_one_costs_no_other(toy):
     left_out = []
     drawn = draw_all(toy, left_out=left_out)
     assert list(drawn) == ["depth", "dots"]
-    assert [(one.name, one.failed) for one in left_out] == [("never", False), ("broken", True)]
+    assert [(omission.name, omission.failed) for omission in left_out] == [("never", False), ("broken", True)]
     assert drawn["dots"].left_out == ("nothing",)
     lines = drawn["depth"].figure.axes[0].get_lines()
     assert list(lines[0].get_ydata()) == [1.5, 3.5]

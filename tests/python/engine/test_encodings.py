@@ -30,15 +30,15 @@ def test_buckets_are_those_of_t5():
 def test_every_model_is_causal_and_captured_as_eager(encoding):
     model = small(encoding, layers=2)
     ids = torch.randint(1, 200, (2, 20), generator=torch.Generator().manual_seed(0))
-    found = maps(model, ids)
-    assert not found.triu(1).any()
-    torch.testing.assert_close(found.sum(-1), torch.ones(2, 2, 2, 20))
+    captured = maps(model, ids)
+    assert not captured.triu(1).any()
+    torch.testing.assert_close(captured.sum(-1), torch.ones(2, 2, 2, 20))
     with torch.no_grad():
-        whole = model(input_ids=ids).logits
-        torch.testing.assert_close(model(input_ids=ids[:, :9]).logits, whole[:, :9], atol=1e-5, rtol=1e-5)
+        logits = model(input_ids=ids).logits
+        torch.testing.assert_close(model(input_ids=ids[:, :9]).logits, logits[:, :9], atol=1e-5, rtol=1e-5)
         model.set_attn_implementation("eager")
         eager = torch.stack(model(input_ids=ids, output_attentions=True).attentions)
-    torch.testing.assert_close(found, eager, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(captured, eager, atol=1e-6, rtol=1e-6)
 
 
 def test_without_positions_the_order_of_earlier_tokens_is_nothing():
@@ -49,9 +49,9 @@ def test_without_positions_the_order_of_earlier_tokens_is_nothing():
         if encoding == "t5":  # its biases begin at zero
             torch.nn.init.normal_(model.model.relative_bias.buckets)
         with torch.no_grad():
-            last = [model(input_ids=one).logits[0, -1] for one in (ids, mixed)]
-        same = torch.allclose(*last, atol=1e-6)
-        assert same == (encoding == "none"), encoding
+            last = [model(input_ids=order).logits[0, -1] for order in (ids, mixed)]
+        is_equal = torch.allclose(*last, atol=1e-6)
+        assert is_equal == (encoding == "none"), encoding
 
 
 def test_alibi_is_a_penalty_in_proportion_to_distance():
@@ -90,6 +90,6 @@ def test_a_window_of_keys_and_no_more():
 
 def test_the_frequencies_of_a_larger_base():
     d = 8
-    found = small("ntk").model.rotary_emb.inv_freq
-    torch.testing.assert_close(found, 1e6 ** (-torch.arange(0, d, 2) / d))
+    frequencies = small("ntk").model.rotary_emb.inv_freq
+    torch.testing.assert_close(frequencies, 1e6 ** (-torch.arange(0, d, 2) / d))
     torch.testing.assert_close(small("rope").model.rotary_emb.inv_freq, 1e4 ** (-torch.arange(0, d, 2) / d))

@@ -20,9 +20,9 @@ from folders import id_lines, model_folder, sentences, study
 from models import MapCount
 
 
-def test_a_run_measures_what_direct_calls_measure(tmp_path, llama, texts, said):
-    results = run(study(tmp_path, str(llama), str(texts)), say=said.append)
-    assert said == []
+def test_a_run_measures_what_direct_calls_measure(tmp_path, llama, texts, messages):
+    results = run(study(tmp_path, str(llama), str(texts)), say=messages.append)
+    assert messages == []
     assert results.tables() == [
         *("samples", "baselines", "graphs", "head_mean_graphs", "head_means", "heads"),
     ]
@@ -75,10 +75,10 @@ def test_baselines_are_uniform_attention_of_every_length(tmp_path, llama, texts)
 
 
 def test_divergence_and_alignment_of_every_head(tmp_path, llama, texts):
-    made = study(
+    settings = study(
         tmp_path, str(llama), str(texts), metrics=["head_divergence", "geometric_semantic_alignment"]
     )
-    results = run(made)
+    results = run(settings)
     heads, samples = results.table("heads"), results.table("samples")
     mean = results.table("head_means")
     assert mean.filter(["head_divergence", "alignment_value"]).isna().all().all()
@@ -119,8 +119,8 @@ def test_bars_are_stored_when_asked_for(tmp_path, llama, texts):
     counted = bars.groupby([*keys, "dimension"]).size()
     for row in heads.itertuples():
         for dimension in (0, 1):
-            here = (row.sample, row.layer, row.head, dimension)
-            assert getattr(row, f"bar_count_{dimension}") == counted.get(here, 0)
+            diagram = (row.sample, row.layer, row.head, dimension)
+            assert getattr(row, f"bar_count_{dimension}") == counted.get(diagram, 0)
     length = (finite["death"] - finite["birth"]).groupby([finite[key] for key in keys]).sum()
     total = heads.set_index(keys)[["total_persistence_0", "total_persistence_1"]].sum(axis=1)
     np.testing.assert_allclose(length.reindex(total.index).fillna(0), total, atol=1e-12)
@@ -138,14 +138,14 @@ def test_an_encoder_gets_the_full_baseline(tmp_path, texts):
 def test_units_know_the_longest_sentence_where_their_numbers_depend_on_it(tmp_path, llama, monkeypatch):
     lines = sentences(tmp_path / "texts.txt", 10).read_text("utf-8").splitlines()
     ids = {}
-    for name, many in (("longer", 10), ("shorter", 8)):
+    for name, count in (("longer", 10), ("shorter", 8)):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "texts.txt").write_text("\n".join([*lines[:8], *["x " * 40] * (many - 8)]) + "\n", "utf-8")
+        (folder / "texts.txt").write_text("\n".join([*lines[:8], *["x " * 40] * (count - 8)]) + "\n", "utf-8")
         monkeypatch.chdir(folder)
         for padded in (False, True):
-            own = {"protocols": "both", "options": {"extra": ["fisher"]}} if padded else {}
-            plan = make_plan(study(tmp_path, str(llama), "texts.txt", block=4, **own))
+            controls = {"protocols": "both", "options": {"extra": ["fisher"]}} if padded else {}
+            plan = make_plan(study(tmp_path, str(llama), "texts.txt", block=4, **controls))
             ids[name, padded] = {unit.id for unit in plan.units if unit.checkpoint}
     assert not ids["longer", True] & ids["shorter", True]
     assert ids["shorter", False] < ids["longer", False]
@@ -172,10 +172,10 @@ def test_bad_token_ids_are_named(tmp_path, llama):
         run(study(tmp_path, str(llama), str(rows)))
 
 
-def test_long_short_and_bare_sentences_are_counted(tmp_path, texts, said):
+def test_long_short_and_bare_sentences_are_counted(tmp_path, texts, messages):
     folder = model_folder(tmp_path / "plain", bos=False)
     texts.write_text("\n".join(["the", " ".join(["cat"] * 100), "the cat sat"]), "utf-8")
-    results = run(study(tmp_path, str(folder), str(texts)), say=said.append)
+    results = run(study(tmp_path, str(folder), str(texts)), say=messages.append)
     samples = results.table("samples")
     assert list(samples["n_tokens"]) == [1, 64, 3]
     assert list(samples["truncated"]) == [False, True, False]
@@ -188,9 +188,9 @@ def test_long_short_and_bare_sentences_are_counted(tmp_path, texts, said):
         "have one token",
         "no sentence starts with a BOS",
     ):
-        assert any(part in line for line in said), part
-    one = results.table("heads").query("sample == 0")
-    assert (one["fiedler_value"] == 0).all()
+        assert any(part in line for line in messages), part
+    one_token_heads = results.table("heads").query("sample == 0")
+    assert (one_token_heads["fiedler_value"] == 0).all()
 
 
 def test_bos_can_be_dropped_or_replaced(tmp_path, llama, texts):
@@ -199,20 +199,20 @@ def test_bos_can_be_dropped_or_replaced(tmp_path, llama, texts):
         for bos in ("keep", "drop", "replace")
     }
     ids = {
-        bos: [one.encoded.ids.tolist() for unit in plan.units for one in unit.inputs]
+        bos: [text.encoded.ids.tolist() for unit in plan.units for text in unit.inputs]
         for bos, plan in plans.items()
     }
-    assert all(one[0] == 1 for one in ids["keep"])
-    assert ids["drop"] == [one[1:] for one in ids["keep"]]
-    assert [one[1:] for one in ids["replace"]] == ids["drop"]
-    assert all(one[0] > 3 for one in ids["replace"])
+    assert all(ids_of_text[0] == 1 for ids_of_text in ids["keep"])
+    assert ids["drop"] == [ids_of_text[1:] for ids_of_text in ids["keep"]]
+    assert [ids_of_text[1:] for ids_of_text in ids["replace"]] == ids["drop"]
+    assert all(ids_of_text[0] > 3 for ids_of_text in ids["replace"])
     again = make_plan(study(tmp_path, str(llama), str(texts), bos="replace"))
-    assert [one.encoded.ids.tolist() for unit in again.units for one in unit.inputs] == ids["replace"]
+    assert [text.encoded.ids.tolist() for unit in again.units for text in unit.inputs] == ids["replace"]
 
 
 def test_max_tokens_cuts_below_the_context(tmp_path, llama, texts):
     plan = make_plan(study(tmp_path, str(llama), str(texts), max_tokens=5))
-    assert max(one.n_tokens for unit in plan.units for one in unit.inputs) == 5
+    assert max(text.n_tokens for unit in plan.units for text in unit.inputs) == 5
 
 
 def test_a_memory_bound_that_cannot_hold_is_refused_in_words(tmp_path, llama, texts):
@@ -230,8 +230,10 @@ def test_a_bound_on_disk_that_sums_would_exceed_is_refused_in_words(tmp_path, ll
     monkeypatch.setattr(study_class(plan.settings.study), "stored_bytes", size)
     need = len(reading)
     assert make_plan(bounded(f"{need}MB")).digest == plan.digest
-    said = f"max_disk: the sums of attention_sinks take about {need} MB on disk, {need - 1} MB are allowed"
-    with pytest.raises(ConfigError, match=said):
+    messages = (
+        f"max_disk: the sums of attention_sinks take about {need} MB on disk, {need - 1} MB are allowed"
+    )
+    with pytest.raises(ConfigError, match=messages):
         run(bounded(f"{need - 1}MB"), progress=False)
     assert not (tmp_path / "runs").exists()
 
@@ -240,10 +242,10 @@ def test_batches_hold_every_sentence_once_and_obey_the_bound(tmp_path, llama):
     texts = sentences(tmp_path / "many.txt", 40)
     unit = make_plan(study(tmp_path, str(llama), str(texts), block=40)).units[0]
     groups = batches(unit, heads=4, layer_bytes=4 * 30 * 30 * 4 * 4)
-    assert sorted(one.sentence.sample for group in groups for one in group) == list(range(40))
+    assert sorted(text.sentence.sample for group in groups for text in group) == list(range(40))
     assert max(map(len, groups)) > 1
     for group in groups:
-        lengths = [one.n_tokens for one in group]
+        lengths = [text.n_tokens for text in group]
         assert len(group) == 1 or len(group) * max(lengths) ** 2 * 16 <= 4 * 30 * 30 * 16
         assert max(lengths) <= 1.25 * min(lengths) + 8
 
@@ -258,7 +260,7 @@ def test_the_numbers_do_not_depend_on_the_order_of_the_sentences(tmp_path, llama
     assert (forward["fiedler_value"] == backward["fiedler_value"]).all()
 
 
-def test_nan_heads_are_counted_never_mapped_to_zero(tmp_path, llama, texts, said):
+def test_nan_heads_are_counted_never_mapped_to_zero(tmp_path, llama, texts, messages):
     from safetensors.torch import load_file, save_file
 
     copy = tmp_path / "broken"
@@ -267,14 +269,14 @@ def test_nan_heads_are_counted_never_mapped_to_zero(tmp_path, llama, texts, said
     name = next(name for name in weights if "layers.1.self_attn.q_proj" in name)
     weights[name][:8] = float("nan")
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    results = run(study(tmp_path, str(copy), str(texts), metrics=["fiedler_value"]), say=said.append)
+    results = run(study(tmp_path, str(copy), str(texts), metrics=["fiedler_value"]), say=messages.append)
     heads = results.table("heads")
     broken = heads[(heads["layer"] == 1) & (heads["head"] == 0)]
     assert len(broken) == 7
     assert broken["fiedler_value"].isna().all()
     assert heads[(heads["layer"] == 1) & (heads["head"] > 0)]["fiedler_value"].notna().all()
     assert results.provenance["non_finite"]["fiedler_value"] >= 14
-    assert any("matrices held NaN" in line for line in said)
+    assert any("matrices held NaN" in line for line in messages)
 
 
 def test_no_more_than_two_layers_are_alive_in_a_whole_study(tmp_path, texts, monkeypatch):
@@ -317,6 +319,6 @@ def test_the_next_layer_is_computed_while_a_kernel_runs(monkeypatch):
 
 
 def test_fewer_texts_than_were_asked_for_are_reported(tmp_path, llama, texts):
-    own = [{"path": str(texts), "samples": count, "group": str(count)} for count in (5, 500)]
-    notes = make_plan(study(tmp_path, str(llama), own)).notes
+    sources = [{"path": str(texts), "samples": count, "group": str(count)} for count in (5, 500)]
+    notes = make_plan(study(tmp_path, str(llama), sources)).notes
     assert notes == [f"{texts}: 500 texts were asked for, and it holds 7"]

@@ -25,7 +25,9 @@ from folders import sentences, study, table_bytes
 def computed(llama, tmp_path_factory):
     """Settings of a run, its tables, and what each of its units computes: only files are left to do."""
     home = tmp_path_factory.mktemp("computed")
-    made = study(home, str(llama), str(sentences(home / "texts.txt", 4)), metrics=["fiedler_value"], block=2)
+    settings = study(
+        home, str(llama), str(sentences(home / "texts.txt", 4)), metrics=["fiedler_value"], block=2
+    )
     units, work = {}, Engine.work
     with pytest.MonkeyPatch.context() as patch:
 
@@ -34,8 +36,8 @@ def computed(llama, tmp_path_factory):
             return units[unit.id]
 
         patch.setattr(Engine, "work", remembered)
-        results = run(made, progress=False)
-    return made, table_bytes(results.path), units
+        results = run(settings, progress=False)
+    return settings, table_bytes(results.path), units
 
 
 @pytest.fixture
@@ -51,28 +53,28 @@ def quiet(text):
     return None
 
 
-def started(made, output):
+def started(settings, output):
     """Start or resume the run in a folder, as a user would."""
     folder = output / "a"
     if (folder / "study.yaml").is_file():
         return resume(folder, progress=False, say=quiet)
-    return run(made, output=str(output), progress=False, say=quiet)
+    return run(settings, output=str(output), progress=False, say=quiet)
 
 
-def recorded(made, output):
+def recorded(settings, output):
     """All operations of an undisturbed run."""
     with pytest.MonkeyPatch.context() as patch:
         operations = Operations(output, patch)
-        started(made, output)
+        started(settings, output)
     return operations
 
 
-def failing(made, output, number, error):
+def failing(settings, output, number, error):
     """Let one operation of a run fail; what is left must be whole, and the message must name the file."""
     with pytest.MonkeyPatch.context() as patch:
         operations = Operations(output, patch, fail_at=number, error=error)
         with pytest.raises(OSError) as caught:
-            started(made, output)
+            started(settings, output)
     kind, path = operations.failed
     name = re.sub(r"(\.\d+)?\.tmp$", "", path.name)
     name = name if name.startswith(".owner") else name.removeprefix(".")
@@ -97,14 +99,14 @@ def sound(output, tables):
 
 
 def every_fault(quick, tmp_path, numbers, errors):
-    made, tables, _ = quick
+    settings, tables, _ = quick
     for number in numbers:
         for error in errors:
             output = tmp_path / f"{number}-{error}"
             output.mkdir()
-            failing(made, output, number, error)
+            failing(settings, output, number, error)
             sound(output, tables)
-            started(made, output)
+            started(settings, output)
             assert table_bytes(output / "a") == tables, f"operation {number}"
             assert check_folder(output / "a").is_complete
             assert check_folder(output / "a").is_whole
@@ -127,17 +129,17 @@ def test_every_operation_fails_once_for_want_of_room_and_by_a_broken_disk(quick,
 
 def crashed(quick, tmp_path, states):
     """Lose power after a number of operations, and go on from what may be left."""
-    made, tables, _ = quick
+    settings, tables, _ = quick
     root = tmp_path / "whole"
     root.mkdir()
-    log = recorded(made, root).log
+    log = recorded(settings, root).log
     draw = random.Random(7)
     for state in range(states):
         output = tmp_path / str(state)
         output.mkdir()
         crash(log[: draw.randrange(len(log) + 1)], root, output, draw)
         sound(output, tables)
-        started(made, output)
+        started(settings, output)
         assert table_bytes(output / "a") == tables, f"state {state}"
         assert check_folder(output / "a").is_whole
 

@@ -25,9 +25,11 @@ from folders import sentences, study, table_bytes
 def finished(llama, tmp_path_factory):
     """A finished run and its settings."""
     home = tmp_path_factory.mktemp("finished")
-    made = study(home, str(llama), str(sentences(home / "texts.txt", 4)), metrics=["fiedler_value"], block=2)
-    run(made, progress=False)
-    return home / "runs" / "a", made
+    settings = study(
+        home, str(llama), str(sentences(home / "texts.txt", 4)), metrics=["fiedler_value"], block=2
+    )
+    run(settings, progress=False)
+    return home / "runs" / "a", settings
 
 
 @pytest.fixture
@@ -48,8 +50,8 @@ def planned_meanwhile(monkeypatch, during):
     """Do something while a run is between its plan and the lock of its folder."""
     prepare = Engine.prepare
 
-    def prepared(self, found=None):
-        plan = prepare(self, found)
+    def prepared(self, checkpoints=None):
+        plan = prepare(self, checkpoints)
         monkeypatch.setattr(Engine, "prepare", prepare)
         during()
         return plan
@@ -99,26 +101,26 @@ def test_a_folder_that_another_study_finished_meanwhile_is_refused(
         shutil.copytree(finished[0], target)
         if other == "same":
             shutil.copy(finished[0].parents[1] / "texts.txt", texts)
-            (target / "study.yaml").write_text(made.to_yaml(), "utf-8")
+            (target / "study.yaml").write_text(settings.to_yaml(), "utf-8")
 
-    made = study(
+    settings = study(
         tmp_path, str(llama), str(texts), metrics=["fiedler_value"], block=2 if other == "same" else 3
     )
     planned_meanwhile(monkeypatch, other_run)
     with pytest.raises(FileExistsError, match="this very study" if other == "same" else "another study"):
-        run(made, progress=False)
+        run(settings, progress=False)
     assert table_bytes(target) == table_bytes(finished[0])
     assert not (target / "units" / "set-aside").exists()
 
 
 def test_many_starts_of_one_name_end_with_one_run_and_refusals(tmp_path, llama, texts, monkeypatch):
     """Threads stand for processes: the file lock keeps two holders of one process apart as well."""
-    made = study(tmp_path, str(llama), str(texts), metrics=["fiedler_value"])
+    settings = study(tmp_path, str(llama), str(texts), metrics=["fiedler_value"])
     barrier, ended = threading.Barrier(3), []
     prepare = Engine.prepare
 
-    def prepared(self, found=None):
-        plan = prepare(self, found)
+    def prepared(self, checkpoints=None):
+        plan = prepare(self, checkpoints)
         barrier.wait(60)
         return plan
 
@@ -126,7 +128,7 @@ def test_many_starts_of_one_name_end_with_one_run_and_refusals(tmp_path, llama, 
 
     def start():
         try:
-            run(made, progress=False)
+            run(settings, progress=False)
             ended.append("done")
         except (FileExistsError, FolderLocked) as error:
             ended.append(type(error).__name__)
@@ -203,17 +205,17 @@ def test_figures_are_not_drawn_through_a_link(copied, tmp_path):
 
 
 def test_gather_into_a_folder_of_something_else_is_refused(tmp_path, llama, finished):
-    made = Settings(**{**finished[1].to_dict(), "output": str(tmp_path / "runs")})
-    run_shard(made, "1/1", progress=False)
-    mine = tmp_path / "mine"
-    (mine / "units" / "poem").mkdir(parents=True)
-    (mine / "tables").mkdir()
-    (mine / "tables" / "heads.parquet").write_bytes(b"mine")
-    before = tree(mine)
+    settings = Settings(**{**finished[1].to_dict(), "output": str(tmp_path / "runs")})
+    run_shard(settings, "1/1", progress=False)
+    poems = tmp_path / "mine"
+    (poems / "units" / "poem").mkdir(parents=True)
+    (poems / "tables").mkdir()
+    (poems / "tables" / "heads.parquet").write_bytes(b"mine")
+    before = tree(poems)
     with pytest.raises(FileExistsError, match="is no run folder; choose another folder"):
-        gather([tmp_path / "runs" / "a"], into=mine, progress=False)
-    assert tree(mine) == before
-    assert sorted(path.name for path in mine.iterdir()) == ["tables", "units"]
+        gather([tmp_path / "runs" / "a"], into=poems, progress=False)
+    assert tree(poems) == before
+    assert sorted(path.name for path in poems.iterdir()) == ["tables", "units"]
     other = study(tmp_path, str(llama), finished[1].texts[0].path, metrics=["attention_entropy"])
     run(other, name="b", progress=False)
     with pytest.raises(FileExistsError, match="holds another study"):
@@ -335,11 +337,11 @@ def test_a_pipe_in_a_tokenizer_folder_does_not_block(tmp_path, call, llama, text
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    made = study(tmp_path, [{"path": str(llama), "tokenizer": str(folder)}], str(texts))
+    settings = study(tmp_path, [{"path": str(llama), "tokenizer": str(folder)}], str(texts))
     with pytest.raises(LoadError, match=rf"{name} is no regular file; a tokenizer is a folder of files"):
-        run(made, progress=False)
+        run(settings, progress=False)
     assert not (tmp_path / "runs" / "a" / "units").exists()
-    (tmp_path / "b.yaml").write_text(yaml.safe_dump({**made.to_dict(), "name": "b"}), "utf-8")
+    (tmp_path / "b.yaml").write_text(yaml.safe_dump({**settings.to_dict(), "name": "b"}), "utf-8")
     code, _, err = call("run", tmp_path / "b.yaml", "--no-draw")
     assert (code, "Traceback" in err) == (1, False)
     assert "is no regular file" in err.splitlines()[-1]
@@ -371,8 +373,8 @@ def test_pages_of_tables_without_a_stored_hash_have_checksums(copied):
     del facts["tables"]
     (copied / "provenance.json").write_text(json.dumps(facts), "utf-8")
     file = copied / "tables" / "heads.parquet"
-    data, whole = file.read_bytes(), asc.load(copied).table("heads")
-    column = pq.read_metadata(file).row_group(0).column(whole.columns.get_loc("fiedler_value"))
+    data, heads = file.read_bytes(), asc.load(copied).table("heads")
+    column = pq.read_metadata(file).row_group(0).column(heads.columns.get_loc("fiedler_value"))
     end = column.data_page_offset + column.total_compressed_size
     for place in range(end - 40, end):
         flipped = bytearray(data)
@@ -406,13 +408,13 @@ def test_a_table_that_is_empty_or_lies_about_itself_is_a_line(tmp_path, call, me
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    whole = pa.table(
+    heads = pa.table(
         {
             "model": ["m"] * 2, "revision": [""] * 2, "step": [-1] * 2, "sample": [0] * 2, "layer": [0] * 2,
             "head": [0, 1], "protocol": ["exact"] * 2, "fiedler_value": [0.1, 0.2], "list": [[1], [2]],
         }
     )  # fmt: skip
-    table = whole.slice(0, rows).replace_schema_metadata(metadata)
+    table = heads.slice(0, rows).replace_schema_metadata(metadata)
     (tmp_path / "tables").mkdir()
     pq.write_table(table, tmp_path / "tables" / "heads.parquet")
     code, _, err = call("tables", tmp_path)

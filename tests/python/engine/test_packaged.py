@@ -66,14 +66,16 @@ def offline(monkeypatch, tmp_path):
 
 
 def test_every_model_of_the_paper_is_there_and_listed():
-    own = [one for one in catalogue() if not one.name.startswith(OTHERS)]
-    assert {one.name for one in own} == {*HUB, "ruscio2025", "attention_sinks"}
-    assert {one.name: one.models for one in own if one.models} == {k: (v,) for k, v in HUB.items()}
+    paper_configs = [config for config in catalogue() if not config.name.startswith(OTHERS)]
+    assert {config.name for config in paper_configs} == {*HUB, "ruscio2025", "attention_sinks"}
+    assert {config.name: config.models for config in paper_configs if config.models} == {
+        k: (v,) for k, v in HUB.items()
+    }
     answer = CliRunner().invoke(app, ["configs"])
     assert answer.exit_code == 0
     assert all(f"{name} " in answer.stdout and hub in answer.stdout for name, hub in HUB.items())
     answer = json.loads(CliRunner().invoke(app, ["configs", "--json"]).stdout)
-    assert {one["name"] for one in answer["studies"]} == set(packaged())
+    assert {entry["name"] for entry in answer["studies"]} == set(packaged())
     assert answer["analyses"]["topology"]["max_tokens"] == 48
 
 
@@ -103,8 +105,8 @@ def test_an_analysis_brings_its_sentences_and_its_cap(analysis):
     # what a person asks for on top goes before what the analysis says
     few = Study.from_yaml(f"llama-3.2-3b:{analysis}", overrides=["texts.samples=3", "max_tokens=9"])
     assert (few.texts[0].samples, few.max_tokens) == (3, 9)
-    own = Study.from_yaml(f"ruscio2025:{analysis}", models="gpt2", texts="mine.txt")
-    assert own.texts[0].samples == analyses()[analysis]["texts.samples"]
+    user_study = Study.from_yaml(f"ruscio2025:{analysis}", models="gpt2", texts="mine.txt")
+    assert user_study.texts[0].samples == analyses()[analysis]["texts.samples"]
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -177,7 +179,7 @@ def test_packaged_pairs_are_valid_and_name_what_is_not_on_this_machine(name, mon
 
 @pytest.mark.parametrize(
     "name",
-    [one if one.endswith("pythia-160m") else pytest.param(one, marks=pytest.mark.slow) for one in PAIRS],
+    [pair if pair.endswith("pythia-160m") else pytest.param(pair, marks=pytest.mark.slow) for pair in PAIRS],
 )
 def test_packaged_pairs_are_planned_without_a_network(name, offline, tmp_path):
     """With small models in the cache in the place of the packaged ones."""
@@ -185,17 +187,19 @@ def test_packaged_pairs_are_planned_without_a_network(name, offline, tmp_path):
     tiny("llama", vocab_size=VOCABULARY_SIZE).save_pretrained(model)
     byte_tokenizer().save_pretrained(model)
     settings = Study.from_yaml(name)
-    for one in settings.models:
-        cached = tmp_path / "hub" / f"models--{one.path.replace('/', '--')}"
-        for revision in one.revisions or ["main"]:
+    for model_source in settings.models:
+        cached = tmp_path / "hub" / f"models--{model_source.path.replace('/', '--')}"
+        for revision in model_source.revisions or ["main"]:
             for folder in ("refs", "snapshots"):
                 (cached / folder).mkdir(parents=True, exist_ok=True)
             (cached / "refs" / revision).write_text(f"of-{revision}", "utf-8")
             (cached / "snapshots" / f"of-{revision}").symlink_to(model)
-    found = dry_run(settings)
-    assert found.checkpoints == sum(len(one.revisions or ["main"]) for one in settings.models)
-    assert found.sentences == 64
-    assert not found.skipped
+    estimate = dry_run(settings)
+    assert estimate.checkpoints == sum(
+        len(model_source.revisions or ["main"]) for model_source in settings.models
+    )
+    assert estimate.sentences == 64
+    assert not estimate.skipped
 
 
 def test_keys_of_an_analysis_are_the_callers_own():

@@ -95,8 +95,8 @@ def test_wrong_names_are_answered_with_the_nearest(run):
 
 def test_a_table_handed_out_is_a_copy(run):
     in_memory = Results({"heads": heads()})
-    mine = in_memory.table("heads")
-    mine.loc[:, "fiedler_value"] = -5.0
+    table = in_memory.table("heads")
+    table.loc[:, "fiedler_value"] = -5.0
     assert (in_memory.table("heads")["fiedler_value"] > -1.0).all()
 
 
@@ -110,8 +110,8 @@ def test_xarray_axes_and_integer_steps(run):
 
 
 def test_xarray_leaves_cells_without_rows_nan():
-    both = pd.concat([heads(n_heads=1), heads(model="wide", n_heads=2)])
-    cube = Results({"heads": both}).to_xarray(metrics=["fiedler_value"])
+    rows_of_models = pd.concat([heads(n_heads=1), heads(model="wide", n_heads=2)])
+    cube = Results({"heads": rows_of_models}).to_xarray(metrics=["fiedler_value"])
     assert np.isnan(cube["fiedler_value"].sel(model="toy", head=1)).all()
     assert np.isfinite(cube["fiedler_value"].sel(model="wide", head=1)).all()
 
@@ -154,22 +154,24 @@ def test_compare_states_the_difference_and_the_unmatched_rows():
 
 
 def test_compare_matches_one_model_under_two_names_and_refuses_nothing_in_common():
-    same = Results({"heads": heads()}).compare(Results({"heads": heads(model="other")})).set_index("metric")
-    assert same.loc["fiedler_value", "equal"]
+    comparison = (
+        Results({"heads": heads()}).compare(Results({"heads": heads(model="other")})).set_index("metric")
+    )
+    assert comparison.loc["fiedler_value", "equal"]
     with pytest.raises(ValueError, match="no row of table 'heads'"):
         Results({"heads": heads()}).compare(Results({"heads": heads(steps=(7,))}))
 
 
 def test_compare_says_where_the_sentences_are_not_the_same():
-    mine, other = samples(), samples()
+    sample_rows, other = samples(), samples()
     first = int(other["sample"].iloc[0])
     other["text"] = other["text"].where(other["sample"] != first, "another sentence")
-    run = Results({"heads": heads(), "samples": mine})
+    run = Results({"heads": heads(), "samples": sample_rows})
     with pytest.warns(UserWarning, match=rf"1 of \d+ samples are other sentences .*sample {first}\)"):
         run.compare(Results({"heads": heads(), "samples": other}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run.compare(Results({"heads": heads(), "samples": mine}))
+        run.compare(Results({"heads": heads(), "samples": sample_rows}))
         run.compare(Results({"heads": heads()}))
 
 
@@ -250,15 +252,15 @@ def test_a_run_that_was_stopped_is_read_from_its_units(tmp_path):
         unit = tmp_path / "units" / f"{number:06d}-u"
         file = Results({"heads": frame}).to_parquet(unit)[0]
         (unit / "reduced-sums.parquet").write_bytes(b"no table")
-        about = {"sha256": sha256(file.read_bytes()).hexdigest(), "rows": 1}
-        (unit / "unit.json").write_text(json.dumps({"unit": "u", "files": {"heads": about}}))
+        file_facts = {"sha256": sha256(file.read_bytes()).hexdigest(), "rows": 1}
+        (unit / "unit.json").write_text(json.dumps({"unit": "u", "files": {"heads": file_facts}}))
     (tmp_path / "units" / ".000002-u.tmp").mkdir()
-    found = load(tmp_path)
-    assert found.tables() == ["heads"]
-    assert found.table("heads")["entropy"].tolist() == [0.0, 1.0]
-    assert "of the 2 units that are stored" in unfinished(found)
-    assert f"attnscope resume {tmp_path}" in unfinished(found)
-    found.to_parquet(tmp_path / "tables")
+    results = load(tmp_path)
+    assert results.tables() == ["heads"]
+    assert results.table("heads")["entropy"].tolist() == [0.0, 1.0]
+    assert "of the 2 units that are stored" in unfinished(results)
+    assert f"attnscope resume {tmp_path}" in unfinished(results)
+    results.to_parquet(tmp_path / "tables")
     assert unfinished(load(tmp_path)) == ""
     shutil.rmtree(tmp_path / "tables")
     (unit / "unit.json").write_text("{}")
@@ -296,29 +298,31 @@ def test_kinds_come_from_the_stored_file(of_kinds):
 
 
 def test_a_table_of_statistics(of_kinds):
-    found = statistics(of_kinds, "heads", ["model", "layer"]).iloc[0]
-    assert found["share"] == pytest.approx((0.15 + 0.4) / 2)
-    assert found["place"] == 0
-    assert found["bars"] == 3  # 2 and 4
-    assert found["odds"] == 2
+    summary = statistics(of_kinds, "heads", ["model", "layer"]).iloc[0]
+    assert summary["share"] == pytest.approx((0.15 + 0.4) / 2)
+    assert summary["place"] == 0
+    assert summary["bars"] == 3  # 2 and 4
+    assert summary["odds"] == 2
     assert list(statistics(of_kinds, "heads", ["layer"], "odds,share").columns) == ["layer", "odds", "share"]
 
 
 def test_compare_names_the_statistic(of_kinds):
-    found = of_kinds.compare(of_kinds).set_index("metric")
-    assert dict(found["statistic"]) == {
+    comparison = of_kinds.compare(of_kinds).set_index("metric")
+    assert dict(comparison["statistic"]) == {
         "share": "mean", "place": "most frequent", "bars": "median", "odds": "median",
     }  # fmt: skip
-    assert found.loc["place", "here"] == 0
-    assert np.isnan(found.loc["place", "mean_difference"])
-    assert found["equal"].all()
+    assert comparison.loc["place", "here"] == 0
+    assert np.isnan(comparison.loc["place", "mean_difference"])
+    assert comparison["equal"].all()
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9), st.sampled_from(["value", "count", "flag"]))
 def test_groups_are_as_each_by_itself(values, kind):
     frame = pd.DataFrame({"layer": [0] * len(values) + [1], "x": [*values, 5.0]})
-    found = grouped(frame, ["layer"], {"x": kind})["x"]
-    assert found.tolist() == pytest.approx([typical(np.array(values), kind), 5.0], rel=1e-9, abs=1e-9)
+    grouped_values = grouped(frame, ["layer"], {"x": kind})["x"]
+    assert grouped_values.tolist() == pytest.approx(
+        [typical(np.array(values), kind), 5.0], rel=1e-9, abs=1e-9
+    )
 
 
 def test_what_has_no_finite_value_has_no_statistic():

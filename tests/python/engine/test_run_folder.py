@@ -19,33 +19,33 @@ from folders import sentences, study
 
 
 def test_an_existing_folder_is_refused_with_the_way_on(tmp_path, llama, texts):
-    made = study(tmp_path, str(llama), str(texts))
-    run(made)
+    settings = study(tmp_path, str(llama), str(texts))
+    run(settings)
     with pytest.raises(FileExistsError, match=r"holds this very study: attnscope resume .*runs/a"):
-        run(made)
+        run(settings)
     with pytest.raises(FileExistsError, match=r"another study \(block: 3 there, 2 here\)"):
-        run(made, block=2)
+        run(settings, block=2)
     other = tmp_path / "runs" / "b"
     other.mkdir()
     (other / "thesis.tex").write_text("mine", "utf-8")
     with pytest.raises(FileExistsError, match="is no run folder"):
-        run(made, name="b")
+        run(settings, name="b")
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
     again = resume(tmp_path / "runs" / "a")
     assert again.provenance["units"]["done_by_this_process"] == 0
 
 
 def test_one_folder_one_writer(tmp_path, llama, texts):
-    made = run(study(tmp_path, str(llama), str(texts)))
-    with FolderLock(made.path), pytest.raises(FolderLocked, match="in use by process"):
-        resume(made.path)
+    results = run(study(tmp_path, str(llama), str(texts)))
+    with FolderLock(results.path), pytest.raises(FolderLocked, match="in use by process"):
+        resume(results.path)
 
 
 def test_changed_texts_are_not_mixed_with_the_old(tmp_path, llama, texts):
-    made = run(study(tmp_path, str(llama), str(texts)))
+    results = run(study(tmp_path, str(llama), str(texts)))
     sentences(texts, 8)
     with pytest.raises(ConfigError, match="the texts or the weights have changed"):
-        resume(made.path)
+        resume(results.path)
 
 
 def test_provenance_says_what_made_the_numbers(tmp_path, llama, texts):
@@ -103,6 +103,6 @@ def test_the_state_of_the_package_is_that_of_the_repository_that_tracks_it(tmp_p
     git("init")
     git("add", "package.py")
     git("commit", "-m", "first")
-    found = _own_git_state(package)
-    assert (len(found["commit"]), found["changed"]) == (40, True)
+    state = _own_git_state(package)
+    assert (len(state["commit"]), state["changed"]) == (40, True)
     assert _own_git_state(installed) is None

@@ -28,23 +28,26 @@ def test_a_series_of_checkpoints_is_ordered_by_integer_step(tmp_path, checkpoint
 
 
 def test_patterns_and_chosen_revisions(tmp_path, checkpoints, texts):
-    some = study(tmp_path, {"path": f"{checkpoints}/step*0", "label": "mine"}, str(texts))
-    assert [one.title for one in make_plan(some).checkpoints] == ["mine step0", "mine step10"]
+    by_pattern = study(tmp_path, {"path": f"{checkpoints}/step*0", "label": "mine"}, str(texts))
+    assert [checkpoint.title for checkpoint in make_plan(by_pattern).checkpoints] == [
+        "mine step0",
+        "mine step10",
+    ]
     chosen = study(tmp_path, {"path": str(checkpoints), "revisions": ["step10", "step2"]}, str(texts))
-    assert [one.step for one in make_plan(chosen).checkpoints] == [2, 10]
+    assert [checkpoint.step for checkpoint in make_plan(chosen).checkpoints] == [2, 10]
     with pytest.raises(ConfigError, match=r"no checkpoint folder .*step7"):
         make_plan(study(tmp_path, {"path": str(checkpoints), "revisions": ["step7"]}, str(texts)))
 
 
-def test_a_broken_checkpoint_in_mid_sweep_is_skipped_and_named(tmp_path, checkpoints, texts, said):
+def test_a_broken_checkpoint_in_mid_sweep_is_skipped_and_named(tmp_path, checkpoints, texts, messages):
     copy = tmp_path / "copy"
     shutil.copytree(checkpoints, copy)
     weights = copy / "step2" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    results = run(study(tmp_path, str(copy), str(texts)), say=said.append)
+    results = run(study(tmp_path, str(copy), str(texts)), say=messages.append)
     assert sorted(set(results.table("heads")["step"])) == [0, 10]
     assert [entry["checkpoint"] for entry in results.provenance["skipped"]] == ["copy step2"]
-    assert any("skipped copy step2" in line for line in said)
+    assert any("skipped copy step2" in line for line in messages)
     shutil.copy(checkpoints / "step2" / "model.safetensors", weights)
     with pytest.raises(ConfigError, match="the texts or the weights have changed"):
         resume(results.path)
@@ -56,34 +59,34 @@ def test_weights_that_the_architecture_lacks_are_never_random(tmp_path, llama, t
     copy = tmp_path / "copy"
     shutil.copytree(llama, copy)
     weights = load_file(copy / "model.safetensors")
-    gone = next(name for name in weights if "q_proj" in name)
-    del weights[gone]
+    missing = next(name for name in weights if "q_proj" in name)
+    del weights[missing]
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(LoadError, match=r"lack 1 tensors of LlamaForCausalLM, for example .*q_proj"):
         run(study(tmp_path, str(copy), str(texts)))
     assert not (tmp_path / "runs" / "a").exists()
 
 
-def broken_folder(tmp_path, llama, what):
+def broken_folder(tmp_path, llama, damage):
     copy = tmp_path / "broken"
     shutil.copytree(llama, copy)
-    if what == "no weights":
+    if damage == "no weights":
         (copy / "model.safetensors").unlink()
-    elif what == "config is not JSON":
+    elif damage == "config is not JSON":
         (copy / "config.json").write_text("{", "utf-8")
-    elif what == "unknown architecture":
+    elif damage == "unknown architecture":
         (copy / "config.json").write_text('{"model_type": "no_such_model"}', "utf-8")
-    elif what == "no tokenizer":
+    elif damage == "no tokenizer":
         for file in copy.glob("tokenizer*"):
             file.unlink()
-    elif what == "pickled weights":
+    elif damage == "pickled weights":
         (copy / "model.safetensors").unlink()
         torch.save({}, copy / "pytorch_model.bin")
     return copy
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("damage", "message"),
     [
         ("no weights", r"broken: .*holds no \*\.safetensors file"),
         ("pickled weights", r"broken: .*holds no \*\.safetensors file, and no other format is loaded"),
@@ -92,9 +95,9 @@ def broken_folder(tmp_path, llama, what):
         ("no tokenizer", "broken: tokenizer: "),
     ],
 )
-def test_a_broken_model_folder_is_explained_and_leaves_nothing(tmp_path, llama, texts, what, message):
+def test_a_broken_model_folder_is_explained_and_leaves_nothing(tmp_path, llama, texts, damage, message):
     with pytest.raises(LoadError, match=message):
-        run(study(tmp_path, str(broken_folder(tmp_path, llama, what)), str(texts)))
+        run(study(tmp_path, str(broken_folder(tmp_path, llama, damage)), str(texts)))
     assert not (tmp_path / "runs" / "a").exists()
 
 
@@ -136,9 +139,9 @@ def test_layers_can_be_chosen(tmp_path, llama, texts):
     assert set(heads["layer"]) == {1}
 
 
-def test_a_model_whose_attention_cannot_be_captured_is_skipped(tmp_path, llama, texts, said):
+def test_a_model_whose_attention_cannot_be_captured_is_skipped(tmp_path, llama, texts, messages):
     folder = model_folder(tmp_path / "mamba", "mamba")
-    results = run(study(tmp_path, [str(folder), str(llama)], str(texts)), say=said.append)
+    results = run(study(tmp_path, [str(folder), str(llama)], str(texts)), say=messages.append)
     assert [entry["checkpoint"] for entry in results.provenance["skipped"]] == ["mamba"]
     assert set(results.table("heads")["model"]) == {"tiny"}
     with pytest.raises(LoadError, match="mamba"):
@@ -152,12 +155,12 @@ def test_a_model_with_nan_weights_is_captured_layer_by_layer(tmp_path, llama, te
     copy = tmp_path / "broken"
     shutil.copytree(llama, copy)
     weights = {
-        name: torch.full_like(one, float("nan")) if "layers.1.self_attn.q_proj" in name else one
-        for name, one in load_file(copy / "model.safetensors").items()
+        name: torch.full_like(weight, float("nan")) if "layers.1.self_attn.q_proj" in name else weight
+        for name, weight in load_file(copy / "model.safetensors").items()
     }
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     from transformers import AutoModelForCausalLM
 
     with asc.capture(AutoModelForCausalLM.from_pretrained(copy).eval()) as recording:
         assert recording.tier == 1
-    assert not [one for one in recwarn if "capture" in str(one.message)]
+    assert not [warning for warning in recwarn if "capture" in str(warning.message)]

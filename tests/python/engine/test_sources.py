@@ -42,19 +42,19 @@ def test_every_format_gives_the_same_sentences(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(lines), "utf-8")
     pq.write_table(pa.table({"text": TEXTS, "field": ["f"] * 3}), tmp_path / "a.parquet")
     for name in ("a.txt", "a.csv", "a.jsonl", "a.parquet"):
-        found = read(tmp_path / name)
-        assert [one.text for one in found] == TEXTS, name
-        assert [one.sample for one in found] == [0, 1, 2]
-        assert {one.source for one in found} == {name}
-        assert name == "a.txt" or found[0].extra == {"field": "f"}
-    assert [one.source_row for one in read(tmp_path / "a.txt")] == [0, 2, 4]
+        sentences = read(tmp_path / name)
+        assert [sentence.text for sentence in sentences] == TEXTS, name
+        assert [sentence.sample for sentence in sentences] == [0, 1, 2]
+        assert {sentence.source for sentence in sentences} == {name}
+        assert name == "a.txt" or sentences[0].extra == {"field": "f"}
+    assert [sentence.source_row for sentence in read(tmp_path / "a.txt")] == [0, 2, 4]
 
 
 def test_windows_line_ends_and_a_byte_order_mark(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
-    assert [one.text for one in read(tmp_path / "a.txt")] == ["one", "two"]
+    assert [sentence.text for sentence in read(tmp_path / "a.txt")] == ["one", "two"]
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbftext\r\none\r\n")
-    assert [one.text for one in read(tmp_path / "a.csv", column="text")] == ["one"]
+    assert [sentence.text for sentence in read(tmp_path / "a.csv", column="text")] == ["one"]
 
 
 def test_a_line_separator_inside_json_text_stays_there(tmp_path):
@@ -64,15 +64,15 @@ def test_a_line_separator_inside_json_text_stays_there(tmp_path):
 
 def test_token_ids_are_taken_as_they_are(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"token_ids": [1, 5, 5]}\n', "utf-8")
-    found = read(tmp_path / "a.jsonl", group="copying")[0]
-    assert (found.text, found.token_ids, found.group) == (None, (1, 5, 5), "copying")
+    sentence = read(tmp_path / "a.jsonl", group="copying")[0]
+    assert (sentence.text, sentence.token_ids, sentence.group) == (None, (1, 5, 5), "copying")
 
 
 def test_groups_are_numbered_through(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n", "utf-8")
     (tmp_path / "b.txt").write_text("three\n", "utf-8")
-    found = read_sentences([TextSource(path=str(tmp_path / f"{name}.txt"), group=name) for name in "ab"])
-    assert [(one.sample, one.group, one.text) for one in found] == [
+    sentences = read_sentences([TextSource(path=str(tmp_path / f"{name}.txt"), group=name) for name in "ab"])
+    assert [(sentence.sample, sentence.group, sentence.text) for sentence in sentences] == [
         (0, "a", "one"),
         (1, "a", "two"),
         (2, "b", "three"),
@@ -120,19 +120,19 @@ def test_bad_files_are_explained(tmp_path, name, content, options, message):
 def test_no_cell_is_changed(tmp_path):
     """Words that pandas takes for missing, zeros in front, whole numbers beyond 2^64."""
     (tmp_path / "a.csv").write_text('text,n\nNA,007\n\n"a, ""b""\nc",\n', "utf-8")
-    found = read(tmp_path / "a.csv")
-    assert [one.text for one in found] == ["NA", 'a, "b"\nc']
-    assert [one.extra for one in found] == [{"n": "007"}, {"n": ""}]
-    assert [one.source_row for one in found] == [0, 2]
+    sentences = read(tmp_path / "a.csv")
+    assert [sentence.text for sentence in sentences] == ["NA", 'a, "b"\nc']
+    assert [sentence.extra for sentence in sentences] == [{"n": "007"}, {"n": ""}]
+    assert [sentence.source_row for sentence in sentences] == [0, 2]
     rows = [
         {"text": "2020-01-01", "n": 123456789012345678901, "x": 0.1},
         {"text": "b", "n": None},
         {"text": "c", "n": "x"},
     ]
     (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, rows)), "utf-8")
-    found = read(tmp_path / "a.jsonl")
-    assert [{"text": one.text, **one.extra} for one in found] == rows
-    assert [one.source_row for one in found] == [0, 2, 4]
+    sentences = read(tmp_path / "a.jsonl")
+    assert [{"text": sentence.text, **sentence.extra} for sentence in sentences] == rows
+    assert [sentence.source_row for sentence in sentences] == [0, 2, 4]
 
 
 def test_missing_files_folders_and_unknown_sources(tmp_path):
@@ -165,13 +165,13 @@ def test_a_line_of_a_megabyte_and_many_columns(tmp_path):
 def test_sentences_are_chosen_by_their_number_of_words(tmp_path):
     texts = [" ".join(["word"] * count) for count in (3, 6, 7, 50, 51)]
     (tmp_path / "a.txt").write_text("\n".join(texts), "utf-8")
-    found = read(tmp_path / "a.txt", min_words=6, max_words=50)
-    assert [one.source_row for one in found] == [1, 2, 3]
+    sentences = read(tmp_path / "a.txt", min_words=6, max_words=50)
+    assert [sentence.source_row for sentence in sentences] == [1, 2, 3]
     # the filter comes before the rule: two of the three that are left
-    assert [one.source_row for one in read(tmp_path / "a.txt", min_words=7, samples=2)] == [2, 3]
-    assert [one.source_row for one in read(tmp_path / "a.txt", max_words=3)] == [0]
+    assert [sentence.source_row for sentence in read(tmp_path / "a.txt", min_words=7, samples=2)] == [2, 3]
+    assert [sentence.source_row for sentence in read(tmp_path / "a.txt", max_words=3)] == [0]
     (tmp_path / "a.jsonl").write_text('{"token_ids": [1, 5, 5]}\n{"token_ids": [1]}\n', "utf-8")
-    assert [one.token_ids for one in read(tmp_path / "a.jsonl", max_words=2)] == [(1,)]
+    assert [sentence.token_ids for sentence in read(tmp_path / "a.jsonl", max_words=2)] == [(1,)]
     with pytest.raises(ConfigError, match="no sentence has 8 to 9 words; its 5 sentences have 3 to 51"):
         read(tmp_path / "a.txt", min_words=8, max_words=9)
     with pytest.raises(ConfigError, match="no sentence has 99 to any number of words"):
@@ -182,9 +182,12 @@ def test_sentences_are_chosen_by_their_number_of_words(tmp_path):
 
 def test_long_sentences_are_cut_at_a_number_of_characters(tmp_path):
     (tmp_path / "a.txt").write_text("äbcdef\nabc\n", "utf-8")
-    found = read(tmp_path / "a.txt", max_characters=3)
-    assert [(one.text, one.cut) for one in found] == [("äbc", True), ("abc", False)]
-    assert [(one.text, one.cut) for one in read(tmp_path / "a.txt")] == [("äbcdef", False), ("abc", False)]
+    sentences = read(tmp_path / "a.txt", max_characters=3)
+    assert [(sentence.text, sentence.cut) for sentence in sentences] == [("äbc", True), ("abc", False)]
+    assert [(sentence.text, sentence.cut) for sentence in read(tmp_path / "a.txt")] == [
+        ("äbcdef", False),
+        ("abc", False),
+    ]
 
 
 def test_sampling_is_seeded_and_keeps_the_order(tmp_path):
@@ -192,11 +195,11 @@ def test_sampling_is_seeded_and_keeps_the_order(tmp_path):
     source = TextSource(path=str(tmp_path / "a.txt"), samples=10, sampling="random")
     first, again, other = (read_sentences([source], seed) for seed in (0, 0, 1))
     assert first == again
-    assert [one.text for one in first] != [one.text for one in other]
-    rows = [one.source_row for one in first]
+    assert [sentence.text for sentence in first] != [sentence.text for sentence in other]
+    rows = [sentence.source_row for sentence in first]
     assert rows == sorted(rows)
     assert len(set(rows)) == 10
-    assert [one.text for one in read(tmp_path / "a.txt", samples=2)] == ["sentence 0", "sentence 1"]
+    assert [sentence.text for sentence in read(tmp_path / "a.txt", samples=2)] == ["sentence 0", "sentence 1"]
     assert len(read(tmp_path / "a.txt", samples=1000)) == 100
 
 
@@ -210,16 +213,18 @@ def focus_rows():
 def test_the_papers_rule_takes_the_shortest_sentence_of_every_focus_word(tmp_path):
     write_csv(tmp_path / "a.csv", focus_rows(), ("text", "focus_word"))
     exact = read(tmp_path / "a.csv", sampling="paper", samples=30)
-    assert sorted(one.extra["focus_word"] for one in exact) == sorted(f"focus{word}" for word in range(30))
-    assert {len(one.text.split()) for one in exact} == {4, 5, 6}
-    more = read(tmp_path / "a.csv", sampling="paper", samples=48)
-    extra = [len(one.text.split()) for one in more if len(one.text.split()) > 6]
+    assert sorted(sentence.extra["focus_word"] for sentence in exact) == sorted(
+        f"focus{word}" for word in range(30)
+    )
+    assert {len(sentence.text.split()) for sentence in exact} == {4, 5, 6}
+    longer = read(tmp_path / "a.csv", sampling="paper", samples=48)
+    extra = [len(sentence.text.split()) for sentence in longer if len(sentence.text.split()) > 6]
     # 60 others: short third 8..9 words, middle third 9..13, long third 13..14: six of each third
     assert len(extra) == 18
     assert sum(length <= 9 for length in extra) >= 6
     assert sum(length >= 13 for length in extra) >= 6
     fewer = read(tmp_path / "a.csv", sampling="paper", samples=9)
-    lengths = sorted(len(one.text.split()) for one in fewer)
+    lengths = sorted(len(sentence.text.split()) for sentence in fewer)
     assert lengths == [4, 4, 4, 5, 5, 5, 6, 6, 6]
     with pytest.raises(ConfigError, match="needs the column 'word'"):
         read(tmp_path / "a.csv", sampling="paper", focus="word")
@@ -231,7 +236,7 @@ def test_a_rule_is_the_studys_or_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"a\.csv: there is no sampling rule 'last'; .*first, random"):
         read_sentences([source])
     rules = {"last": lambda rows, source, draw: [len(rows) - 1]}
-    assert [one.text for one in read_sentences([source], samplers=rules)] == TEXTS[-1:]
+    assert [sentence.text for sentence in read_sentences([source], samplers=rules)] == TEXTS[-1:]
 
 
 @given(count=st.integers(1, 120), rule=st.sampled_from(["first", "random", "paper"]))
@@ -239,15 +244,15 @@ def test_every_rule_takes_as_many_different_rows_as_asked(tmp_path_factory, coun
     path = tmp_path_factory.getbasetemp() / "focus.csv"
     if not path.exists():
         write_csv(path, focus_rows(), ("text", "focus_word"))
-    rows = [one.source_row for one in read(path, sampling=rule, samples=count)]
+    rows = [sentence.source_row for sentence in read(path, sampling=rule, samples=count)]
     assert len(rows) == len(set(rows)) == min(count, 90)
     assert rows == sorted(rows)
 
 
 def test_the_manual_of_python_is_a_source():
-    found = read("builtin:pydoc", samples=50, sampling="random")
-    assert len(found) == 50
-    assert all(6 <= len(one.text.split()) <= 50 for one in found)
+    sentences = read("builtin:pydoc", samples=50, sampling="random")
+    assert len(sentences) == 50
+    assert all(6 <= len(sentence.text.split()) <= 50 for sentence in sentences)
 
 
 def test_columns_of_the_sources_get_one_type_and_a_free_name(tmp_path):
@@ -272,11 +277,19 @@ PROSE = "\n\nThe cat sat\non the mat. It slept\nall day.\n\n \nRain fell.\r\n"
 def test_a_text_file_is_a_sentence_per_line_or_per_paragraph(tmp_path):
     (tmp_path / "a.txt").write_text(PROSE, "utf-8")
     lines = read(tmp_path / "a.txt")
-    assert [one.text for one in lines] == ["The cat sat", "on the mat. It slept", "all day.", "Rain fell."]
-    assert [one.source_row for one in lines] == [2, 3, 4, 7]
+    assert [sentence.text for sentence in lines] == [
+        "The cat sat",
+        "on the mat. It slept",
+        "all day.",
+        "Rain fell.",
+    ]
+    assert [sentence.source_row for sentence in lines] == [2, 3, 4, 7]
     paragraphs = read(tmp_path / "a.txt", per="paragraph")
-    assert [one.text for one in paragraphs] == ["The cat sat on the mat. It slept all day.", "Rain fell."]
-    assert [one.source_row for one in paragraphs] == [2, 7]
+    assert [sentence.text for sentence in paragraphs] == [
+        "The cat sat on the mat. It slept all day.",
+        "Rain fell.",
+    ]
+    assert [sentence.source_row for sentence in paragraphs] == [2, 7]
 
 
 @pytest.mark.parametrize(
@@ -308,9 +321,9 @@ def test_a_data_sets_folder(tmp_path, datasets):
     table = pa.table({"text": TEXTS, "field": ["a", "b", "c"][: len(TEXTS)] + ["d"] * (len(TEXTS) - 3)})
     pq.write_table(table, folder / "train.parquet")
     pq.write_table(table.slice(1), folder / "test.parquet")
-    assert [one.text for one in read(folder)] == TEXTS
+    assert [sentence.text for sentence in read(folder)] == TEXTS
     tested = read(folder, split="test", column="text")
-    assert [one.text for one in tested] == TEXTS[1:]
+    assert [sentence.text for sentence in tested] == TEXTS[1:]
     assert tested[0].extra == {"field": "b"}
     with pytest.raises(ConfigError, match="dev"):
         read(folder, split="dev")
@@ -319,11 +332,11 @@ def test_a_data_sets_folder(tmp_path, datasets):
 
 
 def test_a_data_set_saved_to_disk(tmp_path, datasets):
-    made = datasets.Dataset.from_dict({"text": TEXTS})
-    made.save_to_disk(tmp_path / "one")
-    datasets.DatasetDict({"train": made, "test": made.select([0])}).save_to_disk(tmp_path / "many")
-    assert [one.text for one in read(tmp_path / "one")] == TEXTS
-    assert [one.text for one in read(tmp_path / "many", split="test")] == TEXTS[:1]
+    dataset = datasets.Dataset.from_dict({"text": TEXTS})
+    dataset.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": dataset, "test": dataset.select([0])}).save_to_disk(tmp_path / "many")
+    assert [sentence.text for sentence in read(tmp_path / "one")] == TEXTS
+    assert [sentence.text for sentence in read(tmp_path / "many", split="test")] == TEXTS[:1]
     with pytest.raises(ConfigError, match="has no split 'tset'; did you mean 'test'"):
         read(tmp_path / "many", split="tset")
 
@@ -372,10 +385,12 @@ def write_many(path, count):
 def test_a_few_texts_of_a_large_file_take_little_memory(tmp_path, ending, rule):
     small, large = (write_many(tmp_path / f"{count}.{ending}", count) for count in (4_000, 40_000))
     read(small, samples=3, sampling=rule)  # imports
-    little, _ = peak(lambda: read(small, samples=3, sampling=rule))
-    much, found = peak(lambda: read(large, samples=3, sampling=rule))
-    assert len(found) == 3
-    assert much < 2 * little + 100_000, f"{much:,} bytes of 40,000 rows, {little:,} of 4,000"
+    bytes_of_small, _ = peak(lambda: read(small, samples=3, sampling=rule))
+    bytes_of_large, sentences = peak(lambda: read(large, samples=3, sampling=rule))
+    assert len(sentences) == 3
+    assert bytes_of_large < 2 * bytes_of_small + 100_000, (
+        f"{bytes_of_large:,} bytes of 40,000 rows, {bytes_of_small:,} of 4,000"
+    )
 
 
 @pytest.mark.parametrize("ending", ["txt", "csv", "jsonl", "parquet"])
@@ -383,7 +398,7 @@ def test_the_first_texts_are_read_without_those_behind_them(tmp_path, ending, mo
     path = write_many(tmp_path / f"a.{ending}", 20_000)
     if ending == "parquet":
         rows = []
-        monkeypatch.setattr(readers, "_of_cells", lambda some, column, path: counted(some, rows, column))
+        monkeypatch.setattr(readers, "_of_cells", lambda cells, column, path: counted(cells, rows, column))
     else:
         with open(path, "ab") as file:
             file.write(b"\xff" * 100)  # no UTF-8, and no row
@@ -395,8 +410,8 @@ def test_the_first_texts_are_read_without_those_behind_them(tmp_path, ending, mo
             read(path)
 
 
-def counted(some, rows, column):
-    for number, row in enumerate(some):
+def counted(cells, rows, column):
+    for number, row in enumerate(cells):
         rows.append(row)
         yield number, row.pop(column), row
 
@@ -408,7 +423,7 @@ def test_a_random_sample_is_that_of_all_texts_in_memory(tmp_path, ending):
     for seed in range(5):
         drawn = np.random.default_rng([seed, 0]).choice(300, 7, replace=False)
         source = TextSource(path=str(path), samples=7, sampling="random")
-        assert [one.source_row for one in read_sentences([source], seed)] == sorted(drawn.tolist())
+        assert [sentence.source_row for sentence in read_sentences([source], seed)] == sorted(drawn.tolist())
 
 
 def test_the_byte_of_another_encoding_is_found_behind_megabytes(tmp_path):
@@ -441,8 +456,8 @@ def test_what_no_tokenizer_and_no_table_takes_is_refused_by_place(tmp_path, cont
 def test_integers_beyond_64_bits_and_beside_fractions_stay_exact(tmp_path):
     rows = [{"text": "a", "big": 2**70, "mixed": 2**60 + 1}, {"text": "b", "big": 1, "mixed": 0.5}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    found = {name: column.to_pylist() for name, column in extra_columns(read(tmp_path / "a.jsonl")).items()}
-    assert found == {"big": [str(2**70), "1"], "mixed": [str(2**60 + 1), "0.5"]}
+    columns = {name: column.to_pylist() for name, column in extra_columns(read(tmp_path / "a.jsonl")).items()}
+    assert columns == {"big": [str(2**70), "1"], "mixed": [str(2**60 + 1), "0.5"]}
 
 
 def test_rows_and_their_number_are_bounded(tmp_path, monkeypatch):

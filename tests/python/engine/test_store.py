@@ -36,17 +36,17 @@ def tables(seed, rows=5):
 
 @pytest.fixture
 def store(tmp_path):
-    made = Store(tmp_path)
-    assert made.open(NAMES) == []
+    created = Store(tmp_path)
+    assert created.open(NAMES) == []
     for seed, unit in enumerate(NAMES):
-        made.write(unit, tables(seed))
-    return made
+        created.write(unit, tables(seed))
+    return created
 
 
 def reopened(store, units=NAMES):
-    said = []
+    messages = []
     again = Store(store.folder.parent)
-    return again, again.open(units, said.append), said
+    return again, again.open(units, messages.append), messages
 
 
 def test_a_unit_gives_its_tables_back(store):
@@ -56,9 +56,9 @@ def test_a_unit_gives_its_tables_back(store):
 
 
 def test_reopening_trusts_what_is_whole(store):
-    again, done, said = reopened(store)
+    again, done, messages = reopened(store)
     assert done == list(NAMES)
-    assert said == []
+    assert messages == []
     assert again.read("u3", "heads").equals(tables(3)["heads"])
 
 
@@ -91,11 +91,11 @@ def test_a_damaged_unit_is_set_aside(store, damage):
         (folder / "unit.json").write_text("{", "utf-8")
     else:
         shutil.rmtree(folder)
-    again, done, said = reopened(store)
+    again, done, messages = reopened(store)
     assert done == ["u0", "u2", "u3"]
     if damage != "missing":
-        assert len(said) == 1
-        assert "is corrupt or belongs to another study; moved to" in said[0]
+        assert len(messages) == 1
+        assert "is corrupt or belongs to another study; moved to" in messages[0]
         assert (store.folder / "set-aside" / folder.name).is_dir()
     assert not folder.exists()
     again.write("u1", tables(1))
@@ -105,9 +105,9 @@ def test_a_damaged_unit_is_set_aside(store, damage):
 
 def test_a_unit_of_another_plan_is_set_aside_and_two_of_one_name_are_kept_apart(store):
     (store.folder / "set-aside" / NAMES["u0"]).mkdir(parents=True)
-    _, done, said = reopened(store, {unit: name for unit, name in NAMES.items() if unit != "u0"})
+    _, done, messages = reopened(store, {unit: name for unit, name in NAMES.items() if unit != "u0"})
     assert done == ["u1", "u2", "u3"]
-    assert len(said) == 1
+    assert len(messages) == 1
     assert sorted(path.name for path in (store.folder / "set-aside").iterdir()) == ["00000-u0", "00000-u0.1"]
 
 
@@ -127,10 +127,10 @@ def test_a_writer_killed_right_after_the_rename_has_done_its_unit(tmp_path):
         "made.write('u', {'heads': pa.table({'head': [1, 2, 3]})})"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
-    resumed, said = Store(tmp_path), []
-    assert resumed.open({"u": "00-u"}, said.append) == ["u"]
+    resumed, messages = Store(tmp_path), []
+    assert resumed.open({"u": "00-u"}, messages.append) == ["u"]
     assert resumed.read("u", "heads").column("head").to_pylist() == [1, 2, 3]
-    assert said == []
+    assert messages == []
 
 
 def test_what_a_killed_run_left_half_written_is_removed(store):
@@ -207,12 +207,12 @@ def test_no_room_is_an_error_in_words_and_leaves_nothing_behind(store, tmp_path)
 
 def test_measured_numbers_have_no_dictionary(store):
     """Whatever holds them: only what repeats has a table of its values, in a unit and in a gathered file."""
-    number, whole, word = pa.float32(), pa.int16(), pa.string()
+    number, integer, word = pa.float32(), pa.int16(), pa.string()
     schema = pa.schema(
         {
             "value": pa.float64(), "state": pa.list_(number, 8), "curve": pa.list_(pa.list_(number)),
-            "layer": whole, "head": pa.dictionary(pa.int8(), word), "level": pa.dictionary(pa.int8(), number),
-            "words": pa.list_(word), "kept": pa.bool_(),
+            "layer": integer, "head": pa.dictionary(pa.int8(), word),
+            "level": pa.dictionary(pa.int8(), number), "words": pa.list_(word), "kept": pa.bool_(),
         }
     )  # fmt: skip
     assert repeating(schema) == ["layer", "head", "level", "words", "kept"]
@@ -220,7 +220,10 @@ def test_measured_numbers_have_no_dictionary(store):
     for file in (gathered, *store.files(["u0"], "heads")):
         columns = pq.read_metadata(file).row_group(0)
         held = {columns.column(at).path_in_schema: columns.column(at).encodings for at in range(2)}
-        assert {name: "RLE_DICTIONARY" in one for name, one in held.items()} == {"head": True, "value": False}
+        assert {name: "RLE_DICTIONARY" in encodings for name, encodings in held.items()} == {
+            "head": True,
+            "value": False,
+        }
 
 
 def test_the_lock_names_its_owner_and_is_free_afterwards(tmp_path):

@@ -30,9 +30,9 @@ HEADS = Table(
 
 
 def rows(table=HEADS, **columns):
-    made = Rows(table, "toy")
-    made.add(**columns)
-    return made
+    table_rows = Rows(table, "toy")
+    table_rows.add(**columns)
+    return table_rows
 
 
 def test_what_has_no_value_is_null_and_types_stay():
@@ -57,12 +57,12 @@ def test_an_empty_text_is_null_where_it_is_not_declared_as_a_text():
         ("name",),
         (Column("reason", "string", "text"), Column("answer", "string", "text", empty=True)),
     )
-    made = rows(table, name=["", "a"], reason=["", "short"], answer=["", "yes"])
-    made.add(name="b", reason="", answer="")
-    assert made.arrow().to_pydict() == {
+    table_rows = rows(table, name=["", "a"], reason=["", "short"], answer=["", "yes"])
+    table_rows.add(name="b", reason="", answer="")
+    assert table_rows.arrow().to_pydict() == {
         "name": ["", "a", "b"], "reason": [None, "short", None], "answer": ["", "yes", ""],
     }  # fmt: skip
-    assert made.arrow().schema.field("answer").metadata[b"empty"] == b"true"
+    assert table_rows.arrow().schema.field("answer").metadata[b"empty"] == b"true"
 
 
 def test_a_file_says_what_a_key_counts():
@@ -76,10 +76,10 @@ def test_a_file_says_what_a_key_counts():
 
 
 def test_rows_of_tables_without_declared_columns_lack_values_too():
-    made = Rows(Table("any", ("sample",), None), "toy")
-    made.add(sample=0, count=3, name="a", flag=True)
-    made.add(sample=1, share=0.5)
-    assert made.arrow().to_pylist()[1] == {
+    table_rows = Rows(Table("any", ("sample",), None), "toy")
+    table_rows.add(sample=0, count=3, name="a", flag=True)
+    table_rows.add(sample=1, share=0.5)
+    assert table_rows.arrow().to_pylist()[1] == {
         "sample": 1, "count": None, "name": None, "flag": None, "share": 0.5,
     }  # fmt: skip
 
@@ -115,10 +115,10 @@ def test_controls_of_heads_and_of_their_means_stand_together():
         bars=[1, 2, 3], place=5, sharp=[True, False, True], token="a",
     )  # fmt: skip
     means = rows(HEADS.head_means(), sample=0, layer=[0, 1], share=[4.0, 6.0])
-    made = control_rows([(heads, "shuffled"), (means, "shuffled"), (means, "random")], 2)
-    assert made.table.name == "heads_variants"
-    assert made.table.keys == ("sample", "variant", "seed", "scope")
-    assert made.arrow().to_pylist() == [
+    controls = control_rows([(heads, "shuffled"), (means, "shuffled"), (means, "random")], 2)
+    assert controls.table.name == "heads_variants"
+    assert controls.table.keys == ("sample", "variant", "seed", "scope")
+    assert controls.arrow().to_pylist() == [
         {"sample": 0, "variant": "random", "seed": 2, "scope": "head_mean", "share": 5.0, "ratio": None,
          "bars": None, "sharp": None},
         {"sample": 0, "variant": "shuffled", "seed": 2, "scope": "head_mean", "share": 5.0, "ratio": None,
@@ -129,49 +129,49 @@ def test_controls_of_heads_and_of_their_means_stand_together():
         {"sample": 1, "variant": "shuffled", "seed": 2, "scope": "heads", "share": None, "ratio": 1.0,
          "bars": 3.0, "sharp": 1.0},
     ]  # fmt: skip
-    listed = Results({"heads_variants": made.arrow()}).variants()
+    listed = Results({"heads_variants": controls.arrow()}).variants()
     assert len(listed) == 2 + 4 + 3
-    one = listed[(listed["scope"] == "heads") & (listed["metric"] == "bars")]
-    assert one["value"].tolist() == [1.5, 3.0]
+    bars_of_heads = listed[(listed["scope"] == "heads") & (listed["metric"] == "bars")]
+    assert bars_of_heads["value"].tolist() == [1.5, 3.0]
     assert set(listed["table"]) == {"heads"}
-    assert Results({"heads_variants": made.arrow()}).variants("layers").empty
+    assert Results({"heads_variants": controls.arrow()}).variants("layers").empty
 
 
 def test_whole_rows_of_controls_are_kept_where_a_table_says_so():
     table = Table("tokens", ("sample", "position"), (Column("log_p"),), variants="full")
-    made = control_rows([(rows(table, sample=0, position=[0, 1], log_p=[1.0, 3.0]), "random_weights")], 1)
-    assert made.table.keys == ("sample", "position", "variant", "seed")
-    assert made.arrow()["log_p"].to_pylist() == [1.0, 3.0]
+    controls = control_rows([(rows(table, sample=0, position=[0, 1], log_p=[1.0, 3.0]), "random_weights")], 1)
+    assert controls.table.keys == ("sample", "position", "variant", "seed")
+    assert controls.arrow()["log_p"].to_pylist() == [1.0, 3.0]
     # which are no averages
-    assert Results({"tokens_variants": made.arrow()}).variants().empty
+    assert Results({"tokens_variants": controls.arrow()}).variants().empty
 
 
 @pytest.fixture
 def files(tmp_path):
     """Two units with sums of shape [2, 3] by group and layer."""
-    made = []
+    paths = []
     for unit in range(2):
         partials = Partials()
         for group in "ab":
             for layer in range(3):
                 term = np.full((2, 3), 100.0 * unit + 10 * layer + (group == "b"))
                 partials.add("x", term, group=group, layer=layer)
-        made.append(tmp_path / f"{unit}.parquet")
-        pq.write_table(partials.tables()["reduced-x"], made[-1])
-    return made
+        paths.append(tmp_path / f"{unit}.parquet")
+        pq.write_table(partials.tables()["reduced-x"], paths[-1])
+    return paths
 
 
 def test_sums_are_folded_over_units_and_over_the_keys_that_are_not_kept(files):
-    found = folded(files, ("layer",))
-    assert set(found) == {(0,), (1,), (2,)}
-    assert found[2,].count == 4
-    assert (found[2,].sum == 2 * (20 + 120) + 2).all()
-    assert found[2,].sum.shape == (2, 3)
+    sums = folded(files, ("layer",))
+    assert set(sums) == {(0,), (1,), (2,)}
+    assert sums[2,].count == 4
+    assert (sums[2,].sum == 2 * (20 + 120) + 2).all()
+    assert sums[2,].sum.shape == (2, 3)
 
 
 def test_only_sums_of_one_value_are_read(files):
-    found = folded(files, ("group",), {"layer": 1})
-    assert {key: one.sum[0, 0] for key, one in found.items()} == {("a",): 120.0, ("b",): 122.0}
+    sums = folded(files, ("group",), {"layer": 1})
+    assert {key: total.sum[0, 0] for key, total in sums.items()} == {("a",): 120.0, ("b",): 122.0}
     assert folded(files, ("group",), {"layer": 7}) == {}
     assert folded(files, (), {"layer": 1, "group": "b"})[()].mean[1, 2] == 61.0
 
@@ -182,22 +182,22 @@ def claims(**p_values):
 
 def test_the_primary_list_is_holms_and_the_rest_benjamini_and_hochbergs():
     """The smallest of m counts m-fold, the next m − 1-fold; none below the one before it."""
-    every = claims(C1=0.01, C7=0.03, C2=0.04, C9=np.nan, C4=0.02, C8=0.01, C10=0.03)
-    found, names = adjusted(every, ("C7", "C8"))
-    np.testing.assert_allclose(found, [0.04, 0.03, 0.06, np.nan, 0.06, 0.02, 0.06], rtol=1e-12)
+    tested = claims(C1=0.01, C7=0.03, C2=0.04, C9=np.nan, C4=0.02, C8=0.01, C10=0.03)
+    adjusted_p, names = adjusted(tested, ("C7", "C8"))
+    np.testing.assert_allclose(adjusted_p, [0.04, 0.03, 0.06, np.nan, 0.06, 0.02, 0.06], rtol=1e-12)
     assert names == ["holm", "benjamini_hochberg", "holm", "", "holm", "benjamini_hochberg", "holm"]
 
 
 def test_without_a_list_of_its_own_every_claim_is_primary():
-    found, names = adjusted(claims(a=0.6, b=0.01))
-    np.testing.assert_allclose(found, [0.6, 0.02], rtol=1e-12)
+    adjusted_p, names = adjusted(claims(a=0.6, b=0.01))
+    np.testing.assert_allclose(adjusted_p, [0.6, 0.02], rtol=1e-12)
     assert names == ["holm", "holm"]
 
 
 @pytest.mark.parametrize("secondary", [(), ("a",)])
 def test_what_was_not_tested_has_no_adjusted_p(secondary):
-    found, names = adjusted(claims(a=np.nan), secondary)
-    assert np.isnan(found).all()
+    adjusted_p, names = adjusted(claims(a=np.nan), secondary)
+    assert np.isnan(adjusted_p).all()
     assert names == [""]
     assert adjusted([], secondary)[1] == []
 
@@ -209,15 +209,17 @@ def test_what_was_not_tested_has_no_adjusted_p(secondary):
     order=st.randoms(use_true_random=False),
 )
 def test_each_list_is_adjusted_by_itself_in_any_order(primary, rest, order):
-    every = claims(
+    tested = claims(
         **{f"p{at}": p for at, p in enumerate(primary)}, **{f"s{at}": p for at, p in enumerate(rest)}
     )
-    order.shuffle(every)
-    secondary = [one.claim for one in every if one.claim.startswith("s")]
-    found = dict(zip([one.claim for one in every], adjusted(every, secondary)[0], strict=True))
+    order.shuffle(tested)
+    secondary = [claim.claim for claim in tested if claim.claim.startswith("s")]
+    adjusted_p = dict(zip([claim.claim for claim in tested], adjusted(tested, secondary)[0], strict=True))
     expected = stats.false_discovery_control(rest)
-    np.testing.assert_allclose([found[f"s{at}"] for at in range(len(rest))], expected, rtol=1e-12)
+    np.testing.assert_allclose([adjusted_p[f"s{at}"] for at in range(len(rest))], expected, rtol=1e-12)
     ranked = sorted(primary)
     for at, p in enumerate(primary):
-        below = [(len(primary) - place) * one for place, one in enumerate(ranked) if one <= p]
-        assert found[f"p{at}"] == pytest.approx(min(1.0, max(below)), rel=1e-12)
+        below = [
+            (len(primary) - place) * smaller_p for place, smaller_p in enumerate(ranked) if smaller_p <= p
+        ]
+        assert adjusted_p[f"p{at}"] == pytest.approx(min(1.0, max(below)), rel=1e-12)

@@ -33,26 +33,26 @@ def inputs(folder, texts, seed=0, bos="keep", **source):
         block=4,
     )
     plan = make_plan(settings)
-    return [one for unit in plan.units for one in unit.inputs if not unit.variant]
+    return [window for unit in plan.units for window in unit.inputs if not unit.variant]
 
 
-def whole(folder, texts):
+def ids_of_file(folder, texts):
     """All words of the file as ids, by the tokenizer itself, line after line."""
-    own = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     lines = texts.read_text("utf-8").splitlines()
-    return [one for line in lines for one in own(line, add_special_tokens=False)["input_ids"]]
+    return [token for line in lines for token in tokenizer(line, add_special_tokens=False)["input_ids"]]
 
 
 def test_windows_follow_one_another_from_a_place_among_the_first_tokens(folder, texts):
-    ids = whole(folder, texts)
-    found = inputs(folder, texts)
-    first = [*found[0].sentence.token_ids]
+    ids = ids_of_file(folder, texts)
+    windows = inputs(folder, texts)
+    first = [*windows[0].sentence.token_ids]
     places = [at for at in range(LENGTH) if ids[at : at + LENGTH] == first]
     assert places
-    joined = [token for one in found for token in one.sentence.token_ids]
+    joined = [token for window in windows for token in window.sentence.token_ids]
     assert any(ids[at : at + len(joined)] == joined for at in places)
     assert len(ids) - len(joined) < 2 * LENGTH
-    assert [one.sentence.sample for one in found] == [*range(len(found))]
+    assert [window.sentence.sample for window in windows] == [*range(len(windows))]
 
 
 def test_the_place_is_drawn_with_the_seed(folder, texts):
@@ -62,29 +62,33 @@ def test_the_place_is_drawn_with_the_seed(folder, texts):
 
 
 def test_with_and_without_bos_the_text_is_the_same(folder, texts):
-    for kept, dropped in zip(inputs(folder, texts), inputs(folder, texts, bos="drop"), strict=True):
-        assert kept.encoded.ids.tolist() == [1, *dropped.encoded.ids.tolist()[:-1]]
-        assert kept.encoded.starts_with_bos
-        assert not dropped.encoded.starts_with_bos
-        assert kept.n_tokens == dropped.n_tokens == LENGTH
-        assert tuple(dropped.encoded.ids.tolist()) == dropped.sentence.token_ids == kept.sentence.token_ids
+    for with_bos, without_bos in zip(inputs(folder, texts), inputs(folder, texts, bos="drop"), strict=True):
+        assert with_bos.encoded.ids.tolist() == [1, *without_bos.encoded.ids.tolist()[:-1]]
+        assert with_bos.encoded.starts_with_bos
+        assert not without_bos.encoded.starts_with_bos
+        assert with_bos.n_tokens == without_bos.n_tokens == LENGTH
+        assert (
+            tuple(without_bos.encoded.ids.tolist())
+            == without_bos.sentence.token_ids
+            == with_bos.sentence.token_ids
+        )
 
 
 def test_a_tokenizer_without_bos_sets_none(tmp_path, texts):
-    found = inputs(model_folder(tmp_path / "m", bos=False), texts)
-    assert all(one.encoded.ids.tolist() == [*one.sentence.token_ids] for one in found)
+    windows = inputs(model_folder(tmp_path / "m", bos=False), texts)
+    assert all(window.encoded.ids.tolist() == [*window.sentence.token_ids] for window in windows)
 
 
 def test_a_bos_token_inside_a_text_is_left_out(folder, tmp_path):
     (tmp_path / "a.txt").write_text("<s> the cat sat </s> on a mat\n" * 10, "utf-8")
-    found = inputs(folder, tmp_path / "a.txt")
-    assert all({0, 1, 2}.isdisjoint(one.sentence.token_ids) for one in found)
+    windows = inputs(folder, tmp_path / "a.txt")
+    assert all({0, 1, 2}.isdisjoint(window.sentence.token_ids) for window in windows)
 
 
 def test_samples_counts_windows_drawn_or_first(folder, texts):
-    every = [one.sentence.token_ids for one in inputs(folder, texts)]
-    assert [one.sentence.token_ids for one in inputs(folder, texts, samples=3)] == every[:3]
-    drawn = [one.sentence.source_row for one in inputs(folder, texts, samples=5, sampling="random")]
+    all_windows = [window.sentence.token_ids for window in inputs(folder, texts)]
+    assert [window.sentence.token_ids for window in inputs(folder, texts, samples=3)] == all_windows[:3]
+    drawn = [window.sentence.source_row for window in inputs(folder, texts, samples=5, sampling="random")]
     assert drawn == sorted(set(drawn))
     assert drawn != [*range(5)]
 
@@ -92,35 +96,35 @@ def test_samples_counts_windows_drawn_or_first(folder, texts):
 class Reading:
     """A tokenizer that counts the characters which it is given."""
 
-    def __init__(self, own):
-        self.own, self.read = own, 0
+    def __init__(self, tokenizer):
+        self.tokenizer, self.read = tokenizer, 0
 
     def __getattr__(self, name):
-        return getattr(self.own, name)
+        return getattr(self.tokenizer, name)
 
     def __call__(self, text, **options):
         self.read += len(text)
-        return self.own(text, **options)
+        return self.tokenizer(text, **options)
 
 
 @pytest.mark.parametrize("letters", [1, 30, 200])
 def test_of_a_long_text_no_more_is_encoded_than_the_first_tokens_need(folder, letters):
     """Words shorter and longer than the first guess of what a token takes."""
-    tokenizer = Reading(AutoTokenizer.from_pretrained(folder))
+    reading = Reading(AutoTokenizer.from_pretrained(folder))
     text = " ".join("abcdefg"[at % 7] * letters if at % 3 else "cat" for at in range(4000))
-    every = Encoder(tokenizer.own).bare(text)
-    assert len(every) == 4000
-    assert Encoder(tokenizer).bare(text, most=50) == every[:50]
-    assert tokenizer.read < len(text) / 5
-    assert Encoder(tokenizer).bare(text, most=3990) == every[:3990]
+    all_tokens = Encoder(reading.tokenizer).bare(text)
+    assert len(all_tokens) == 4000
+    assert Encoder(reading).bare(text, most=50) == all_tokens[:50]
+    assert reading.read < len(text) / 5
+    assert Encoder(reading).bare(text, most=3990) == all_tokens[:3990]
 
 
 def test_lists_of_token_ids_are_joined(folder, tmp_path):
-    found = inputs(
+    windows = inputs(
         folder, id_lines(tmp_path / "a.jsonl", [[at % 90 + 4] * 5 for at in range(20)]), bos="drop"
     )
     row = [at % 90 + 4 for at in range(20) for _ in range(5)]
-    first = [*found[0].sentence.token_ids]
+    first = [*windows[0].sentence.token_ids]
     assert any(row[at : at + LENGTH] == first for at in range(LENGTH))
 
 
@@ -166,5 +170,5 @@ def test_a_run_over_windows_stores_what_was_read(folder, texts, tmp_path):
 
 
 def test_the_manual_of_python_has_enough_windows(folder):
-    found = inputs(folder, "builtin:pydoc", samples=300)
-    assert len(found) == 300
+    windows = inputs(folder, "builtin:pydoc", samples=300)
+    assert len(windows) == 300

@@ -20,8 +20,8 @@ SYNSETS = [
 
 def rows(**options):
     return [
-        (text, more["lemma"], more["synset"], more["pos"])
-        for _, text, more in example_rows(SYNSETS, **options)
+        (text, extra["lemma"], extra["synset"], extra["pos"])
+        for _, text, extra in example_rows(SYNSETS, **options)
     ]
 
 
@@ -46,7 +46,7 @@ def test_the_rule_that_split_texts_is_named_in_each_row(monkeypatch):
     monkeypatch.setitem(sys.modules, "spacy", None)
     split, name = splitter()
     assert (split("don't go."), name) == (["don", "'", "t", "go", "."], r"\w+|[^\w\s]")
-    assert {more["words_of"] for _, _, more in example_rows(SYNSETS)} == {r"\w+|[^\w\s]"}
+    assert {extra["words_of"] for _, _, extra in example_rows(SYNSETS)} == {r"\w+|[^\w\s]"}
     english = types.SimpleNamespace(
         blank=lambda _: lambda text: [types.SimpleNamespace(text=word) for word in text.split()]
     )
@@ -55,7 +55,7 @@ def test_the_rule_that_split_texts_is_named_in_each_row(monkeypatch):
     assert (split("don't go."), name) == (["don't", "go."], 'spacy.blank("en")')
 
 
-def made(synsets=None, error=None):
+def corpus_module(synsets=None, error=None):
     """A module that stands where nltk's reader of the corpus does."""
 
     def all_synsets(lang):
@@ -77,10 +77,10 @@ def made(synsets=None, error=None):
 
 def test_it_is_a_source_whose_columns_go_along(monkeypatch):
     monkeypatch.setitem(sys.modules, "nltk", types.ModuleType("nltk"))
-    monkeypatch.setitem(sys.modules, "nltk.corpus", made(SYNSETS))
-    found = read_sentences([TextSource(path="builtin:wordnet", samples=2)])
-    assert [one.text for one in found] == ["the cat sat on it", "they run and go on"]
-    assert (found[1].extra["lemma"], found[1].source) == ("run", "builtin:wordnet")
+    monkeypatch.setitem(sys.modules, "nltk.corpus", corpus_module(SYNSETS))
+    sentences = read_sentences([TextSource(path="builtin:wordnet", samples=2)])
+    assert [sentence.text for sentence in sentences] == ["the cat sat on it", "they run and go on"]
+    assert (sentences[1].extra["lemma"], sentences[1].source) == ("run", "builtin:wordnet")
 
 
 def test_what_is_missing_is_named_with_the_command_that_fetches_it(monkeypatch):
@@ -89,7 +89,7 @@ def test_what_is_missing_is_named_with_the_command_that_fetches_it(monkeypatch):
     with pytest.raises(ConfigError, match="texts: builtin:wordnet needs the package `nltk` of PyPI"):
         read_sentences([TextSource(path="builtin:wordnet")])
     monkeypatch.setitem(sys.modules, "nltk", types.ModuleType("nltk"))
-    monkeypatch.setitem(sys.modules, "nltk.corpus", made(error=LookupError("corpora/wordnet")))
+    monkeypatch.setitem(sys.modules, "nltk.corpus", corpus_module(error=LookupError("corpora/wordnet")))
     with pytest.raises(ConfigError, match=r"not on disk; `python -m nltk\.downloader wordnet` fetches it"):
         read_sentences([TextSource(path="builtin:wordnet")])
     with pytest.raises(

@@ -15,7 +15,7 @@ def installed(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def found(installed, monkeypatch):
+def foreign_studies(installed, monkeypatch):
     for path in installed:
         monkeypatch.syspath_prepend(path)
     discovery.studies.cache_clear()
@@ -30,18 +30,18 @@ def inputs(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def whole(inputs, tmp_path_factory):
+def uninterrupted(inputs, tmp_path_factory):
     """Runs of one process, one of each study, when asked for."""
-    made = {}
+    results_by_name = {}
 
     def of(name):
-        if name not in made:
-            made[name] = run(settings(name, inputs, tmp_path_factory.mktemp(name)), progress=False)
-        return made[name].path
+        if name not in results_by_name:
+            results_by_name[name] = run(settings(name, inputs, tmp_path_factory.mktemp(name)), progress=False)
+        return results_by_name[name].path
 
     return of
 
 
 @pytest.fixture
-def said():
+def messages():
     return []

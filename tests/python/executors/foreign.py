@@ -10,16 +10,18 @@ STUDIES = TESTS / "studies"
 NAMES = sorted(path.name for path in STUDIES.iterdir() if (path / "study.py").is_file())
 
 
-def site(home, *more):
+def site(home, *packages):
     """Folders for the path; one of them tells of the studies as an installed distribution does.
 
-    `more` are packages in the folder `processes` beside this file.
+    `packages` are those in the folder `processes` beside this file.
     """
-    about = Path(home) / "foreign_studies-0.1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign-studies\nVersion: 0.1\n", "utf-8")
-    lines = "".join(f"{name} = {name}\n" for name in [*NAMES, *more])
-    (about / "entry_points.txt").write_text(f"[attnscope.studies]\n{lines}", "utf-8")
+    metadata = Path(home) / "foreign_studies-0.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: foreign-studies\nVersion: 0.1\n", "utf-8"
+    )
+    lines = "".join(f"{name} = {name}\n" for name in [*NAMES, *packages])
+    (metadata / "entry_points.txt").write_text(f"[attnscope.studies]\n{lines}", "utf-8")
     return [str(home), str(STUDIES), str(Path(__file__).resolve().parent / "processes")]
 
 

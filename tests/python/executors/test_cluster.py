@@ -43,9 +43,9 @@ def test_an_address_where_nothing_listens_is_said_at_once(inputs, tmp_path):
 def test_an_address_where_something_else_listens(inputs, tmp_path):
     def answer(server):
         with contextlib.suppress(OSError):
-            there, _ = server.accept()
-            there.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            there.close()
+            connection, _ = server.accept()
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=answer, args=(server,), daemon=True).start()
@@ -75,11 +75,11 @@ def nodes(installed):
         patch.setenv("PYTHONPATH", os.pathsep.join(installed))
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        made = Nodes()
-        made.add_node(num_cpus=1, include_dashboard=False)
-        made.add_node(num_cpus=1)
-        yield made
-        made.shutdown()
+        cluster = Nodes()
+        cluster.add_node(num_cpus=1, include_dashboard=False)
+        cluster.add_node(num_cpus=1)
+        yield cluster
+        cluster.shutdown()
 
 
 def on(nodes):
@@ -88,12 +88,12 @@ def on(nodes):
 
 def at_work():
     """Processes of workers that have a unit at hand."""
-    found = []
+    busy = []
     for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.Error):
             if process.info["cmdline"] and process.info["cmdline"][0] == "ray::RemoteWorker.do":
-                found.append(process)
-    return found
+                busy.append(process)
+    return busy
 
 
 def units(folder):
@@ -109,9 +109,9 @@ def until(condition, seconds=240.0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cluster_makes_the_tables_of_one_process(nodes, inputs, whole, tmp_path, name):
+def test_a_cluster_makes_the_tables_of_one_process(nodes, inputs, uninterrupted, tmp_path, name):
     results = run(settings(name, inputs, tmp_path), progress=False, executor=on(nodes))
-    assert table_bytes(results.path) == table_bytes(whole(name))
+    assert table_bytes(results.path) == table_bytes(uninterrupted(name))
     facts = results.provenance
     assert facts["state"] == "finished"
     assert facts["machines"][socket.gethostname()]["units"] == facts["units"]["planned"]
@@ -119,7 +119,7 @@ def test_a_cluster_makes_the_tables_of_one_process(nodes, inputs, whole, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_driver_outside_of_the_cluster(nodes, inputs, whole, tmp_path):
+def test_a_driver_outside_of_the_cluster(nodes, inputs, uninterrupted, tmp_path):
     pytest.importorskip("grpc", reason="ray:// needs the client of Ray: pip install 'attnscope[ray]'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -129,9 +129,9 @@ def test_a_driver_outside_of_the_cluster(nodes, inputs, whole, tmp_path):
     )
     try:
         until(lambda: not socket.socket().connect_ex(("127.0.0.1", port)))
-        made = settings("moved_positions", inputs, tmp_path)
-        results = run(made, progress=False, executor=Cluster(f"ray://127.0.0.1:{port}"))
-        assert table_bytes(results.path) == table_bytes(whole("moved_positions"))
+        settings_of_run = settings("moved_positions", inputs, tmp_path)
+        results = run(settings_of_run, progress=False, executor=Cluster(f"ray://127.0.0.1:{port}"))
+        assert table_bytes(results.path) == table_bytes(uninterrupted("moved_positions"))
     finally:
         server.kill()
         server.wait()
@@ -155,7 +155,7 @@ def test_no_class_and_no_function_is_given_to_the_cluster(nodes, inputs, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_killed_worker_costs_one_unit_each_time(nodes, inputs, tmp_path, said):
+def test_a_killed_worker_costs_one_unit_each_time(nodes, inputs, tmp_path, messages):
     """Two workers are killed while they are at work, at different moments."""
     killed = []
 
@@ -166,15 +166,15 @@ def test_a_killed_worker_costs_one_unit_each_time(nodes, inputs, tmp_path, said)
             killed.append(at_work()[0].pid)
             os.kill(killed[-1], signal.SIGKILL)
 
-    made = settings("deadly_units", inputs, tmp_path, seconds=1.0)
+    settings_of_run = settings("deadly_units", inputs, tmp_path, seconds=1.0)
     killer = threading.Thread(target=kill)
     killer.start()
-    results = run(made, progress=False, executor=on(nodes), say=said.append)
+    results = run(settings_of_run, progress=False, executor=on(nodes), say=messages.append)
     killer.join()
-    whole = run(settings("deadly_units", inputs, tmp_path, run="b"), progress=False)
-    assert table_bytes(results.path) == table_bytes(whole.path)
+    local = run(settings("deadly_units", inputs, tmp_path, run="b"), progress=False)
+    assert table_bytes(results.path) == table_bytes(local.path)
     assert results.provenance["units"]["done_by_this_process"] == 3 * 5 + 1
-    lost = [line for line in said if "died; it is done again elsewhere" in line]
+    lost = [line for line in messages if "died; it is done again elsewhere" in line]
     words = r"unit \d{6}-\w{12} \(growing step\d+\): the worker on \S+ \(process (\d+)\) died"
     assert [int(re.search(words, line)[1]) for line in lost] == killed
 
@@ -184,14 +184,14 @@ def test_a_killed_worker_costs_one_unit_each_time(nodes, inputs, tmp_path, said)
     ("order", "reason"),
     [("kill", r"the worker on \S+ \(process \d+\) died"), ("raise", "RuntimeError: there is no third text")],
 )
-def test_a_unit_that_never_ends_well_is_reported_by_name(nodes, inputs, tmp_path, said, order, reason):
+def test_a_unit_that_never_ends_well_is_reported_by_name(nodes, inputs, tmp_path, messages, order, reason):
     file = tmp_path / "order"
     file.write_text(order, "utf-8")
-    made = settings("deadly_units", (inputs[0] / "step2", inputs[1]), tmp_path, file=str(file))
+    settings_of_run = settings("deadly_units", (inputs[0] / "step2", inputs[1]), tmp_path, file=str(file))
     words = rf"1 of 6 units were given up.*unit 000002-.*{reason}.* at attempt 3 of 3; attnscope resume"
     with pytest.raises(UnitsFailed, match=words):
-        run(made, progress=False, executor=on(nodes), say=said.append)
-    assert sum("done again elsewhere" in line for line in said) == 2
+        run(settings_of_run, progress=False, executor=on(nodes), say=messages.append)
+    assert sum("done again elsewhere" in line for line in messages) == 2
     facts = json.loads((tmp_path / "a" / "provenance.json").read_text("utf-8"))
     assert (facts["state"], len(facts["failed"])) == ("failed", 1)
     assert sorted(path.name[:6] for path in units(tmp_path / "a")) == ["000000", "000001", "000003", "000004"]
@@ -201,10 +201,10 @@ def test_a_unit_that_never_ends_well_is_reported_by_name(nodes, inputs, tmp_path
     assert len(again.table("lengths")) == 5
 
 
-def driver(folder, *more):
+def driver(folder, *arguments):
     """The command line in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "attnscope.commands.cli", *map(str, more)],
+        [sys.executable, "-m", "attnscope.commands.cli", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -234,48 +234,51 @@ def test_a_killed_driver_an_interrupted_one_and_a_second_one(nodes, inputs, inst
     assert not list(folder.rglob("*.tmp"))
     assert json.loads((folder / "provenance.json").read_text("utf-8"))["state"] == "interrupted"
     results = resume(folder, progress=False)
-    whole = run(settings("deadly_units", inputs, tmp_path, run="b", seconds=0.5), progress=False)
-    assert table_bytes(results.path) == table_bytes(whole.path)
+    local = run(settings("deadly_units", inputs, tmp_path, run="b", seconds=0.5), progress=False)
+    assert table_bytes(results.path) == table_bytes(local.path)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(_isa.runnable()) < 2, reason="one build of the core is installed, another is needed")
 def test_a_node_of_another_instruction_set_is_refused_and_the_others_go_on(
-    nodes, inputs, whole, tmp_path, said
+    nodes, inputs, uninterrupted, tmp_path, messages
 ):
     node = nodes.add_node(num_cpus=1, env_vars={"ATEN_CPU_CAPABILITY": "default"})
     try:
-        made = settings("moved_positions", inputs, tmp_path)
-        results = run(made, progress=False, executor=on(nodes), say=said.append)
+        settings_of_run = settings("moved_positions", inputs, tmp_path)
+        results = run(settings_of_run, progress=False, executor=on(nodes), say=messages.append)
     finally:
         nodes.remove_node(node)
-    assert table_bytes(results.path) == table_bytes(whole("moved_positions"))
+    assert table_bytes(results.path) == table_bytes(uninterrupted("moved_positions"))
     words = (
         rf"the worker on {socket.gethostname()} \(process \d+\) is refused: the instruction set is .* there"
     )
-    assert any(re.search(words, line) for line in said)
+    assert any(re.search(words, line) for line in messages)
 
 
 @pytest.mark.slow
 def test_workers_of_another_version_and_instruction_set_are_refused_by_name(
-    nodes, inputs, tmp_path, said, monkeypatch
+    nodes, inputs, tmp_path, messages, monkeypatch
 ):
     """To a driver of another version every worker is another's."""
-    own = {"attnscope": "9.9", "instructions": {"core": "x86_64_v9", "torch": "AVX9"}}
-    monkeypatch.setattr("attnscope.engine.executors.cluster.machine", lambda: own)
+    driver_facts = {"attnscope": "9.9", "instructions": {"core": "x86_64_v9", "torch": "AVX9"}}
+    monkeypatch.setattr("attnscope.engine.executors.cluster.machine", lambda: driver_facts)
     words = (
         rf"no worker is left: the worker on {socket.gethostname()} \(process \d+\) is refused: attnscope is "
         r"\S+ there, 9\.9 here; the instruction set is core \S+ with torch \S+ there, core x86_64_v9 with"
     )
     with pytest.raises(UnitsFailed, match=words):
         run(
-            settings("moved_positions", inputs, tmp_path), progress=False, executor=on(nodes), say=said.append
+            settings("moved_positions", inputs, tmp_path),
+            progress=False,
+            executor=on(nodes),
+            say=messages.append,
         )
-    assert sum("is refused" in line for line in said) == 2
+    assert sum("is refused" in line for line in messages) == 2
 
 
 @pytest.mark.slow
-def test_a_checkpoint_on_one_node_alone_is_done_there(nodes, inputs, tmp_path, monkeypatch, said):
+def test_a_checkpoint_on_one_node_alone_is_done_there(nodes, inputs, tmp_path, monkeypatch, messages):
     """The hub's cache of one node lacks a revision: as on machines that do not share a disk."""
     full, poor = (hub(tmp_path / name, inputs[0], lacks) for name, lacks in (("full", ""), ("poor", "step2")))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -302,14 +305,14 @@ def test_a_checkpoint_on_one_node_alone_is_done_there(nodes, inputs, tmp_path, m
     from ray.cluster_utils import Cluster as Nodes
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    own = Nodes()
+    cluster = Nodes()
     try:
-        own.add_node(num_cpus=1, include_dashboard=False, env_vars={"HF_HOME": str(full)})
-        own.add_node(num_cpus=1, env_vars={"HF_HOME": str(poor)})
+        cluster.add_node(num_cpus=1, include_dashboard=False, env_vars={"HF_HOME": str(full)})
+        cluster.add_node(num_cpus=1, env_vars={"HF_HOME": str(poor)})
         assert ran("", "one", full) == "[]"
-        assert ran(own.address, "two", full) == "[]"
+        assert ran(cluster.address, "two", full) == "[]"
     finally:
-        own.shutdown()
+        cluster.shutdown()
     assert table_bytes(tmp_path / "two") == table_bytes(tmp_path / "one")
 
 
@@ -328,14 +331,14 @@ def hub(home, models, lacks):
 
 @pytest.mark.slow
 def test_a_node_without_the_memory_of_one_worker(nodes, inputs, tmp_path):
-    made = settings(STUDY, inputs, tmp_path).to_dict() | {"max_memory": "4000GB"}
+    fields = settings(STUDY, inputs, tmp_path).to_dict() | {"max_memory": "4000GB"}
     with pytest.raises(
         ConfigError, match=r"needs 1 CPU, 4000\.5 GB of memory, and no node of the cluster has"
     ):
-        run(type(settings(STUDY, inputs, tmp_path))(**made), progress=False, executor=on(nodes))
-    made = settings(STUDY, inputs, tmp_path).to_dict() | {"workers": {"cpus": 64}}
+        run(type(settings(STUDY, inputs, tmp_path))(**fields), progress=False, executor=on(nodes))
+    fields = settings(STUDY, inputs, tmp_path).to_dict() | {"workers": {"cpus": 64}}
     with pytest.raises(ConfigError, match="needs 64 CPU"):
-        run(type(settings(STUDY, inputs, tmp_path))(**made), progress=False, executor=on(nodes))
+        run(type(settings(STUDY, inputs, tmp_path))(**fields), progress=False, executor=on(nodes))
     assert not (tmp_path / "a").exists()
 
 
@@ -347,7 +350,7 @@ def test_the_series_of_the_demo_has_equal_tables_under_all_three_executors(nodes
 
     recipe = Recipe(steps=6, layers=1, heads=2, width=16, inner_width=24, batch=4, seed=3)
     checkpoints = train(tmp_path / "trained", recipe, progress=False)
-    made = Study(
+    settings_of_run = Study(
         study="attention_sinks",
         models={"path": str(checkpoints / "step*"), "label": "demo"},
         texts=_write_inputs(tmp_path / "trained", 3),
@@ -355,11 +358,11 @@ def test_the_series_of_the_demo_has_equal_tables_under_all_three_executors(nodes
         output=str(tmp_path),
         name="local",
     )
-    local = run(made, progress=False)
+    local = run(settings_of_run, progress=False)
     for number in (2, 1):
-        last = run_shard(made, f"{number}/2", progress=False, name="shards")
+        last = run_shard(settings_of_run, f"{number}/2", progress=False, name="shards")
     shards = gather([last.run], progress=False)
-    cluster = run(made, name="cluster", progress=False, executor=on(nodes))
+    cluster = run(settings_of_run, name="cluster", progress=False, executor=on(nodes))
     assert {"heads", "samples", "baselines"} <= set(local.tables())
     assert table_bytes(shards.path) == table_bytes(local.path)
     assert table_bytes(cluster.path) == table_bytes(local.path)

@@ -24,9 +24,9 @@ from folders import Launcher, table_bytes
 
 
 @pytest.fixture(scope="module")
-def finished(whole):
+def finished(uninterrupted):
     """Uninterrupted runs, one of each study, when asked for."""
-    return lambda name: load(whole(name))
+    return lambda name: load(uninterrupted(name))
 
 
 def test_a_list_of_names_imports_no_study(installed):
@@ -79,13 +79,13 @@ def test_logits_and_a_stage_made_from_them(finished, inputs):
     )
     with torch.no_grad():
         direct = model(ids[None]).logits[0].double().log_softmax(-1)[:-1].gather(-1, ids[1:, None])[:, 0]
-    own = tokens[(tokens["step"] == 2) & (tokens["sample"] == 4)]
-    assert own["log_likelihood"].isna().tolist() == [True] + [False] * len(direct)
-    np.testing.assert_allclose(own["log_likelihood"].iloc[1:], direct, rtol=1e-5)
+    tokens_of_text = tokens[(tokens["step"] == 2) & (tokens["sample"] == 4)]
+    assert tokens_of_text["log_likelihood"].isna().tolist() == [True] + [False] * len(direct)
+    np.testing.assert_allclose(tokens_of_text["log_likelihood"].iloc[1:], direct, rtol=1e-5)
     ranks = results.table("ranks")
     assert len(ranks) == 3 * 5
     mean = ranks[(ranks["step"] == 2) & (ranks["sample"] == 4)]["mean"].item()
-    assert mean == pytest.approx(own["log_likelihood"].mean(), rel=1e-12)
+    assert mean == pytest.approx(tokens_of_text["log_likelihood"].mean(), rel=1e-12)
     best = ranks.loc[ranks[ranks["sample"] == 4]["mean"].idxmax(), "revision"]
     assert results.table("best").set_index("sample").loc[4, "revision_of_best"] == best
 
@@ -104,8 +104,8 @@ def test_states_of_a_cloud_its_axes_and_the_slopes_along_them(finished, inputs):
     results = finished("state_clouds")
     samples, clouds = results.table("samples"), results.table("clouds")
     model = AutoModelForCausalLM.from_pretrained(inputs[0] / "step10").eval()
-    own = samples[(samples["step"] == 10) & (samples["sample"] == 3)]
-    ids = torch.tensor(own["token_ids"].iloc[0].tolist())
+    text = samples[(samples["step"] == 10) & (samples["sample"] == 3)]
+    ids = torch.tensor(text["token_ids"].iloc[0].tolist())
     with torch.no_grad():
         points = model(ids[None], output_hidden_states=True).hidden_states[1][0].double()
     row = clouds[(clouds["step"] == 10) & (clouds["sample"] == 3) & (clouds["layer"] == 0)].iloc[0]
@@ -113,7 +113,7 @@ def test_states_of_a_cloud_its_axes_and_the_slopes_along_them(finished, inputs):
     assert row["radius"] == pytest.approx((points - points.mean(0)).norm(dim=-1).mean().item(), rel=1e-4)
     axes = results.table("axes")
     assert np.linalg.norm(axes["vector"].iloc[0]) == pytest.approx(1.0)
-    assert axes.groupby(["step", "layer"])["share"].apply(lambda one: (np.diff(one) <= 0).all()).all()
+    assert axes.groupby(["step", "layer"])["share"].apply(lambda shares: (np.diff(shares) <= 0).all()).all()
     slopes = results.table("slopes")
     assert set(slopes["direction"]) == {"axis 0", "axis 1", "random"}
     np.testing.assert_allclose(slopes["gradient"], slopes["difference"], atol=5e-3)
@@ -133,8 +133,8 @@ def test_controls_stand_in_a_table_of_their_own(finished):
 
 def test_a_table_explains_itself_where_its_study_is_gone(finished):
     schema = finished("token_likelihood").schema("tokens")
-    about = json.loads(schema.metadata[b"attnscope_table"])
-    assert about == {
+    table_facts = json.loads(schema.metadata[b"attnscope_table"])
+    assert table_facts == {
         "name": "tokens", "version": 1, "keys": ["model", "revision", "step", "sample", "position"],
     }  # fmt: skip
     assert schema.metadata[b"attnscope_study"] == b"token_likelihood"
@@ -144,17 +144,17 @@ def test_a_table_explains_itself_where_its_study_is_gone(finished):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_units_lost_are_done_again_to_the_same_bytes(finished, tmp_path, name):
-    whole = finished(name).path
+    run_folder = finished(name).path
     copy = tmp_path / "a"
-    shutil.copytree(whole, copy)
-    there = sorted((copy / "units").iterdir())
+    shutil.copytree(run_folder, copy)
+    stored_units = sorted((copy / "units").iterdir())
     draw = random.Random(7)
-    for lost in draw.sample(there, len(there) // 2):
+    for lost in draw.sample(stored_units, len(stored_units) // 2):
         shutil.rmtree(lost)
     shutil.rmtree(copy / "tables")
     resume(copy, progress=False)
-    assert table_bytes(copy) == table_bytes(whole)
-    assert {path.name for path in (copy / "units").iterdir()} == {path.name for path in there}
+    assert table_bytes(copy) == table_bytes(run_folder)
+    assert {path.name for path in (copy / "units").iterdir()} == {path.name for path in stored_units}
 
 
 @pytest.mark.slow
@@ -162,9 +162,9 @@ def test_any_units_lost_are_done_again_to_the_same_bytes(finished, tmp_path, nam
 def test_killed_at_any_moment(finished, inputs, installed, tmp_path, monkeypatch, name):
     monkeypatch.setenv("PYTHONPATH", ":".join(installed))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    made = settings(name, inputs, tmp_path)
+    settings_of_run = settings(name, inputs, tmp_path)
     file = tmp_path / "study.yaml"
-    file.write_text(made.to_yaml(), "utf-8")
+    file.write_text(settings_of_run.to_yaml(), "utf-8")
     threads = torch.get_num_threads()
     draw, folder = random.Random(11), tmp_path / "a"
     arguments, kills = ("run", "--no-draw", file), 0
@@ -183,15 +183,15 @@ def test_killed_at_any_moment(finished, inputs, installed, tmp_path, monkeypatch
             kills += 1
             if (folder / "study.yaml").exists():
                 arguments = ("resume", "--no-draw", folder)
-        alone = launcher.run("run", "--no-draw", file, "--name", "b")
-        assert alone.code == 0, alone.output
+        uninterrupted = launcher.run("run", "--no-draw", file, "--name", "b")
+        assert uninterrupted.code == 0, uninterrupted.output
     assert table_bytes(folder) == table_bytes(tmp_path / "b")
     assert not list(folder.rglob("*.tmp"))
     assert torch.get_num_threads() == threads
 
 
 def test_what_a_stage_does_not_declare_it_may_not_touch(inputs, tmp_path, monkeypatch):
-    found = study_class("weight_changes")
+    study = study_class("weight_changes")
 
     def reads(self, unit, run):
         run.read("samples")
@@ -207,7 +207,7 @@ def test_what_a_stage_does_not_declare_it_may_not_touch(inputs, tmp_path, monkey
         (writes, "the stage 'compare' does not declare that it writes 'total'"),
         (column, "table 'changes' declares no column 'rnak'; did you mean 'rank'"),
     ):
-        monkeypatch.setattr(found, "compare", function)
+        monkeypatch.setattr(study, "compare", function)
         with pytest.raises(ValueError, match=message):
             run(settings("weight_changes", inputs, tmp_path / function.__name__), progress=False)
 
@@ -229,16 +229,16 @@ def test_a_checkpoint_that_came_back_is_read_by_what_was_made_without_it(inputs,
     home = tmp_path / "growing"
     shutil.copytree(inputs[0], home)
     weights = home / "step2" / "model.safetensors"
-    made = settings("token_likelihood", (home, inputs[1]), tmp_path / "runs")
-    plain = run(made, progress=False)
+    settings_of_run = settings("token_likelihood", (home, inputs[1]), tmp_path / "runs")
+    plain = run(settings_of_run, progress=False)
     copy = tmp_path / "runs" / "b"
-    first = run(made, name="b", progress=False)
+    first = run(settings_of_run, name="b", progress=False)
     assert table_bytes(copy) == table_bytes(plain.path)
     for unit in (copy / "units").iterdir():
-        about = json.loads((unit / "unit.json").read_text("utf-8"))
-        if about["read"]:
-            about["read"] = "of other units"
-            (unit / "unit.json").write_text(json.dumps(about), "utf-8")
+        manifest = json.loads((unit / "unit.json").read_text("utf-8"))
+        if manifest["read"]:
+            manifest["read"] = "of other units"
+            (unit / "unit.json").write_text(json.dumps(manifest), "utf-8")
     again = resume(copy, progress=False)
     assert again.provenance["units"]["done_by_this_process"] == 4
     assert table_bytes(copy) == table_bytes(plain.path)

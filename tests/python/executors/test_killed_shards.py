@@ -55,7 +55,7 @@ def killed(launcher, draw, seconds, kills, *arguments):
         kills -= 1
 
 
-def test_shards_and_the_gathering_killed_at_any_moment(file, whole, tmp_path):
+def test_shards_and_the_gathering_killed_at_any_moment(file, uninterrupted, tmp_path):
     draw, folder = random.Random(5), tmp_path / "runs" / "a"
     with Launcher(tmp_path) as launcher:
         for number in (1, 2):
@@ -63,11 +63,11 @@ def test_shards_and_the_gathering_killed_at_any_moment(file, whole, tmp_path):
             assert process.code == 0, process.output
         process = killed(launcher, draw, 1.0, 4, "gather", folder, "--no-draw")
         assert process.code == 0, process.output
-    assert table_bytes(folder) == table_bytes(whole(STUDY))
+    assert table_bytes(folder) == table_bytes(uninterrupted(STUDY))
     assert not list(folder.rglob("*.tmp"))
 
 
-def test_an_interrupted_shard_keeps_its_units(file, whole, tmp_path):
+def test_an_interrupted_shard_keeps_its_units(file, uninterrupted, tmp_path):
     folder = tmp_path / "runs" / "a"
     part = folder / "parts" / "1-of-1"
     with Launcher(tmp_path) as launcher:
@@ -84,7 +84,7 @@ def test_an_interrupted_shard_keeps_its_units(file, whole, tmp_path):
         facts = json.loads((part / "provenance.json").read_text("utf-8"))
         assert facts["units"]["done_by_this_process"] == answer["stored"] - before
         assert launcher.run("gather", folder, "--no-draw").code == 0
-    assert table_bytes(folder) == table_bytes(whole(STUDY))
+    assert table_bytes(folder) == table_bytes(uninterrupted(STUDY))
 
 
 def test_two_shards_of_one_number_and_a_gathering_at_the_wrong_time(file, tmp_path):
@@ -103,7 +103,7 @@ def test_two_shards_of_one_number_and_a_gathering_at_the_wrong_time(file, tmp_pa
         assert "units are in no shard" in early.output
 
 
-def test_the_slurm_script_runs_shards_in_rounds_and_gathers(file, whole, tmp_path, monkeypatch):
+def test_the_slurm_script_runs_shards_in_rounds_and_gathers(file, uninterrupted, tmp_path, monkeypatch):
     tools = tmp_path / "tools"
     tools.mkdir()
     sbatch = tools / "sbatch"
@@ -123,4 +123,4 @@ def test_the_slurm_script_runs_shards_in_rounds_and_gathers(file, whole, tmp_pat
         ["--parsable"], ["--array=0", "--dependency=afterany:17"],
     ]  # fmt: skip
     output = (tmp_path / "sbatch.out").read_text("utf-8")
-    assert table_bytes(tmp_path / "runs" / "a") == table_bytes(whole(STUDY)), output
+    assert table_bytes(tmp_path / "runs" / "a") == table_bytes(uninterrupted(STUDY)), output

@@ -30,12 +30,14 @@ from folders import sentences, table_bytes
 STUDY = "token_likelihood"
 
 
-def done(made, of, numbers=None, **options):
+def done(settings_of_run, of, numbers=None, **options):
     """Shards of a study, the last first, as often as its stages need."""
-    plan = make_plan(made)
+    plan = make_plan(settings_of_run)
     for _ in range(rounds(plan)):
         for number in numbers or range(of, 0, -1):
-            last = run_shard(made, Shard(number, of), progress=False, say=lambda text: None, **options)
+            last = run_shard(
+                settings_of_run, Shard(number, of), progress=False, say=lambda text: None, **options
+            )
     assert numbers is not None or last.left == 0
     return last
 
@@ -43,12 +45,12 @@ def done(made, of, numbers=None, **options):
 @pytest.fixture(scope="module")
 def finished(inputs, tmp_path_factory):
     """Finished shards of the study, done once for each number of them."""
-    made = {}
+    folders = {}
 
     def of(number):
-        if number not in made:
-            made[number] = done(settings(STUDY, inputs, tmp_path_factory.mktemp("runs")), number).run
-        return made[number]
+        if number not in folders:
+            folders[number] = done(settings(STUDY, inputs, tmp_path_factory.mktemp("runs")), number).run
+        return folders[number]
 
     return of
 
@@ -63,23 +65,28 @@ def copied(finished, tmp_path):
 def test_every_unit_is_in_one_share(inputs, tmp_path, name):
     plan = make_plan(settings(name, inputs, tmp_path))
     for of in (1, 2, 3, 5, 40):
-        found = assign_units(plan, of)
-        assert len(found) == of
-        assert sorted(unit for one in found for unit in one) == sorted(unit.id for unit in plan.units), of
+        shares = assign_units(plan, of)
+        assert len(shares) == of
+        assert sorted(unit for share in shares for unit in share) == sorted(unit.id for unit in plan.units), (
+            of
+        )
 
 
 def test_a_share_holds_whole_checkpoints_where_it_can_and_divides_long_ones(inputs, tmp_path):
-    made = settings("moved_positions", inputs, tmp_path)
-    plan = make_plan(made)
+    settings_of_run = settings("moved_positions", inputs, tmp_path)
+    plan = make_plan(settings_of_run)
 
     def loads(of):
         place = {unit.id: unit.checkpoint for unit in plan.units}
-        return [len({place[unit] for unit in one}) for one in assign_units(plan, of)]
+        return [len({place[unit] for unit in share}) for share in assign_units(plan, of)]
 
     assert loads(3) == [1, 1, 1]
     assert sum(loads(6)) == 6
-    one = make_plan(settings("moved_positions", (inputs[0] / "step2", inputs[1]), tmp_path))
-    texts = [sum(unit.tokens for unit in one.units if unit.id in share) for share in assign_units(one, 3)]
+    plan_of_step = make_plan(settings("moved_positions", (inputs[0] / "step2", inputs[1]), tmp_path))
+    texts = [
+        sum(unit.tokens for unit in plan_of_step.units if unit.id in share)
+        for share in assign_units(plan_of_step, 3)
+    ]
     assert all(texts), "blocks of one checkpoint go to all shards"
     assert max(texts) < 2 * min(texts)
 
@@ -87,16 +94,16 @@ def test_a_share_holds_whole_checkpoints_where_it_can_and_divides_long_ones(inpu
 def test_units_that_read_each_other_stay_together(inputs, tmp_path):
     plan = make_plan(settings("state_clouds", inputs, tmp_path))
     for share in assign_units(plan, 5):
-        own = [unit for unit in plan.units if unit.id in share]
-        for unit in own:
-            assert {one.id for one in plan.reads(unit)} <= share
+        units_of_share = [unit for unit in plan.units if unit.id in share]
+        for unit in units_of_share:
+            assert {source.id for source in plan.reads(unit)} <= share
 
 
-def test_shards_gather_into_the_tables_of_one_process(copied, whole):
+def test_shards_gather_into_the_tables_of_one_process(copied, uninterrupted):
     run_folder = copied(3)
     assert [part.name for part in shard_folders([run_folder])] == ["1-of-3", "2-of-3", "3-of-3"]
     results = gather([run_folder], progress=False)
-    assert table_bytes(results.path) == table_bytes(whole(STUDY))
+    assert table_bytes(results.path) == table_bytes(uninterrupted(STUDY))
     facts = results.provenance
     assert facts["state"] == "finished"
     assert facts["machines"][socket.gethostname()]["units"] == facts["units"]["planned"]
@@ -109,13 +116,13 @@ def test_shards_gather_into_the_tables_of_one_process(copied, whole):
 @pytest.mark.slow
 @pytest.mark.parametrize("of", [2, 4])
 @pytest.mark.parametrize("name", ["moved_positions", "state_clouds", "weight_changes"])
-def test_every_kind_of_stage_goes_into_shards(inputs, whole, tmp_path, name, of):
+def test_every_kind_of_stage_goes_into_shards(inputs, uninterrupted, tmp_path, name, of):
     last = done(settings(name, inputs, tmp_path / "runs"), of)
-    assert table_bytes(gather([last.run], progress=False).path) == table_bytes(whole(name))
+    assert table_bytes(gather([last.run], progress=False).path) == table_bytes(uninterrupted(name))
 
 
 @pytest.mark.slow
-def test_shards_of_folders_elsewhere_are_gathered_into_a_new_one(inputs, whole, tmp_path):
+def test_shards_of_folders_elsewhere_are_gathered_into_a_new_one(inputs, uninterrupted, tmp_path):
     last = done(settings(STUDY, inputs, tmp_path / "runs"), 2)
     places = []
     for part in shard_folders([last.run]):
@@ -124,26 +131,30 @@ def test_shards_of_folders_elsewhere_are_gathered_into_a_new_one(inputs, whole, 
     shutil.rmtree(last.run)
     results = gather(places, into=tmp_path / "whole", progress=False)
     assert results.path == tmp_path / "whole"
-    assert table_bytes(results.path) == table_bytes(whole(STUDY))
+    assert table_bytes(results.path) == table_bytes(uninterrupted(STUDY))
 
 
 @pytest.mark.slow
-def test_what_one_process_began_shards_go_on_with_and_the_other_way_round(inputs, whole, tmp_path, said):
-    made = settings(STUDY, inputs, tmp_path / "runs")
-    one = run(made, progress=False)
-    lost = sorted((one.path / "units").iterdir())[2:6]
+def test_what_one_process_began_shards_go_on_with_and_the_other_way_round(
+    inputs, uninterrupted, tmp_path, messages
+):
+    settings_of_run = settings(STUDY, inputs, tmp_path / "runs")
+    local = run(settings_of_run, progress=False)
+    lost = sorted((local.path / "units").iterdir())[2:6]
     for unit in lost:
         shutil.rmtree(unit)
-    shutil.rmtree(one.path / "tables")
-    parts = done(made, 2)
-    found = [unit for part in shard_folders([parts.run]) for unit in (part / "units").iterdir()]
-    assert {unit.name for unit in found} == {unit.name for unit in lost}
-    again = resume(one.path, progress=False, say=said.append)
+    shutil.rmtree(local.path / "tables")
+    parts = done(settings_of_run, 2)
+    units_of_shards = [unit for part in shard_folders([parts.run]) for unit in (part / "units").iterdir()]
+    assert {unit.name for unit in units_of_shards} == {unit.name for unit in lost}
+    again = resume(local.path, progress=False, say=messages.append)
     assert again.provenance["units"]["done_by_this_process"] == 0
-    assert table_bytes(one.path) == table_bytes(whole(STUDY))
-    begun = settings(STUDY, inputs, tmp_path / "other")
-    done(begun, 2, numbers=[2])
-    assert table_bytes(resume(tmp_path / "other" / "a", progress=False).path) == table_bytes(whole(STUDY))
+    assert table_bytes(local.path) == table_bytes(uninterrupted(STUDY))
+    started = settings(STUDY, inputs, tmp_path / "other")
+    done(started, 2, numbers=[2])
+    assert table_bytes(resume(tmp_path / "other" / "a", progress=False).path) == table_bytes(
+        uninterrupted(STUDY)
+    )
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/4", ""])
@@ -152,8 +163,8 @@ def test_a_shard_that_is_none(text):
         Shard.parse(text)
 
 
-def test_missing_units_are_named_and_those_there_are_kept(inputs, copied, whole, tmp_path):
-    made = settings(STUDY, inputs, tmp_path / "runs")
+def test_missing_units_are_named_and_those_there_are_kept(inputs, copied, uninterrupted, tmp_path):
+    settings_of_run = settings(STUDY, inputs, tmp_path / "runs")
     copied(3)
     shutil.rmtree(tmp_path / "runs/a/parts/2-of-3")
     with pytest.raises(
@@ -161,18 +172,20 @@ def test_missing_units_are_named_and_those_there_are_kept(inputs, copied, whole,
     ):
         gather([tmp_path / "runs/a"], progress=False)
     assert any((tmp_path / "runs/a/units").iterdir())
-    done(made, 3, numbers=[2])
-    assert table_bytes(gather([tmp_path / "runs/a"], progress=False).path) == table_bytes(whole(STUDY))
+    done(settings_of_run, 3, numbers=[2])
+    assert table_bytes(gather([tmp_path / "runs/a"], progress=False).path) == table_bytes(
+        uninterrupted(STUDY)
+    )
 
 
 @pytest.mark.slow
-def test_a_damaged_unit_of_a_shard_counts_as_missing(inputs, tmp_path, said):
+def test_a_damaged_unit_of_a_shard_counts_as_missing(inputs, tmp_path, messages):
     last = done(settings(STUDY, inputs, tmp_path / "runs"), 1)
     unit = sorted((last.folder / "units").iterdir())[1]
     (unit / "tokens.parquet").write_bytes(b"nothing")
     with pytest.raises(ResultsError, match=rf"1 of \d+ units are in no shard: {unit.name}"):
-        gather([last.run], progress=False, say=said.append)
-    assert any("is damaged: its unit counts as missing" in one for one in said)
+        gather([last.run], progress=False, say=messages.append)
+    assert any("is damaged: its unit counts as missing" in line for line in messages)
 
 
 def test_a_unit_in_two_shards_is_refused(copied):
@@ -187,8 +200,8 @@ def test_a_unit_in_two_shards_is_refused(copied):
 @pytest.mark.slow
 def test_shards_of_different_studies_and_plans_are_refused(inputs, tmp_path):
     texts = sentences(tmp_path / "texts.txt", 5, shortest=5)
-    made = settings(STUDY, (inputs[0], texts), tmp_path / "runs")
-    done(made, 2, numbers=[1])
+    settings_of_run = settings(STUDY, (inputs[0], texts), tmp_path / "runs")
+    done(settings_of_run, 2, numbers=[1])
     done(settings(STUDY, (inputs[0], texts), tmp_path / "other", draws=7), 2, numbers=[2])
     places = [tmp_path / "runs/a/parts/1-of-2", tmp_path / "other/a/parts/2-of-2"]
     with pytest.raises(ConfigError, match=r"another study than .*1-of-2: options\.draws: 7 there, 50 here"):
@@ -197,7 +210,7 @@ def test_shards_of_different_studies_and_plans_are_refused(inputs, tmp_path):
     with pytest.raises(ConfigError, match="1-of-2 is of another plan"):
         gather([tmp_path / "runs/a"], progress=False)
     with pytest.raises(ConfigError, match="the texts or the weights have changed"):
-        done(made, 2, numbers=[1])
+        done(settings_of_run, 2, numbers=[1])
 
 
 @pytest.mark.parametrize(
@@ -225,8 +238,8 @@ def test_a_shard_of_another_version_or_instruction_set_is_refused_by_name(
 
 
 def test_the_bar_of_a_shard_counts_what_all_have_stored(inputs, tmp_path):
-    made = settings("moved_positions", inputs, tmp_path / "runs")
-    done(made, 3, numbers=[2])
+    settings_of_run = settings("moved_positions", inputs, tmp_path / "runs")
+    done(settings_of_run, 3, numbers=[2])
     seen = []
 
     class Bar:
@@ -235,8 +248,8 @@ def test_the_bar_of_a_shard_counts_what_all_have_stored(inputs, tmp_path):
         def __init__(self, total, label, initial=0, **options):
             self.n, self.total = initial, total
 
-        def update(self, more):
-            self.n += more
+        def update(self, count):
+            self.n += count
             seen.append((self.n, self.total))
 
         def set_postfix_str(self, text):
@@ -250,18 +263,18 @@ def test_the_bar_of_a_shard_counts_what_all_have_stored(inputs, tmp_path):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Engine, "bar", lambda self, *args, **options: Bar(*args, **options))
-        done(made, 3, numbers=[1])
+        done(settings_of_run, 3, numbers=[1])
     assert [pair for pair in seen if pair[1] == 9] == [(4, 9), (5, 9), (6, 9)]
 
 
 def test_one_writer_for_a_shard_and_none_while_it_is_gathered(inputs, copied, tmp_path):
-    made = settings(STUDY, inputs, tmp_path / "runs")
+    settings_of_run = settings(STUDY, inputs, tmp_path / "runs")
     run_folder = copied(1)
     part = run_folder / "parts/1-of-1"
     by = f"in use by process {os.getpid()} on {socket.gethostname()}"
     with FolderLock(part):
         with pytest.raises(FolderLocked, match=by):
-            run_shard(made, "1/1", progress=False)
+            run_shard(settings_of_run, "1/1", progress=False)
         with pytest.raises(FolderLocked, match=by):
             gather([run_folder], progress=False)
     with FolderLock(run_folder), pytest.raises(FolderLocked, match=by):
@@ -280,9 +293,9 @@ def test_a_disk_without_locks_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_that_a_shard_cannot_load_is_tried_by_the_gathering(
-    inputs, whole, tmp_path, monkeypatch
+    inputs, uninterrupted, tmp_path, monkeypatch
 ):
-    made = settings(STUDY, inputs, tmp_path / "runs")
+    settings_of_run = settings(STUDY, inputs, tmp_path / "runs")
     load = held.load_model
 
     def poor(checkpoint, **options):
@@ -292,9 +305,9 @@ def test_a_checkpoint_that_a_shard_cannot_load_is_tried_by_the_gathering(
 
     with monkeypatch.context() as patched:
         patched.setattr(held, "load_model", poor)
-        last = done(made, 2)
+        last = done(settings_of_run, 2)
         assert ("growing step2", "not enough memory") in last.skipped
-    assert table_bytes(gather([last.run], progress=False).path) == table_bytes(whole(STUDY))
+    assert table_bytes(gather([last.run], progress=False).path) == table_bytes(uninterrupted(STUDY))
 
 
 @pytest.mark.slow
@@ -303,12 +316,12 @@ def test_a_checkpoint_that_nobody_can_load_is_skipped_as_in_one_process(inputs, 
     shutil.copytree(inputs[0], home)
     file = home / "step2" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    one = run(settings(STUDY, (home, inputs[1]), tmp_path / "one"), progress=False)
+    local = run(settings(STUDY, (home, inputs[1]), tmp_path / "one"), progress=False)
     last = done(settings(STUDY, (home, inputs[1]), tmp_path / "runs"), 2)
     results = gather([last.run], progress=False)
-    assert table_bytes(results.path) == table_bytes(one.path)
-    assert results.provenance["skipped"] == one.provenance["skipped"]
-    assert [entry["checkpoint"] for entry in one.provenance["skipped"]] == ["growing step2"]
+    assert table_bytes(results.path) == table_bytes(local.path)
+    assert results.provenance["skipped"] == local.provenance["skipped"]
+    assert [entry["checkpoint"] for entry in local.provenance["skipped"]] == ["growing step2"]
 
 
 def test_folders_that_are_no_shards(inputs, tmp_path):
@@ -324,10 +337,10 @@ def test_folders_that_are_no_shards(inputs, tmp_path):
 
 
 def test_files_are_removed_for_nobody_else(inputs, tmp_path):
-    made = settings(STUDY, inputs, tmp_path).to_dict()
-    made["models"][0]["free_disk"] = True
+    fields = settings(STUDY, inputs, tmp_path).to_dict()
+    fields["models"][0]["free_disk"] = True
     with pytest.raises(ConfigError, match=r"models\[0\]\.free_disk: other workers may still read"):
-        run_shard(type(settings(STUDY, inputs, tmp_path))(**made), "1/2")
+        run_shard(type(settings(STUDY, inputs, tmp_path))(**fields), "1/2")
 
 
 @pytest.mark.slow
@@ -337,16 +350,16 @@ def test_a_hundred_thousand_units_are_planned_in_ten_seconds_and_500_megabytes(i
     home.mkdir()
     for step in range(100):
         (home / f"step{step}").symlink_to(inputs[0] / "step2")
-    (tmp_path / "texts.txt").write_text("".join(f"the cat sat {one}\n" for one in range(1000)), "utf-8")
-    made = settings("moved_positions", (home, tmp_path / "texts.txt"), tmp_path).to_dict() | {"block": 1}
+    (tmp_path / "texts.txt").write_text("".join(f"the cat sat {number}\n" for number in range(1000)), "utf-8")
+    fields = settings("moved_positions", (home, tmp_path / "texts.txt"), tmp_path).to_dict() | {"block": 1}
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    plan = make_plan(type(settings(STUDY, inputs, tmp_path))(**made))
+    plan = make_plan(type(settings(STUDY, inputs, tmp_path))(**fields))
     assert time.process_time() - began < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
     assert len(plan.units) == 100_000
     began = time.process_time()
-    found = assign_units(plan, 100)
-    assert {len(one) for one in found} == {1000}
+    shares = assign_units(plan, 100)
+    assert {len(share) for share in shares} == {1000}
     assert time.process_time() - began < 10
 
 
@@ -380,10 +393,12 @@ HOSTILE = [
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_name_becomes_a_line_of_the_slurm_script(inputs, tmp_path, name):
     """The script runs with a `sbatch` that does nothing; what it would submit has the same options."""
-    made = Settings(**{**settings(STUDY, inputs, tmp_path / f"runs {name}").to_dict(), "name": ""})
-    made = made.model_copy(update={"models": [made.models[0].model_copy(update={"label": name})]})
+    settings_of_run = Settings(**{**settings(STUDY, inputs, tmp_path / f"runs {name}").to_dict(), "name": ""})
+    settings_of_run = settings_of_run.model_copy(
+        update={"models": [settings_of_run.models[0].model_copy(update={"label": name})]}
+    )
     file = tmp_path / f"{name}.yaml"
-    file.write_text(made.to_yaml(), "utf-8")
+    file.write_text(settings_of_run.to_yaml(), "utf-8")
     text = slurm_script(str(file), 2, time="2-12:30:00")
     options = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert len(options) == 8

@@ -39,10 +39,12 @@ class Hands(Executor):
                 unit = schedule.next(at, self.nodes[at])
                 if unit is None:
                     continue
-                stored = [one.id for one in plan.reads(unit) if one.id in engine.store]
+                sources = [source.id for source in plan.reads(unit) if source.id in engine.store]
                 reads = {
-                    place[one]: {name: engine.store.read(one, name) for name in engine.store.rows(one)}
-                    for one in stored
+                    place[source]: {
+                        name: engine.store.read(source, name) for name in engine.store.rows(source)
+                    }
+                    for source in sources
                 }
                 answer = self.do(at, workers[at], place[unit.id], plan.skipped, reads)
                 assert schedule.done(at) is unit
@@ -58,32 +60,32 @@ class Hands(Executor):
         for worker in workers:
             worker.end()
 
-    def do(self, at, worker, *what):
-        return worker.do(*what)
+    def do(self, at, worker, *arguments):
+        return worker.do(*arguments)
 
 
-def test_workers_make_the_tables_of_one_process(inputs, whole, tmp_path):
+def test_workers_make_the_tables_of_one_process(inputs, uninterrupted, tmp_path):
     hands = Hands(3)
     results = run(settings(STUDY, inputs, tmp_path), progress=False, executor=hands)
-    assert table_bytes(results.path) == table_bytes(whole(STUDY))
+    assert table_bytes(results.path) == table_bytes(uninterrupted(STUDY))
     machines = results.provenance["machines"]
-    assert {name: one["units"] for name, one in machines.items()} == {
+    assert {name: facts_of_machine["units"] for name, facts_of_machine in machines.items()} == {
         name: len(hands.done[at]) for at, name in enumerate(hands.nodes)
     }
     for at in hands.done:
-        held = [one.checkpoint for one in hands.done[at] if one.checkpoint and not one.variant]
+        held = [unit.checkpoint for unit in hands.done[at] if unit.checkpoint and not unit.variant]
         assert len(set(held)) == len([1 for a, b in zip(held, [None, *held], strict=False) if a != b])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["state_clouds", "weight_changes"])
-def test_sums_chains_and_pairs_go_to_workers(inputs, whole, tmp_path, name):
+def test_sums_chains_and_pairs_go_to_workers(inputs, uninterrupted, tmp_path, name):
     results = run(settings(name, inputs, tmp_path), progress=False, executor=Hands(2))
-    assert table_bytes(results.path) == table_bytes(whole(name))
+    assert table_bytes(results.path) == table_bytes(uninterrupted(name))
 
 
 def test_a_unit_that_workers_die_on_is_given_up_by_name_and_all_others_are_stored(
-    inputs, whole, tmp_path, said
+    inputs, uninterrupted, tmp_path, messages
 ):
     class Deadly(Hands):
         def do(self, at, worker, number, *rest):
@@ -93,18 +95,18 @@ def test_a_unit_that_workers_die_on_is_given_up_by_name_and_all_others_are_store
     with pytest.raises(
         UnitsFailed, match=r"1 of \d+ units were given up.*000002-.*\(growing step0\).*died, at"
     ):
-        run(settings(STUDY, inputs, tmp_path), progress=False, say=said.append, executor=hands)
-    tries = [unit for own in hands.done.values() for unit in own if unit.folder.startswith("000002")]
+        run(settings(STUDY, inputs, tmp_path), progress=False, say=messages.append, executor=hands)
+    tries = [unit for units in hands.done.values() for unit in units if unit.folder.startswith("000002")]
     assert len(tries) == 3
     facts = json.loads((tmp_path / "a" / "provenance.json").read_text("utf-8"))
     assert facts["state"] == "failed"
     assert "000002" in facts["failed"][0]
-    assert not any("best" in unit.stage for own in hands.done.values() for unit in own)
-    assert table_bytes(resume(tmp_path / "a", progress=False).path) == table_bytes(whole(STUDY))
+    assert not any("best" in unit.stage for units in hands.done.values() for unit in units)
+    assert table_bytes(resume(tmp_path / "a", progress=False).path) == table_bytes(uninterrupted(STUDY))
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_one_node_cannot_load_is_done_by_another(inputs, whole, tmp_path):
+def test_a_checkpoint_that_one_node_cannot_load_is_done_by_another(inputs, uninterrupted, tmp_path):
     class Poor(Hands):
         def do(self, at, worker, number, *rest):
             unit = worker._engine.plan.units[number]
@@ -114,21 +116,21 @@ def test_a_checkpoint_that_one_node_cannot_load_is_done_by_another(inputs, whole
 
     hands = Poor(2)
     results = run(settings(STUDY, inputs, tmp_path), progress=False, executor=hands)
-    assert table_bytes(results.path) == table_bytes(whole(STUDY))
-    tried = [one for one in hands.done[0] if one.checkpoint and one.checkpoint.step == 2]
+    assert table_bytes(results.path) == table_bytes(uninterrupted(STUDY))
+    tried = [unit for unit in hands.done[0] if unit.checkpoint and unit.checkpoint.step == 2]
     assert len(tried) == 1
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_no_node_can_load_is_skipped_as_in_one_process(inputs, tmp_path, said):
+def test_a_checkpoint_that_no_node_can_load_is_skipped_as_in_one_process(inputs, tmp_path, messages):
     home = tmp_path / "growing"
     shutil.copytree(inputs[0], home)
     file = home / "step2" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    one = run(settings(STUDY, (home, inputs[1]), tmp_path / "one"), progress=False)
-    two = run(settings(STUDY, (home, inputs[1]), tmp_path / "two"), progress=False, executor=Hands(2))
-    assert table_bytes(two.path) == table_bytes(one.path)
-    assert two.provenance["skipped"] == one.provenance["skipped"]
+    local = run(settings(STUDY, (home, inputs[1]), tmp_path / "one"), progress=False)
+    by_workers = run(settings(STUDY, (home, inputs[1]), tmp_path / "two"), progress=False, executor=Hands(2))
+    assert table_bytes(by_workers.path) == table_bytes(local.path)
+    assert by_workers.provenance["skipped"] == local.provenance["skipped"]
 
 
 def test_a_worker_says_which_files_it_does_not_have(inputs, tmp_path):
@@ -152,8 +154,13 @@ def test_a_worker_that_cannot_plan_says_why(inputs, tmp_path):
     engine = Engine(settings("moved_positions", inputs, tmp_path), progress=False)
     plan = engine.prepare()
     text = engine.settings.to_yaml().replace(str(inputs[1]), str(tmp_path / "nowhere.txt"))
-    about = Worker(text, checkpoints_to_json(plan.checkpoints_by_model), 1).begin()
-    assert about["plan"] == ""
-    assert "nowhere.txt" in about["error"]
-    other = {0: [(replace(one, path="/nowhere"), weights) for one, weights in plan.checkpoints_by_model[0]]}
+    answer = Worker(text, checkpoints_to_json(plan.checkpoints_by_model), 1).begin()
+    assert answer["plan"] == ""
+    assert "nowhere.txt" in answer["error"]
+    other = {
+        0: [
+            (replace(checkpoint, path="/nowhere"), weights)
+            for checkpoint, weights in plan.checkpoints_by_model[0]
+        ]
+    }
     assert "no unit" not in Worker(engine.settings.to_yaml(), checkpoints_to_json(other), 1).begin()["plan"]

@@ -23,26 +23,26 @@ def positions(*thirds, samples=10, heads=10):
     return torch.tensor(layers).expand(samples, len(thirds), heads).clone()
 
 
-def classify(found, *, causal=True, lengths=20, **options):
-    return asc.classify_frames(found, lengths=lengths, causal=causal, **options)
+def classify(sink_positions, *, causal=True, lengths=20, **options):
+    return asc.classify_frames(sink_positions, lengths=lengths, causal=causal, **options)
 
 
 def test_one_position_in_every_third_is_centralized():
-    found = classify(positions({0: 9, 3: 1}, {0: 10}, {0: 8, 4: 2}))
-    assert found.frame == "centralized"
-    assert found.margin == pytest.approx(0.0, abs=1e-12)
-    assert found.probability == 1.0
-    assert found.evidence["top_1"].tolist() == [0.9, 1.0, 0.8]
-    assert found.evidence["third"].tolist() == ["early", "middle", "late"]
+    verdict = classify(positions({0: 9, 3: 1}, {0: 10}, {0: 8, 4: 2}))
+    assert verdict.frame == "centralized"
+    assert verdict.margin == pytest.approx(0.0, abs=1e-12)
+    assert verdict.probability == 1.0
+    assert verdict.evidence["top_1"].tolist() == [0.9, 1.0, 0.8]
+    assert verdict.evidence["third"].tolist() == ["early", "middle", "late"]
     entropy = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1)) / math.log(20)
-    assert found.evidence["entropy"][0] == pytest.approx(entropy)
-    assert found.evidence["entropy"][1] == 0
+    assert verdict.evidence["entropy"][0] == pytest.approx(entropy)
+    assert verdict.evidence["entropy"][1] == 0
 
 
 def test_another_position_in_one_third_is_not():
-    found = classify(positions({0: 10}, {0: 10}, {5: 10}))
-    assert found.frame == "distributed"
-    assert found.margin == pytest.approx(0.8)
+    verdict = classify(positions({0: 10}, {0: 10}, {5: 10}))
+    assert verdict.frame == "distributed"
+    assert verdict.margin == pytest.approx(0.8)
     just_below = classify(positions({0: 10}, {0: 7, 1: 3}, {0: 10}))
     assert just_below.frame == "distributed"
     assert just_below.margin == pytest.approx(0.1)
@@ -51,9 +51,9 @@ def test_another_position_in_one_third_is_not():
 
 def test_two_ends_make_a_bidirectional_frame_only_without_a_causal_mask():
     ends = positions({0: 7, 3: 3}, {3: 10}, {19: 6, 4: 4})
-    found = classify(ends, causal=False)
-    assert found.frame == "bidirectional"
-    assert found.margin == pytest.approx(0.1)
+    verdict = classify(ends, causal=False)
+    assert verdict.frame == "bidirectional"
+    assert verdict.margin == pytest.approx(0.1)
     causal = classify(ends, causal=True)
     assert (causal.frame, causal.probability) == ("distributed", 1.0)
     # Together 0.8, each 0.1, though never half of any third.
@@ -67,8 +67,8 @@ def test_two_ends_make_a_bidirectional_frame_only_without_a_causal_mask():
 
 def test_the_last_anchor_of_ragged_samples_is_their_own_last_position():
     lengths = [5, 9, 14]
-    found = torch.stack([torch.full((3, 4), length - 1) for length in lengths])
-    verdict = classify(found, causal=False, lengths=lengths)
+    sink_positions = torch.stack([torch.full((3, 4), length - 1) for length in lengths])
+    verdict = classify(sink_positions, causal=False, lengths=lengths)
     assert verdict.frame == "centralized"
     assert verdict.evidence["top"].tolist() == ["last"] * 3
     assert verdict.evidence["last_anchor"].tolist() == [1.0] * 3
@@ -80,21 +80,21 @@ def test_the_last_anchor_of_ragged_samples_is_their_own_last_position():
 
 
 def test_position_and_token_disagree_without_a_special_first_token():
-    found = torch.zeros(6, 3, 4, dtype=torch.int64)
+    sink_positions = torch.zeros(6, 3, 4, dtype=torch.int64)
     sentences = [[first, "x", "y"] for first in ("In", "This", "A", "It", "For", "The")]
-    verdict = classify(found, lengths=3, tokens=sentences)
+    verdict = classify(sink_positions, lengths=3, tokens=sentences)
     assert (verdict.frame, verdict.token_frame) == ("centralized", "distributed")
     with_bos = [["<s>", *sentence[1:]] for sentence in sentences]
-    assert classify(found, lengths=3, tokens=with_bos).token_frame == "centralized"
-    rows = classify(found, lengths=3, tokens=with_bos).evidence
+    assert classify(sink_positions, lengths=3, tokens=with_bos).token_frame == "centralized"
+    rows = classify(sink_positions, lengths=3, tokens=with_bos).evidence
     assert rows["kind"].tolist() == ["position"] * 3 + ["token"] * 3
     assert rows["top"].tolist() == ["0"] * 3 + ["<s>"] * 3
 
 
 def test_missing_sinks_are_left_out_and_few_layers_are_one_group():
-    found = positions({0: 5, 3: 5}, {0: 10})
-    found[:, 0, 5:] = -1
-    verdict = classify(found)
+    sink_positions = positions({0: 5, 3: 5}, {0: 10})
+    sink_positions[:, 0, 5:] = -1
+    verdict = classify(sink_positions)
     assert verdict.frame == "centralized"
     assert verdict.evidence["third"].tolist() == ["all"]
     assert verdict.evidence["sinks"].tolist() == [150]
@@ -103,21 +103,21 @@ def test_missing_sinks_are_left_out_and_few_layers_are_one_group():
 
 def test_the_probability_counts_samples_and_is_seeded():
     # Four of five samples rest on 0: close to the threshold, so that resampling changes the verdict.
-    found = torch.zeros(5, 3, 4, dtype=torch.int64)
-    found[0] = 7
-    one, again = classify(found), classify(found)
-    assert one.probability == again.probability
+    sink_positions = torch.zeros(5, 3, 4, dtype=torch.int64)
+    sink_positions[0] = 7
+    first, again = classify(sink_positions), classify(sink_positions)
+    assert first.probability == again.probability
     # At most one draw in five is the odd sample: binomial, 5 trials of 0.2.
     expected = 0.8**5 + 5 * 0.2 * 0.8**4
-    assert one.frame == "centralized"
-    assert one.probability == pytest.approx(expected, abs=0.05)
-    assert classify(found, seed=1).probability != one.probability
+    assert first.frame == "centralized"
+    assert first.probability == pytest.approx(expected, abs=0.05)
+    assert classify(sink_positions, seed=1).probability != first.probability
 
 
 def test_thirds_are_cut_at_a_third_and_two_thirds():
-    found = torch.zeros(2, 7, 3, dtype=torch.int64)
-    found[:, 2:4] = 5
-    shares = classify(found).evidence
+    sink_positions = torch.zeros(2, 7, 3, dtype=torch.int64)
+    sink_positions[:, 2:4] = 5
+    shares = classify(sink_positions).evidence
     # Layers 0-1, 2-3, 4-6.
     assert shares["sinks"].tolist() == [12, 12, 18]
     assert shares["top"].tolist() == ["0", "5", "0"]
@@ -128,8 +128,8 @@ def test_gpt2_like_maps_end_to_end():
     attention[..., 0] = 0.9
     attention += 0.1 * torch.eye(24)
     attention[..., 0, :] = torch.eye(24)[0]
-    found = asc.sink_position(attention)
-    assert classify(found, lengths=24).frame == "centralized"
+    sink_positions = asc.sink_position(attention)
+    assert classify(sink_positions, lengths=24).frame == "centralized"
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -143,12 +143,12 @@ def test_an_untrained_model_has_no_frame(causal):
     if causal:
         logits = logits.masked_fill(torch.ones(33, 33, dtype=torch.bool).triu(1), -torch.inf)
     maps = logits.softmax(-1)
-    found = classify(asc.sink_position(maps), lengths=33, causal=causal, tokens=[["a"] * 33] * 3)
-    assert (found.frame, found.token_frame, found.probability) == ("none", "none", 1.0)
-    assert math.isnan(found.margin)
-    assert found.evidence["sinks"].tolist() == [0] * 6
-    assert set(found.evidence["top"]) == {""}
-    assert found.evidence["top_1"].isna().all()
+    verdict = classify(asc.sink_position(maps), lengths=33, causal=causal, tokens=[["a"] * 33] * 3)
+    assert (verdict.frame, verdict.token_frame, verdict.probability) == ("none", "none", 1.0)
+    assert math.isnan(verdict.margin)
+    assert verdict.evidence["sinks"].tolist() == [0] * 6
+    assert set(verdict.evidence["top"]) == {""}
+    assert verdict.evidence["top_1"].isna().all()
     largest = classify(asc.sink_position(maps, rule="largest"), lengths=33, causal=True)
     assert largest.frame == ("centralized" if causal else "distributed")
 
@@ -213,9 +213,9 @@ def test_tokens_are_lists_of_lists(tokens):
         classify(torch.zeros(2, 3, 4, dtype=torch.int64), lengths=4, tokens=tokens)
 
 
-def by_hand(found, lengths, causal, tokens, special, dominant, half, minor, weights=None):
+def by_hand(sink_positions, lengths, causal, tokens, special, dominant, half, minor, weights=None):
     """The definition sink by sink: each kind's verdict with its margin, and its rows."""
-    samples, layers, _ = found.shape
+    samples, layers, _ = sink_positions.shape
     cuts = (0, layers // 3, 2 * layers // 3, layers) if layers >= 3 else (0, layers)
     anchors, order = [], {}
     for s in range(samples):
@@ -231,19 +231,16 @@ def by_hand(found, lengths, causal, tokens, special, dominant, half, minor, weig
             sinks = []
             for s in range(samples):
                 first, last = anchors[s]
-                for p in found[s, begin:end].flatten().tolist():
+                weight = weights[s] if weights is not None else 1
+                for p in sink_positions[s, begin:end].flatten().tolist():
                     if p >= 0 and kind == "token":
-                        own = tokens[s]
-                        sinks += [(own[p], own[p] == own[first], own[p] == own[last])] * (
-                            weights[s] if weights is not None else 1
-                        )
+                        token, ends = tokens[s][p], (tokens[s][first], tokens[s][last])
+                        sinks += [(token, token == ends[0], token == ends[1])] * weight
                     elif p >= 0:
                         ends_it = p == last and last > first
-                        sinks += [("last" if ends_it else str(p), p == first, ends_it)] * (
-                            weights[s] if weights is not None else 1
-                        )
+                        sinks += [("last" if ends_it else str(p), p == first, ends_it)] * weight
             thirds.append(sinks)
-        heads = found[0].numel() * (samples if weights is None else sum(weights))
+        heads = sink_positions[0].numel() * (samples if weights is None else sum(weights))
         verdicts[kind] = verdict_by_hand(thirds, causal, dominant, half, minor)
         if 10 * sum(map(len, thirds)) < heads or not any(thirds):
             verdicts[kind] = "none", math.nan
@@ -269,8 +266,8 @@ def by_hand(found, lengths, causal, tokens, special, dominant, half, minor, weig
                     "entropy": -sum(x * math.log(x) for x in shares) / (math.log(labels) if labels > 1 else 1)
                     if sinks
                     else math.nan,
-                    "first_anchor": sum(one for _, one, _ in sinks) / len(sinks) if sinks else math.nan,
-                    "last_anchor": sum(one for *_, one in sinks) / len(sinks) if sinks else math.nan,
+                    "first_anchor": np.mean([first for _, first, _ in sinks]) if sinks else math.nan,
+                    "last_anchor": np.mean([last for *_, last in sinks]) if sinks else math.nan,
                 }
             )
     return verdicts, rows
@@ -301,18 +298,18 @@ def verdict_by_hand(thirds, causal, dominant, half, minor):
 def drawn_case(draw):
     samples, layers, heads = draw.integers(1, 5), draw.integers(1, 8), draw.integers(1, 4)
     lengths = draw.integers(1, 7, samples)
-    pull, found = draw.random(), np.empty((samples, layers, heads), dtype=np.int64)
+    pull, sink_positions = draw.random(), np.empty((samples, layers, heads), dtype=np.int64)
     side = draw.integers(0, 2, layers)
-    for s, layer, h in np.ndindex(found.shape):
+    for s, layer, h in np.ndindex(sink_positions.shape):
         usual = 0 if side[layer] else lengths[s] - 1
-        found[s, layer, h] = usual if draw.random() < pull else draw.integers(-1, lengths[s])
+        sink_positions[s, layer, h] = usual if draw.random() < pull else draw.integers(-1, lengths[s])
     if draw.random() < 0.3:
-        found[:, draw.integers(layers)] = -1
-    if (found < 0).all():
-        found[0, 0, 0] = 0
+        sink_positions[:, draw.integers(layers)] = -1
+    if (sink_positions < 0).all():
+        sink_positions[0, 0, 0] = 0
     spare = int(lengths.max()) + draw.integers(0, 2)
     return {
-        "found": torch.from_numpy(found),
+        "sink_positions": torch.from_numpy(sink_positions),
         "lengths": lengths.tolist(),
         "causal": bool(draw.random() < 0.3),
         "tokens": [list(draw.choice(list("abc"), spare)) for _ in range(samples)]
@@ -341,15 +338,15 @@ def test_verdicts_and_evidence_are_those_of_the_definition(monkeypatch):
         options = dict(case)
         if case["special"] is not None:
             options["special"] = torch.from_numpy(case["special"])
-        verdict = classify(options.pop("found"), **options)
+        verdict = classify(options.pop("sink_positions"), **options)
         by_kind, rows = by_hand(**case)
         assert verdict.frame == by_kind["position"][0]
         assert verdict.margin == pytest.approx(by_kind["position"][1], abs=1e-12, nan_ok=True)
         assert verdict.token_frame == by_kind.get("token", (None,))[0]
         assert list(verdict.evidence) == list(rows[0])
-        for own, row in zip(verdict.evidence.to_dict("records"), rows, strict=True):
+        for measured, row in zip(verdict.evidence.to_dict("records"), rows, strict=True):
             for key, value in row.items():
-                assert own[key] == (
+                assert measured[key] == (
                     value if isinstance(value, str) else pytest.approx(value, abs=1e-12, nan_ok=True)
                 )
         seen[verdict.frame] += 1
@@ -363,17 +360,19 @@ def test_the_probability_is_the_share_of_draws_with_the_same_verdict():
     between = 0
     for seed in range(8):
         case = {**drawn_case(draw), "tokens": None, "special": None}
-        found = case["found"]
-        if seed < 4 and len(found) > 1:
-            found[0] = -1  # of some draws no sink is left
-            found[1, 0, 0] = 0
+        sink_positions = case["sink_positions"]
+        if seed < 4 and len(sink_positions) > 1:
+            sink_positions[0] = -1  # of some draws no sink is left
+            sink_positions[1, 0, 0] = 0
         verdict = classify(seed=seed, **case)
-        drawn = np.random.default_rng(seed).multinomial(len(found), np.full(len(found), 1 / len(found)), 1000)
-        known = {}
+        drawn = np.random.default_rng(seed).multinomial(
+            len(sink_positions), np.full(len(sink_positions), 1 / len(sink_positions)), 1000
+        )
+        frames_of_draws = {}
         for weights in map(tuple, drawn.tolist()):
-            if weights not in known:
-                known[weights] = by_hand(**case, weights=weights)[0]["position"][0]
-        same = sum(known[tuple(weights)] == verdict.frame for weights in drawn.tolist())
-        assert verdict.probability == same / 1000
-        between += 0 < same < 1000
+            if weights not in frames_of_draws:
+                frames_of_draws[weights] = by_hand(**case, weights=weights)[0]["position"][0]
+        agreeing = sum(frames_of_draws[tuple(weights)] == verdict.frame for weights in drawn.tolist())
+        assert verdict.probability == agreeing / 1000
+        between += 0 < agreeing < 1000
     assert between > 2

@@ -172,12 +172,12 @@ def test_leading_axes_and_ragged_lengths():
     generator = torch.Generator().manual_seed(2)
     query, key = torch.randn(3, 4, 70, 8, generator=generator), torch.randn(3, 2, 70, 8, generator=generator)
     lengths = torch.tensor([70, 33, 1])
-    whole = asc.LazyAttention(query, key, lengths=lengths)
+    padded = asc.LazyAttention(query, key, lengths=lengths)
     for text, length in enumerate(lengths.tolist()):
         cut = asc.LazyAttention(query[text, :, :length], key[text, :, :length])
         for name, values in cut.row_measures().items():
-            assert torch.equal(whole.row_measures(name)[name][text, :, :length], values)
-            assert bool(whole.row_measures(name)[name][text, :, length:].isnan().all())
+            assert torch.equal(padded.row_measures(name)[name][text, :, :length], values)
+            assert bool(padded.row_measures(name)[name][text, :, length:].isnan().all())
 
 
 def test_a_function_gives_the_bias_tile_by_tile():
@@ -219,10 +219,14 @@ def test_slabs_of_a_function_are_put_together(monkeypatch):
         lazy.T @ x,
         lazy.top(3),
     )
-    for whole, parts in zip(once, slabs, strict=True):
-        every = zip(whole.values(), parts.values(), strict=True) if isinstance(whole, dict) else None
-        pairs = every or (
-            zip(whole, parts, strict=True) if isinstance(whole, (tuple, list)) else [(whole, parts)]
+    for undivided, in_slabs in zip(once, slabs, strict=True):
+        fields = (
+            zip(undivided.values(), in_slabs.values(), strict=True) if isinstance(undivided, dict) else None
+        )
+        pairs = fields or (
+            zip(undivided, in_slabs, strict=True)
+            if isinstance(undivided, (tuple, list))
+            else [(undivided, in_slabs)]
         )
         for first, second in pairs:
             torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-7)
@@ -278,7 +282,7 @@ def test_nan_stays_with_the_queries_that_see_it(precision):
     for name, values in lazy.row_measures().items():
         assert torch.equal(values.isnan(), spoiled), name
         assert torch.equal(values[~spoiled], clean.row_measures(name)[name][~spoiled])
-    incoming, reference = (own.take([("incoming", None)])[0] for own in (lazy, clean))
+    incoming, reference = (attention.take([("incoming", None)])[0] for attention in (lazy, clean))
     seen = torch.zeros(2, 130, dtype=torch.bool)
     seen[0, 61:] = True
     seen[1, :21] = True
@@ -390,8 +394,8 @@ def test_a_shift_of_all_scores_and_a_permutation_of_heads_change_nothing(n, widt
     ).row_measures()
     permuted = asc.LazyAttention(query[[2, 0, 1]], key[[2, 0, 1]]).row_measures()
     for name, values in plain.items():
-        more = shift if name == "log_z" else 0.0
-        np.testing.assert_allclose(shifted[name].numpy(), values.numpy() + more, rtol=1e-10, atol=1e-11)
+        offset = shift if name == "log_z" else 0.0
+        np.testing.assert_allclose(shifted[name].numpy(), values.numpy() + offset, rtol=1e-10, atol=1e-11)
         assert torch.equal(permuted[name], values[[2, 0, 1]])
 
 

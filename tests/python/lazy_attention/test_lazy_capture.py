@@ -120,10 +120,10 @@ def test_output_of_plain_attention_is_the_models_own_to_the_bit():
 
 def test_layers_and_heads_are_chosen():
     model = build("grouped queries")
-    every = _layers(model, precision="exact")
+    all_layers = _layers(model, precision="exact")
     (layer,) = _layers(model, layers=[-1], heads=[3, 0], precision="exact")
     assert (layer.index, layer.heads) == (1, (3, 0))
-    torch.testing.assert_close(layer.attention.dense(), every[1].attention.dense()[:, [3, 0]])
+    torch.testing.assert_close(layer.attention.dense(), all_layers[1].attention.dense()[:, [3, 0]])
 
 
 def test_measure_equals_that_of_the_ordinary_capture():

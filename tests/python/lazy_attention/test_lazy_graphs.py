@@ -43,17 +43,19 @@ def test_graph_statistics_are_those_of_the_map(n):
         asc.graph_statistics(attention, (*THRESHOLDS, "2/n")) for attention in (lazy, lazy.dense())
     )
     for field in ours._fields:
-        mine, other = getattr(ours, field), getattr(theirs, field)
-        assert mine.dtype == other.dtype
-        np.testing.assert_allclose(mine.double().numpy(), other.double().numpy(), atol=1e-10, err_msg=field)
+        of_lazy, of_map = getattr(ours, field), getattr(theirs, field)
+        assert of_lazy.dtype == of_map.dtype
+        np.testing.assert_allclose(
+            of_lazy.double().numpy(), of_map.double().numpy(), atol=1e-10, err_msg=field
+        )
 
 
 def test_fiedler_value_of_a_graph_is_that_of_the_map():
     lazy = lazy_with_loops(60)
     for normalized in (False, True):
         for threshold in (0.001, 0.05):
-            given = {"threshold": threshold, "normalized": normalized}
-            ours, theirs = asc.fiedler_value(lazy, **given), asc.fiedler_value(lazy.dense(), **given)
+            options = {"threshold": threshold, "normalized": normalized}
+            ours, theirs = asc.fiedler_value(lazy, **options), asc.fiedler_value(lazy.dense(), **options)
             np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-10)
     assert bool((asc.fiedler_value(lazy, threshold=0.001) > 0).any())
 
@@ -72,12 +74,12 @@ def test_a_large_graph_is_solved_by_shifted_lanczos():
 def test_bars_down_to_a_weight_are_those_of_the_map_to_the_bit(threshold):
     lazy = lazy_with_loops(60, causal=False)
     bars = asc.persistence(lazy, at_least=threshold)
-    whole = asc.persistence(sparse_map(lazy, threshold))
+    bars_of_map = asc.persistence(sparse_map(lazy, threshold))
     cut = 1.0 - threshold
     loops = 0
     for head in range(3):
         for dimension in (0, 1):
-            ours, theirs = bars[head][dimension], whole[head][dimension]
+            ours, theirs = bars[head][dimension], bars_of_map[head][dimension]
             theirs = theirs[theirs[:, 0] <= cut]
             theirs = np.where((theirs > cut) & np.isfinite(theirs), cut, theirs)
             theirs = theirs[theirs[:, 0] < theirs[:, 1]]
@@ -104,11 +106,11 @@ def test_h0_in_tiles_of_a_few_rows(monkeypatch):
     from attnscope.metrics.lazy import spanning_tree
 
     lazy = lazy_with_loops(50)
-    whole = asc.persistence(lazy, max_dimension=0)
+    undivided = asc.persistence(lazy, max_dimension=0)
     monkeypatch.setattr(spanning_tree, "_TILE_ENTRIES", 7 * 50 * 3)
-    parts = asc.persistence(lazy, max_dimension=0)
-    assert torch.equal(parts.death, whole.death)
-    assert torch.equal(parts.death_edge, whole.death_edge)
+    in_tiles = asc.persistence(lazy, max_dimension=0)
+    assert torch.equal(in_tiles.death, undivided.death)
+    assert torch.equal(in_tiles.death_edge, undivided.death_edge)
 
 
 def test_equal_keys_tie_as_they_do_in_the_map():

@@ -59,20 +59,20 @@ def test_a_metric_equals_that_of_the_map(function, kind):
     lazy = asc.LazyAttention(*sink_like_vectors(), precision="exact", **options)
     maps = lazy.dense()
     metric = getattr(asc, function)
-    for given in CALLS[function]:
-        if function == "local_global_ratio" and kind == "mask" and given.get("drop_first"):
+    for arguments in CALLS[function]:
+        if function == "local_global_ratio" and kind == "mask" and arguments.get("drop_first"):
             continue
-        assert_equal_results(metric(lazy, **given), metric(maps, support=support, **given), 1e-9)
+        assert_equal_results(metric(lazy, **arguments), metric(maps, support=support, **arguments), 1e-9)
 
 
 @pytest.mark.parametrize("function", CALLS)
 def test_a_fast_metric_is_close_to_that_of_the_map(function):
     query, key = sink_like_vectors()
     maps = asc.LazyAttention(query, key, precision="exact").dense()
-    for given in CALLS[function]:
+    for arguments in CALLS[function]:
         assert_equal_results(
-            getattr(asc, function)(asc.LazyAttention(query, key), **given),
-            getattr(asc, function)(maps, support="causal", **given),
+            getattr(asc, function)(asc.LazyAttention(query, key), **arguments),
+            getattr(asc, function)(maps, support="causal", **arguments),
             1e-4,
         )
 
@@ -83,10 +83,10 @@ def test_lengths_are_those_of_the_call_or_of_the_attention(function):
     lengths = torch.tensor([96, 50, 2])
     lazy = asc.LazyAttention(query, key, precision="exact")
     maps = lazy.dense()
-    metric, given = getattr(asc, function), CALLS[function][-1]
-    expected = metric(maps, support="causal", lengths=lengths, **given)
-    assert_equal_results(metric(lazy, lengths=lengths, **given), expected, 1e-9)
-    assert_equal_results(metric(lazy.with_lengths(lengths), **given), expected, 1e-9)
+    metric, arguments = getattr(asc, function), CALLS[function][-1]
+    expected = metric(maps, support="causal", lengths=lengths, **arguments)
+    assert_equal_results(metric(lazy, lengths=lengths, **arguments), expected, 1e-9)
+    assert_equal_results(metric(lazy.with_lengths(lengths), **arguments), expected, 1e-9)
 
 
 @pytest.mark.filterwarnings("ignore::attnscope.errors.NotAttentionWarning")

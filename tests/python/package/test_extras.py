@@ -30,9 +30,14 @@ def declared(extra):
     key = rf"^{extra} = " if extra else "^dependencies = "
     lists = ast.literal_eval(re.search(key + r"(\[.*?\n?\])$", text, re.MULTILINE | re.DOTALL)[1])
     parsed = [Requirement(line) for line in lists]
-    inner = [name for one in parsed if one.name == "attnscope" for name in sorted(one.extras)]
-    return [one for one in parsed if one.name != "attnscope"] + [
-        one for name in inner for one in declared(name)
+    inner = [
+        name
+        for requirement in parsed
+        if requirement.name == "attnscope"
+        for name in sorted(requirement.extras)
+    ]
+    return [requirement for requirement in parsed if requirement.name != "attnscope"] + [
+        requirement for name in inner for requirement in declared(name)
     ]
 
 
@@ -40,32 +45,32 @@ def closure(requirements):
     """The distributions that requirements ask for, with all that those require."""
     held, pending = {}, list(requirements)
     while pending:
-        wanted = pending.pop()
-        for extra in ("", *wanted.extras):
-            if wanted.marker and not wanted.marker.evaluate({"extra": extra}):
+        requirement = pending.pop()
+        for extra in ("", *requirement.extras):
+            if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
                 continue
-            if (wanted.name.lower(), extra) in held:
+            if (requirement.name.lower(), extra) in held:
                 continue
             try:
-                found = distribution(wanted.name)
+                installed = distribution(requirement.name)
             except PackageNotFoundError:
                 continue
-            held[wanted.name.lower(), extra] = found
-            for line in found.requires or ():
+            held[requirement.name.lower(), extra] = installed
+            for line in installed.requires or ():
                 inner = Requirement(line)
                 if inner.marker is None or inner.marker.evaluate({"extra": extra}):
                     pending.append(inner)
-    return {found.metadata["Name"]: found for found in held.values()}
+    return {installed.metadata["Name"]: installed for installed in held.values()}
 
 
 def environment(folder, extra):
     """A folder with attnscope, its core, and what an installation with an extra would bring."""
     requirements = declared("") + (declared(extra) if extra else [])
-    for found in closure(requirements).values():
+    for installed in closure(requirements).values():
         for top in {
-            file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")
+            file.parts[0] for file in installed.files or () if file.parts[0] not in ("..", "__pycache__")
         }:
-            source, link = Path(found.locate_file(top)), folder / top
+            source, link = Path(installed.locate_file(top)), folder / top
             if source.exists() and not link.exists():
                 link.symlink_to(source)
     package = folder / "attnscope"
@@ -81,12 +86,12 @@ def environment(folder, extra):
 
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory):
-    made = {}
+    folders = {}
 
     def of(extra):
-        if extra not in made:
-            made[extra] = environment(tmp_path_factory.mktemp(f"with_{extra or 'nothing'}"), extra)
-        return made[extra]
+        if extra not in folders:
+            folders[extra] = environment(tmp_path_factory.mktemp(f"with_{extra or 'nothing'}"), extra)
+        return folders[extra]
 
     return of
 
@@ -94,8 +99,8 @@ def environments(tmp_path_factory):
 def python(folder, code, *arguments):
     """What a script prints where only an environment and the standard library are on the path."""
     start = f"import sys; sys.path.append({str(folder)!r})\n"
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    environ = {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    variables = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    environ = {**variables, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", start + code, *map(str, arguments)],
         capture_output=True,
@@ -222,15 +227,17 @@ def test_studies_run_to_their_report_with_their_extra_alone(environments, tmp_pa
 def test_every_library_of_an_extra_is_known_to_what_says_how_to_install_it():
     """And no other: a library that is always there has no extra."""
     names = {"pyyaml": "yaml"}
-    models = {names.get(one.name, one.name) for one in declared("models")}
-    studies = {names.get(one.name, one.name) for one in declared("studies")} - models
+    models = {names.get(requirement.name, requirement.name) for requirement in declared("models")}
+    studies = {names.get(requirement.name, requirement.name) for requirement in declared("studies")} - models
     assert {name for name, extra in _extras.EXTRA_OF.items() if extra == "models"} == models | {
         "huggingface_hub"
     }
     assert {name for name, extra in _extras.EXTRA_OF.items() if extra == "studies"} == studies | {
         "pydantic_core"
     }
-    assert {one.name for one in declared("all")} == {one.name for one in declared("studies")}
+    assert {requirement.name for requirement in declared("all")} == {
+        requirement.name for requirement in declared("studies")
+    }
 
 
 def test_only_attnscope_is_told(monkeypatch):

@@ -132,15 +132,15 @@ def test_libraries_that_are_compiled_in_are_part_of_the_list(sbom):
         "dependencies": [{"ref": "a"}, {"ref": "root", "dependsOn": ["a"]}],
     }
     versions = {"eigen": "3.4.0", "pocketfft": "", "pybind11": "2.13.6"}
-    made = sbom.with_compiled_in(json.loads(json.dumps(document)), versions)
-    found = {component["name"]: component.get("version") for component in made["components"]}
-    assert found == {"numpy": None, "eigen": "3.4.0", "pocketfft": None, "pybind11": "2.13.6"}
-    assert {one["name"]: one["licenses"] for one in made["components"][1:]}["eigen"] == [
-        {"license": {"id": "MPL-2.0"}}
-    ]
-    references = {one["bom-ref"] for one in made["components"]}
-    assert {entry["ref"] for entry in made["dependencies"]} == references | {"root"}
-    [root] = [entry for entry in made["dependencies"] if entry["ref"] == "root"]
+    completed = sbom.with_compiled_in(json.loads(json.dumps(document)), versions)
+    versions_by_name = {component["name"]: component.get("version") for component in completed["components"]}
+    assert versions_by_name == {"numpy": None, "eigen": "3.4.0", "pocketfft": None, "pybind11": "2.13.6"}
+    assert {component["name"]: component["licenses"] for component in completed["components"][1:]}[
+        "eigen"
+    ] == [{"license": {"id": "MPL-2.0"}}]
+    references = {component["bom-ref"] for component in completed["components"]}
+    assert {entry["ref"] for entry in completed["dependencies"]} == references | {"root"}
+    [root] = [entry for entry in completed["dependencies"] if entry["ref"] == "root"]
     assert set(root["dependsOn"]) == references
 
 

@@ -71,17 +71,17 @@ def home(tmp_path_factory):
     return folder
 
 
-def study(home, out, *models, **more):
-    options = {**FAST, **more.pop("options", {})}
+def study(home, out, *models, **overrides):
+    options = {**FAST, **overrides.pop("options", {})}
     return Study(
         study="pretraining_writes", models=[str(home / name) for name in models],
         texts={"path": str(home / "texts.jsonl")}, output=str(out), name="a", block=4, options=options,
-        **more,
+        **overrides,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def made(home, tmp_path_factory):
+def results(home, tmp_path_factory):
     return run(study(home, tmp_path_factory.mktemp("runs"), "base", "tuned", "noise"), say=lambda text: None)
 
 
@@ -93,7 +93,7 @@ def of(results, table, model, **keys):
     return rows
 
 
-def test_fractions_are_those_of_the_captured_inputs(made, home):
+def test_fractions_are_those_of_the_captured_inputs(results, home):
     model = tiny("llama", num_hidden_layers=3)
     seen = []
     hook = model.model.layers[1].self_attn.o_proj.register_forward_pre_hook(
@@ -111,43 +111,43 @@ def test_fractions_are_those_of_the_captured_inputs(made, home):
         for name_of_model in ("base", "tuned")
     )
     delta = (after - before).numpy()
-    rows = of(made, "fractions", "tuned", layer=1, role="o", side="in", subspace="inputs")
+    rows = of(results, "fractions", "tuned", layer=1, role="o", side="in", subspace="inputs")
     assert list(rows["k"]) == [1, 2, 3, 4, 8, 16, 32]
     for row in rows.itertuples():
         expected = np.linalg.norm(delta @ vectors[:, : row.k]) ** 2 / np.linalg.norm(delta) ** 2
         assert row.fraction == pytest.approx(expected, rel=1e-4)
         assert row.tested == (row.k == 3)
     prediction = asc.prediction_subspace(home / "base", 3).basis.numpy()
-    (row,) = of(made, "fractions", "tuned", layer=1, role="o", subspace="prediction", k=3).itertuples()
+    (row,) = of(results, "fractions", "tuned", layer=1, role="o", subspace="prediction", k=3).itertuples()
     expected = np.linalg.norm(prediction.T @ delta) ** 2 / np.linalg.norm(delta) ** 2
     assert (row.side, row.fraction) == ("out", pytest.approx(expected, rel=1e-5))
     statistics = asc.delta_statistics(before.float(), after.float())
-    (row,) = of(made, "deltas", "tuned", layer=1, role="o").itertuples()
+    (row,) = of(results, "deltas", "tuned", layer=1, role="o").itertuples()
     assert row.delta_energy == pytest.approx(float(statistics.energy), rel=1e-12)
     assert row.step_ratio == pytest.approx(float(statistics.step_ratio), rel=1e-12)
 
 
-def test_every_fraction_stands_beside_what_it_must_be_read_with(made):
-    rows = of(made, "fractions", "tuned", tested=True)
+def test_every_fraction_stands_beside_what_it_must_be_read_with(results):
+    rows = of(results, "fractions", "tuned", tested=True)
     for name in ("deviation", "ceiling", "p_adjusted", "share_of_energy"):
         assert rows[name].notna().all(), name
     assert (rows["p_adjusted"] >= rows["p_value"]).all()
     assert rows[rows["subspace"] == "inputs"]["low"].notna().all()
-    controls = of(made, "fractions_variants", "tuned")
+    controls = of(results, "fractions_variants", "tuned")
     of_weights = {"weights", "decay_removed", "random_weights"}
     assert set(controls["variant"]) == {*of_weights, "other_layer"}
     assert set(controls[controls["subspace"] == "prediction"]["variant"]) == of_weights
     drawn = controls[controls["variant"] == "random_weights"]
     assert (drawn["low"] < drawn["relative"]).all()
-    deltas = of(made, "deltas", "tuned")
+    deltas = of(results, "deltas", "tuned")
     assert deltas[["unchanged_share", "step_ratio", "noise_share"]].notna().all().all()
-    checks = made.table("checks")
+    checks = results.table("checks")
     assert set(checks["check"]) == {"weight_map", "gradient_identity"}
     assert checks["holds"].all()
 
 
-def test_training_is_concentrated_and_noise_is_not(made):
-    claims = made.table("claims").set_index(["model", "claim"])
+def test_training_is_concentrated_and_noise_is_not(results):
+    claims = results.table("claims").set_index(["model", "claim"])
     assert claims.loc[("tuned", "C1"), "verdict"] == "supported"
     assert claims.loc[("tuned", "C1"), "low"] > claims.loc[("tuned", "C1"), "null"]
     noise = claims.loc["noise"]
@@ -156,13 +156,13 @@ def test_training_is_concentrated_and_noise_is_not(made):
     assert "neither pathway is concentrated" in noise.loc["C1b", "reason"]
     assert noise.loc["C1", "low"] < 1 < noise.loc["C1", "high"]
     assert claims.loc[("base", "C6"), "reason"].startswith("true by construction")
-    inputs = of(made, "fractions", "noise", tested=True, subspace="inputs")
+    inputs = of(results, "fractions", "noise", tested=True, subspace="inputs")
     assert (inputs["p_adjusted"] > 0.001).all()
-    assert any("neither pathway is concentrated" in sentence for sentence in findings(made))
+    assert any("neither pathway is concentrated" in sentence for sentence in findings(results))
 
 
-def test_changes_of_rank_one_are_as_the_closed_form_says(made):
-    rows = made.table("rank_one")
+def test_changes_of_rank_one_are_as_the_closed_form_says(results):
+    rows = results.table("rank_one")
     down = rows[rows["role"] == "down"]
     assert set(down["direction"]) == {"prediction", "complement", "haar", "gradients"}
     assert set(rows["sample"]) == {0, 1, 2}
@@ -171,23 +171,23 @@ def test_changes_of_rank_one_are_as_the_closed_form_says(made):
 
 
 @pytest.fixture(scope="module")
-def drawn(made):
-    return {name: FIGURES[name](made) for name in DRAWN}
+def drawn(results):
+    return {name: FIGURES[name](results) for name in DRAWN}
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_figures_are_drawn_from_stored_tables(made, drawn, name):
+def test_figures_are_drawn_from_stored_tables(results, drawn, name):
     if name in DRAWN:
         assert drawn[name].caption
         return
     with pytest.raises(NotDrawable, match=r"the run has no series|has an arm"):
-        FIGURES[name](made)
+        FIGURES[name](results)
 
 
-def test_the_report_says_the_claims_first(made, drawn):
+def test_the_report_says_the_claims_first(results, drawn):
     from attnscope.report.section import Page
 
-    page = Page(made, drawn)
+    page = Page(results, drawn)
     kinds = [block.kind for section in SECTIONS for block in page.written(section)]
     assert kinds.count("figure") == len(DRAWN)
     assert kinds.count("table") == 3
@@ -360,7 +360,7 @@ def test_pairs_that_are_none_are_refused(home, tmp_path, change, message):
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("overrides", "message"),
     [
         ({"options": {"nulls": ["random_weight"]}}, "random_weights"),
         ({"options": {"k": 0}}, "at least 1"),
@@ -369,13 +369,13 @@ def test_pairs_that_are_none_are_refused(home, tmp_path, change, message):
         ({"protocols": ["ruscio2025"]}, "follows exact"),
     ],
 )
-def test_settings_that_make_no_study(home, tmp_path, more, message):
+def test_settings_that_make_no_study(home, tmp_path, overrides, message):
     with pytest.raises(ConfigError, match=message):
-        run(study(home, tmp_path, "base", "tuned", **more), say=lambda text: None)
+        run(study(home, tmp_path, "base", "tuned", **overrides), say=lambda text: None)
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("overrides", "message"),
     [
         ({"options": {"roles": ["query"]}}, "no matrix has the role 'query'"),
         ({"layers": [7]}, "layer 7 is outside the model"),
@@ -383,10 +383,10 @@ def test_settings_that_make_no_study(home, tmp_path, more, message):
         ({"max_tokens": 2}, "text 0 has 2 tokens, of which 1 behind the first, and two are needed"),
     ],
 )
-def test_what_the_models_do_not_have(home, tmp_path, more, message):
-    options = {"nulls": [], "rank_one": False, "gradients": False, **more.pop("options", {})}
+def test_what_the_models_do_not_have(home, tmp_path, overrides, message):
+    options = {"nulls": [], "rank_one": False, "gradients": False, **overrides.pop("options", {})}
     with pytest.raises((ValueError, LoadError), match=message):
-        run(study(home, tmp_path, "base", "tuned", options=options, **more), say=lambda text: None)
+        run(study(home, tmp_path, "base", "tuned", options=options, **overrides), say=lambda text: None)
 
 
 def test_one_model_makes_no_pair(home, tmp_path):

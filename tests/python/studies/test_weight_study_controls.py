@@ -54,7 +54,7 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def made(home):
+def results(home):
     options = {
         "moments_of": "both", "nulls": ["foreign", "weights"], "curve": 4,
         "rank_one": {"texts": 3, "directions": 3, "tokens": [5, 9]},
@@ -104,19 +104,19 @@ def of_q(table, subspace, **keys):
     return row["relative"]
 
 
-def test_the_disk_that_sums_take_is_known_beforehand(made):
-    expected, stored = sums_on_disk(made)
+def test_the_disk_that_sums_take_is_known_beforehand(results):
+    expected, stored = sums_on_disk(results)
     assert 0.8 * stored < expected < 1.6 * stored
 
 
-def test_what_has_no_value_is_null(made):
-    assert placeholders(made) == []
+def test_what_has_no_value_is_null(results):
+    assert placeholders(results) == []
 
 
-def test_every_reference_and_control_is_the_arithmetic_that_it_names(made, home):
+def test_every_reference_and_control_is_the_arithmetic_that_it_names(results, home):
     delta = weights(home, "step2") - weights(home, "step0")
     base = weights(home, "step0")
-    fractions, controls = made.table("fractions"), made.table("fractions_variants")
+    fractions, controls = results.table("fractions"), results.table("fractions_variants")
     for subspace, file, step in (
         ("inputs", "own.jsonl", "step0"),
         ("inputs_after", "own.jsonl", "step2"),
@@ -137,23 +137,23 @@ def test_every_reference_and_control_is_the_arithmetic_that_it_names(made, home)
     assert of_q(fractions, "prediction_last") == pytest.approx(relative(delta, prediction), rel=1e-4)
 
 
-def test_biases_are_given_by_the_size_of_their_change(made, home):
-    deltas = made.table("deltas")
+def test_biases_are_given_by_the_size_of_their_change(results, home):
+    deltas = results.table("deltas")
     row = deltas[(deltas["step"] == 2) & (deltas["layer"] == 1)].set_index("role")["bias_change"]
     change = weights(home, "step2", f"{Q}.bias") - weights(home, "step0", f"{Q}.bias")
     assert row["q"] == pytest.approx(np.linalg.norm(change), rel=1e-12)
     assert math.isnan(row["o"])
 
 
-def test_the_gradient_identity_stands_beside_the_moments(made):
-    moments = made.table("moments")
+def test_the_gradient_identity_stands_beside_the_moments(results):
+    moments = results.table("moments")
     out = moments[moments["side"] == "out"]
     assert (out["identity_error"] < 1e-5).all()
     assert set(moments["step"]) == {0, 2, 10}
 
 
-def test_reading_and_writing_changes_of_rank_one(made):
-    rows = made.table("rank_one")
+def test_reading_and_writing_changes_of_rank_one(results):
+    rows = results.table("rank_one")
     reading = rows[rows["role"].isin(["q", "k"])]
     assert set(reading["direction"]) == {"inputs", "complement", "haar"}
     assert reading["attention_change"].between(0, 1).all()
@@ -161,11 +161,11 @@ def test_reading_and_writing_changes_of_rank_one(made):
     writing = rows[rows["role"].isin(["o", "down"])]
     assert set(writing["direction"]) == {"prediction", "complement", "haar", "gradients", "tokens"}
     assert writing["attention_change"].isna().all()
-    assert FIGURES["rank_one"](made).caption
+    assert FIGURES["rank_one"](results).caption
 
 
-def test_the_course_is_drawn_on_all_three_references(made):
-    drawn = FIGURES["trajectory"](made)
+def test_the_course_is_drawn_on_all_three_references(results):
+    drawn = FIGURES["trajectory"](results)
     assert len(drawn.figure.axes) == 6
     drawn.figure.canvas.draw()
 
@@ -187,15 +187,15 @@ def test_the_shift_of_attention_is_that_of_the_maps():
     torch.testing.assert_close(change[0], expected, rtol=1e-4, atol=1e-7)
 
 
-def pair(home, tmp_path, family, **more):
-    dtype = more.pop("dtype", torch.float32)
+def pair(home, tmp_path, family, **fields):
+    dtype = fields.pop("dtype", torch.float32)
     for name, seed in (("base", 0), ("tuned", 1)):
         model = tiny(family, seed=seed)
         model.to(dtype).save_pretrained(tmp_path / name)
-    options = {"nulls": [], "rank_one": False, "gradients": False, "curve": 0, **more.pop("options", {})}
+    options = {"nulls": [], "rank_one": False, "gradients": False, "curve": 0, **fields.pop("options", {})}
     return Study(
         study="pretraining_writes", models=[str(tmp_path / name) for name in ("base", "tuned")],
-        texts={"path": str(home / "own.jsonl")}, output=str(tmp_path), name="a", options=options, **more,
+        texts={"path": str(home / "own.jsonl")}, output=str(tmp_path), name="a", options=options, **fields,
     )  # fmt: skip
 
 

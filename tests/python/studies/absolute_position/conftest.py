@@ -19,5 +19,5 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def whole(folder, texts, tmp_path_factory):
+def results(folder, texts, tmp_path_factory):
     return run(settings(folder, texts, tmp_path_factory.mktemp("whole"), **FULL_OPTIONS), progress=False)

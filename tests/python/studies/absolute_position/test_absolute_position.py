@@ -17,49 +17,49 @@ def early(results, arm="base", kind="windows"):
     return table[(table["queries"] == "early") & (table["arm"] == arm) & (table["input"] == kind)]
 
 
-def test_what_has_no_value_is_null(whole):
-    assert placeholders(whole) == []
+def test_what_has_no_value_is_null(results):
+    assert placeholders(results) == []
 
 
-def test_every_arm_and_input_has_rows(whole):
-    position, removed = whole.table("position"), whole.table("removed")
+def test_every_arm_and_input_has_rows(results):
+    position, removed = results.table("position"), results.table("removed")
     assert set(zip(position["arm"], position["input"], strict=True)) == {
         ("base", "windows"), ("base", "shuffled"), ("base", "repeated"), ("no_bos", "windows"),
         ("no_bos", "repeated"),
     }  # fmt: skip
     assert set(position["queries"]) == {"early", "2", "3-4", "5-7"}
-    assert len(early(whole)) == 3 * 4
+    assert len(early(results)) == 3 * 4
     expected = {"zero", "mean", "token", "gaussian", "special", "control_1", "control_late", "no_bos"}
     assert expected <= set(removed["arm"])
     assert {"unread", "hidden"} <= set(removed["arm"])
     assert set(removed[removed["arm"] == "token"]["draw"]) == {0, 1}
     assert {"claims", "checks", "trajectory", "fingerprints", "position_shares", "controls"} <= set(
-        whole.tables()
+        results.tables()
     )
 
 
-def test_one_token_repeated_without_bos_has_no_residual(whole):
-    rows = early(whole, "no_bos", "repeated")
+def test_one_token_repeated_without_bos_has_no_residual(results):
+    rows = early(results, "no_bos", "repeated")
     assert rows["residual"].abs().max() < 1e-9
     assert rows["moved_tv"].max() < 1e-6
-    behind = early(whole, "base", "repeated")
+    behind = early(results, "base", "repeated")
     assert behind[behind["layer"] == 0]["residual"].abs().max() < 1e-9
     assert (behind[behind["layer"] >= 1]["plain"] > 1e-6).all()
 
 
-def test_layer_0_of_a_rotary_model_has_none_on_windows(whole):
-    rows = early(whole)
+def test_layer_0_of_a_rotary_model_has_none_on_windows(results):
+    rows = early(results)
     first = rows[rows["layer"] == 0]
     assert (first["residual_low"] <= 0).all()
     assert first["p_adjusted"].min() > 0.01
 
 
-def test_the_residual_is_that_of_a_slow_loop(whole, folder):
+def test_the_residual_is_that_of_a_slow_loop(results, folder):
     """Scores of the model by hand, means of groups by hand, products of different groups by hand."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    samples = whole.table("samples")
+    samples = results.table("samples")
     m, layer, head = N // 2, 1, 2
     residuals = [[] for _ in range(GROUPS)]
     cuts = []
@@ -84,7 +84,7 @@ def test_the_residual_is_that_of_a_slow_loop(whole, folder):
                 a, b = means[g][i, 1 : i + 1], means[f][i, 1 : i + 1]
                 value.append(np.mean((a - a.mean()) * (b - b.mean())))
             products.append(np.mean(value))
-    row = early(whole)
+    row = early(results)
     row = row[(row["layer"] == layer) & (row["head"] == head)].iloc[0]
     assert row["residual"] == pytest.approx(np.mean(products), rel=1e-5, abs=1e-9)
     assert row["mask_cut"] == pytest.approx(np.mean(cuts, axis=0)[2:m].mean(), rel=1e-6)
@@ -93,21 +93,21 @@ def test_the_residual_is_that_of_a_slow_loop(whole, folder):
     assert row["plain"] == pytest.approx(size, rel=1e-5)
 
 
-def test_variances_at_an_offset_add_up(whole):
+def test_variances_at_an_offset_add_up(results):
     """Var[log A] in both forms; the noise of the residual's own variance is what sets the second apart."""
-    rows = whole.table("offsets")
+    rows = results.table("offsets")
     rows = rows[rows["arm"] == "base"]
     first = rows["score"] + rows["log_z"] + rows["covariance"]
     np.testing.assert_allclose(first, rows["log_attention"], rtol=1e-9, atol=1e-12)
 
 
-def test_nothing_after_it_changes_position_0(whole):
-    path = whole.table("trajectory")
+def test_nothing_after_it_changes_position_0(results):
+    path = results.table("trajectory")
     assert (path["gap"] <= path["tolerance"]).all()
     assert (path[path["arm"] == "base"]["across"] == 0).all()
     assert (path[path["arm"] == "no_bos"]["across"] > 0.1).all()
     assert sorted(set(path["layer"])) == [-1, 0, 1, 2]
-    prints = whole.table("fingerprints")
+    prints = results.table("fingerprints")
     assert (prints[prints["arm"] == "base"]["fingerprint_cosine"] >= 1 - 1e-9).all()
     assert (prints[prints["arm"] == "no_bos"]["fingerprint_cosine"] < 0.999).all()
 
@@ -177,28 +177,28 @@ def test_positions_with_a_step_keep_what_lies_behind_visible(folder):
             assert (layer.attention.tril(-1).sum(-1)[..., 1:] > 1e-6).all()
 
 
-def test_random_weights_cut_like_uniform_attention(whole):
-    rows = whole.table("controls")
+def test_random_weights_cut_like_uniform_attention(results):
+    rows = results.table("controls")
     rows = rows[rows["queries"] == "early"]
     assert len(rows) == 3 * 3
     # 5 % of what uniform attention gives; scores of an untrained model are next to none
     np.testing.assert_allclose(rows["mask_cut"], rows["uniform_cut"], rtol=0.05)
     assert (rows["residual"].abs() < 1e-2).all()
-    shared = whole.table("control_residuals")
+    shared = results.table("control_residuals")
     assert shared["layer"].tolist() == [0, 1, 2]
     assert (shared["drawings"] == 3).all()
     assert (shared["residual_shared_low"] <= 0).all()
     assert (shared["residual_shared_high"] >= 0).all()
 
 
-def test_leakage_of_every_text_without_bos_beside_the_same_turned_round(whole, folder):
+def test_leakage_of_every_text_without_bos_beside_the_same_turned_round(results, folder):
     from transformers import AutoModelForCausalLM
 
     from attnscope.protocols import ruscio2025once
 
-    table = whole.table("leakage")
+    table = results.table("leakage")
     assert len(table) == 2 * 2 * TEXTS * 3 * 4
-    ids = np.asarray(whole.table("samples")["token_ids"].iloc[3])
+    ids = np.asarray(results.table("samples")["token_ids"].iloc[3])
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with asc.capture(model, sites=("scores",)) as recording:
         # the window's last token, which the base arm leaves out, is not stored: all but it
@@ -210,13 +210,13 @@ def test_leakage_of_every_text_without_bos_beside_the_same_turned_round(whole, f
     assert np.corrcoef(row, leakage)[0, 1] > 0.8
     exact = table[table["protocol"] == "exact"]
     assert (exact["r2_full"] >= exact["r2_relative"] - 1e-12).all()
-    tests = whole.table("leakage_tests").set_index("protocol")["correction"]
+    tests = results.table("leakage_tests").set_index("protocol")["correction"]
     assert set(tests["exact"]) == {"Benjamini–Hochberg"}
     assert set(tests["ruscio2025once"]) == {"over the head's rank (no q-value)"}
 
 
-def test_claims_have_verdicts(whole):
-    claims = whole.table("claims").set_index("claim")
+def test_claims_have_verdicts(results):
+    claims = results.table("claims").set_index("claim")
     codes = [f"C{k}" for k in range(1, 12)] + [f"P{k}" for k in range(1, 5)]
     assert sorted(claims.index) == sorted(codes)
     verdicts = {"supported", "contradicted", "undecided", "not testable here"}
@@ -229,7 +229,7 @@ def test_claims_have_verdicts(whole):
     )
     assert claims.loc["C7", "verdict"] == "not testable here"
     assert claims[claims["verdict"] == "not testable here"]["reason"].notna().all()
-    checks = whole.table("checks")
+    checks = results.table("checks")
     assert checks["holds"].all()
     assert {"scores", "shift", "own_embedding", "repeated_token", "first_token", "head_writes"} <= set(
         checks["check"]
@@ -237,18 +237,18 @@ def test_claims_have_verdicts(whole):
 
 
 @pytest.mark.slow
-def test_the_same_texts_in_other_blocks_give_the_same_estimates(whole, folder, texts, tmp_path):
+def test_the_same_texts_in_other_blocks_give_the_same_estimates(results, folder, texts, tmp_path):
     other = run(settings(folder, texts, tmp_path, block=8, arms=["zero"]), progress=False)
     columns = ["residual", "felt", "moved_l2", "mask_cut"]
-    np.testing.assert_allclose(early(whole)[columns], early(other)[columns], rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(early(results)[columns], early(other)[columns], rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_as_one_that_was_left_in_peace(whole, folder, texts, tmp_path):
+def test_a_killed_run_ends_as_one_that_was_left_in_peace(results, folder, texts, tmp_path):
     stopped = killed(settings(folder, texts, tmp_path, **FULL_OPTIONS))
     assert not (stopped / "tables" / "claims.parquet").exists()
     resume(stopped, progress=False)
-    assert table_bytes(whole.path) == table_bytes(stopped)
+    assert table_bytes(results.path) == table_bytes(stopped)
 
 
 @pytest.mark.slow
@@ -264,14 +264,14 @@ def test_learned_positions_show_in_layer_0(texts, tmp_path):
 
 
 @pytest.mark.usefixtures("unarranged")
-def test_every_figure_is_drawn_or_says_why(whole):
+def test_every_figure_is_drawn_or_says_why(results):
     from attnscope.errors import NotDrawable
     from attnscope.studies.absolute_position.figures import FIGURES
 
     undrawn = {}
     for name, figure in FIGURES.items():
         try:
-            drawn = figure(whole)
+            drawn = figure(results)
         except NotDrawable as error:
             undrawn[name] = str(error)
             continue
@@ -281,34 +281,34 @@ def test_every_figure_is_drawn_or_says_why(whole):
     assert set(undrawn) <= {"encodings", "removed"}, undrawn
 
 
-def test_the_noise_of_a_cell_stands_on_the_bar_of_the_split(whole):
+def test_the_noise_of_a_cell_stands_on_the_bar_of_the_split(results):
     from attnscope.studies.absolute_position.figures import FIGURES
 
-    shown = whole.table("residual_maps").iloc[0]
-    head = early(whole).set_index(["layer", "head"]).loc[(shown["layer"], shown["head"])]
+    shown = results.table("residual_maps").iloc[0]
+    head = early(results).set_index(["layer", "head"]).loc[(shown["layer"], shown["head"])]
     noise = (head["plain"] - head["residual"]) ** 0.5
-    bar = FIGURES["score_split"](whole).figure.axes[-1]
+    bar = FIGURES["score_split"](results).figure.axes[-1]
     assert [line.get_ydata()[0] for line in bar.lines] == pytest.approx([-noise, noise])
 
 
 @pytest.mark.usefixtures("unarranged", "unpictured")
-def test_the_report_says_what_is_there_and_what_is_not(whole):
+def test_the_report_says_what_is_there_and_what_is_not(results):
     from attnscope.studies.absolute_position.sections import findings
 
-    lines = findings(whole)
+    lines = findings(results)
     assert any("the mean residual by layer is" in line for line in lines)
     assert any("uniform attention" in line for line in lines)
-    text = whole.report().read_text("utf-8")
+    text = results.report().read_text("utf-8")
     for title in ("Claims", "Mask and residual", "Position 0", "What interventions remove", "The precursor"):
         assert f">{title}" in text
     assert "names neither its vector nor its statistic" in text
     assert "cannot be q-values" in text
 
 
-def test_the_published_share_stands_beside_every_replacement(whole):
+def test_the_published_share_stands_beside_every_replacement(results):
     from attnscope.published import compare_published
 
-    compared = compare_published(whole, "absolute_position")
+    compared = compare_published(results, "absolute_position")
     assert set(compared.table["published"]) == {0.4}
     assert {"zero", "mean", "token", "gaussian", "no_bos"} <= set(compared.table["token"])
     assert not compared.table["same_model"].any()
@@ -339,6 +339,6 @@ def test_a_dry_run_says_how_many_passes_and_how_much_disk(folder, texts, tmp_pat
     assert not (tmp_path / "a").exists()
 
 
-def test_the_disk_that_sums_take_is_known_beforehand(whole):
-    expected, stored = sums_on_disk(whole)
+def test_the_disk_that_sums_take_is_known_beforehand(results):
+    expected, stored = sums_on_disk(results)
     assert 0.8 * stored < expected < 1.6 * stored

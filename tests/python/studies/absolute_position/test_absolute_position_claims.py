@@ -71,23 +71,23 @@ def test_slopes_are_those_of_a_line_over_depth():
     assert slopes_by_measure["felt"] == pytest.approx(-2.0)
 
 
-def test_a_run_says_how_its_model_tells_positions_apart(whole):
-    facts = whole.table("encodings").iloc[0]
+def test_a_run_says_how_its_model_tells_positions_apart(results):
+    facts = results.table("encodings").iloc[0]
     assert (facts["encoding"], facts["rope_type"], facts["rope_theta"]) == ("rope", "default", 10000.0)
     assert (facts["layers"], facts["heads"], facts["windows"], facts["sets_bos"]) == (3, 4, "causal", True)
 
 
-def test_what_is_checked_is_stored(whole):
-    row = whole.table("checks").set_index("check").loc["layer_0_shuffled"]
+def test_what_is_checked_is_stored(results):
+    row = results.table("checks").set_index("check").loc["layer_0_shuffled"]
     assert row["holds"]
     assert 0.001 < row["value"] <= 1
 
 
-def test_stored_sums_make_the_profile_again_and_merge(whole):
-    table = whole.table("sums")
+def test_stored_sums_make_the_profile_again_and_merge(results):
+    table = results.table("sums")
     rows = table[(table["arm"] == "base") & (table["input"] == "windows")]
     profile = profile_of_sums(rows)
-    position = whole.table("position")
+    position = results.table("position")
     early = position[
         (position["arm"] == "base") & (position["input"] == "windows") & (position["queries"] == "early")
     ]

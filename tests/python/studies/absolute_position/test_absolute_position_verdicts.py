@@ -449,12 +449,12 @@ def test_the_threshold_of_readers_is_that_of_the_run():
     assert "no head reads position 0 with more than 0.3" in line
 
 
-def test_ordinary_tokens_are_held_by_texts_and_have_embeddings_of_their_own(whole, folder):
+def test_ordinary_tokens_are_held_by_texts_and_have_embeddings_of_their_own(results, folder):
     from transformers import AutoModelForCausalLM
 
-    samples = whole.table("samples")
+    samples = results.table("samples")
     ids = {int(token) for tokens in samples["token_ids"] for token in tokens}
-    drawn = whole.table("ordinary_tokens")["token"].tolist()
+    drawn = results.table("ordinary_tokens")["token"].tolist()
     assert len(set(drawn)) == len(drawn) == 2
     assert set(drawn) <= ids
     table = AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight.detach()
@@ -462,9 +462,9 @@ def test_ordinary_tokens_are_held_by_texts_and_have_embeddings_of_their_own(whol
     assert (first - second).norm() > 0.01 * first.norm()
 
 
-def test_the_claims_are_decided_with_their_controls(whole):
-    claims = whole.table("claims").set_index("claim")
-    controls = whole.table("control_overall")
+def test_the_claims_are_decided_with_their_controls(results):
+    claims = results.table("claims").set_index("claim")
+    controls = results.table("control_overall")
     statistics = {"leakage_share windows", "energy_removed", "mlp_ratio", "contraction", "follows_token"}
     assert statistics | {"loss_beyond"} <= set(controls["statistic"])
     assert set(controls["draw"]) == {0, 1, 2}
@@ -474,12 +474,12 @@ def test_the_claims_are_decided_with_their_controls(whole):
     assert not claims["reason"].fillna("").str.contains("silent").any()
 
 
-def test_placements_keep_what_is_behind_the_middle(whole):
-    table = whole.table("placements")
+def test_placements_keep_what_is_behind_the_middle(results):
+    table = results.table("placements")
     assert set(table["placement"]) == {"as_read", "moved", "twice", "ordinary_front", "ordinary_middle"}
     assert table.groupby("placement")["sample"].nunique().eq(16).all()
     assert table["loss"].between(0, 20).all()
-    dynamics = whole.table("dynamics")
+    dynamics = results.table("dynamics")
     assert sorted(dynamics["layer"]) == [-1, 0, 1, 2]
     assert (dynamics["gain"].dropna() > 0).all()
 
@@ -513,9 +513,9 @@ def test_no_column_of_a_table_takes_the_name_of_one_of_its_keys():
         assert not set(table.keys) & {column.name for column in table.columns}, table.name
 
 
-def test_the_path_of_position_0_has_every_layer(whole):
-    table = whole.table("dynamics")
+def test_the_path_of_position_0_has_every_layer(results):
+    table = results.table("dynamics")
     assert (table["step"] == -1).all()
     assert table.set_index("layer")["relative_step"].drop(-1).gt(0).all()
-    axes = FIGURES["trajectory"](whole).figure.axes
+    axes = FIGURES["trajectory"](results).figure.axes
     assert axes[1].lines[0].get_xdata().tolist() == [-1, 0, 1, 2]

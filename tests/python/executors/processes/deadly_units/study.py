@@ -48,8 +48,8 @@ class DeadlyUnits(Study):
 
     def add(self, unit, run):
         """Their sum."""
-        for model, own in run.read("lengths").groupby("model"):
-            run.write("total", model=model, length=own["length"].sum())
+        for model, lengths in run.read("lengths").groupby("model"):
+            run.write("total", model=model, length=lengths["length"].sum())
 
 
 STUDY = DeadlyUnits
