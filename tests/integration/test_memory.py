@@ -2,6 +2,7 @@
 """A study's memory: two layers of attention, whatever the depth, and never more than was announced."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -108,6 +109,8 @@ def measured(script, tmp_path, long, layers, metrics, **changes):
         ],
         capture_output=True,
         text=True,
+        # one arena and a fixed threshold: what is freed goes back at once, however busy the machine is
+        env={**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"},
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,20 +47,11 @@ class ReplaceWeight(BaseEdit):
     def _installed(self, model: nn.Module, architecture: Structure) -> Iterator[Applied]:
         if torch.is_grad_enabled():
             raise RuntimeError("ReplaceWeight: weights are changed in place; run it under torch.no_grad()")
-        entry = self._entry(model)
-        parameter = model.get_parameter(entry.tensor)
-        if not parameter.is_floating_point() or parameter.is_meta:
-            kind = "meta" if parameter.is_meta else str(parameter.dtype)
-            raise NotImplementedError(f"ReplaceWeight: {entry.tensor} holds no weights to add to ({kind})")
-        change = self._change(entry, entry.of(parameter))
-        before = parameter.detach().clone()
-        try:
-            rows = entry.view(parameter.detach())
-            rows.copy_(rows.double() + change.reshape(rows.shape))
+        entry = self.entry(model)
+        with writable(model, entry) as add:
+            add(self.change(entry, entry.of(model.get_parameter(entry.tensor))))
             with super()._installed(model, architecture) as applied:
                 yield applied
-        finally:
-            parameter.detach().copy_(before)
 
     def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
         """See `BaseEdit`."""
@@ -68,10 +59,11 @@ class ReplaceWeight(BaseEdit):
         def after(*_: Any) -> None:
             applied.count += applied.live
 
-        owner = self._entry(model).tensor.rpartition(".")[0]
+        owner = self.entry(model).tensor.rpartition(".")[0]
         return [model.get_submodule(owner).register_forward_hook(after)]
 
-    def _entry(self, model: nn.Module) -> WeightEntry:
+    def entry(self, model: nn.Module) -> WeightEntry:
+        """Return the entry of the matrix in a model's map of weights."""
         from attnscope.models.architecture import weight_map
 
         entries = weight_map(model)
@@ -85,7 +77,8 @@ class ReplaceWeight(BaseEdit):
         except KeyError as missing:
             raise ValueError(f"ReplaceWeight: no such matrix, {missing.args[0]}") from None
 
-    def _change(self, entry: WeightEntry, matrix: Tensor) -> Tensor:
+    def change(self, entry: WeightEntry, matrix: Tensor) -> Tensor:
+        """Return what is added to the matrix of an entry, [out, in] float64."""
         u, v = (vector.to(matrix.device, torch.float64).flatten() for vector in (self.u, self.v))
         if (len(u), len(v)) != entry.shape:
             raise ValueError(
@@ -95,3 +88,26 @@ class ReplaceWeight(BaseEdit):
         if not 0 < lengths < float("inf"):
             raise ValueError("ReplaceWeight: u and v must be finite and not 0")
         return self.size * matrix.double().norm() / lengths * torch.outer(u, v)
+
+
+@contextmanager
+def writable(model: nn.Module, entry: WeightEntry) -> Iterator[Callable[[Tensor], None]]:
+    """Give a function that makes a matrix what it was plus a change [out, in]; at the end it is as before.
+
+    Raises:
+        NotImplementedError: the parameter holds no weights that can be added to.
+    """
+    parameter = model.get_parameter(entry.tensor)
+    if not parameter.is_floating_point() or parameter.is_meta:
+        kind = "meta" if parameter.is_meta else str(parameter.dtype)
+        raise NotImplementedError(f"ReplaceWeight: {entry.tensor} holds no weights to add to ({kind})")
+    before = parameter.detach().clone()
+    rows, rows_before = entry.view(parameter.detach()), entry.view(before)
+
+    def add(change: Tensor) -> None:
+        rows.copy_(rows_before.double() + change.reshape(rows.shape))
+
+    try:
+        yield add
+    finally:
+        parameter.detach().copy_(before)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture.editing import edit
-from attnscope.capture.edits.weights import ReplaceWeight
+from attnscope.capture.edits.weights import ReplaceWeight, writable
 from attnscope.capture.weights.second_moments import Tracer
 from attnscope.metrics._named import shown_by_shape
 from attnscope.models.architecture import weight_map
@@ -93,11 +93,14 @@ def rank_one_effect(
     us, vs = _paired(name, directions, v)
     with torch.no_grad(), recorded_blocks(model, number):
         base = model(**batch).logits.double().log_softmax(-1)
-        rows = []
-        for u, direction in zip(us, vs, strict=True):
-            with edit(model, ReplaceWeight(layer, role, u, direction, size)):
-                changed = model(**batch).logits.double().log_softmax(-1)
-            rows.append(_effect(base, changed, ids, mask))
+        rows = [
+            _effect(base, changed, ids, mask)
+            for changed in under_changes(
+                model,
+                [ReplaceWeight(layer, role, u, direction, size) for u, direction in zip(us, vs, strict=True)],
+                lambda: model(**batch).logits.double().log_softmax(-1),
+            )
+        ]
     kl, shift = (torch.stack(values) for values in zip(*rows, strict=True))
     try:
         entry = entries[number, role]
@@ -176,11 +179,30 @@ def attention_change(
     us, vs = _paired("attention_change", directions, v)
     depth = weight_map(model).layers
     with torch.no_grad(), recorded_blocks(model, layer % depth if -depth <= layer < depth else layer):
-        base, changes = maps(), []
-        for u, direction in zip(us, vs, strict=True):
-            with edit(model, ReplaceWeight(layer, role, u, direction, size)):
-                changes.append((maps() - base).abs().sum(-1).mean() / 2)
-    return torch.stack(changes)
+        base = maps()
+        edits = [ReplaceWeight(layer, role, u, direction, size) for u, direction in zip(us, vs, strict=True)]
+        variations = [(after - base).abs().sum(-1).mean() / 2 for after in under_changes(model, edits, maps)]
+    return torch.stack(variations)
+
+
+def under_changes(
+    model: nn.Module, edits: Sequence[ReplaceWeight], measure: Callable[[], Tensor]
+) -> Iterator[Tensor]:
+    """Yield a measurement of the model under each of several changes of one and the same matrix.
+
+    The first is made by `edit`, with all its checks; the others are written into the matrix alone, because
+    an edit looks through all modules of a model.
+    """
+    first, *others = edits
+    with edit(model, first):
+        measured = measure()
+    yield measured
+    entry = first.entry(model)
+    matrix = entry.of(model.get_parameter(entry.tensor)).clone()
+    with writable(model, entry) as add:
+        for other in others:
+            add(other.change(entry, matrix))
+            yield measure()
 
 
 def _paired(function: str, directions: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
