@@ -84,10 +84,10 @@ def test_clouds_of_different_sizes_are_refused(monkeypatch):
     table = pd.DataFrame({"sample": range(9), "bucket": ["factual"] * 5 + ["unknown"] * 4,
                           "template": "t", "pair": ""})  # fmt: skip
     monkeypatch.setattr(clouds, "balanced", lambda table, options, rng: table)
-    made = type("R", (), {"rng": lambda self, *key: np.random.default_rng(0)})()
+    stage_run = type("R", (), {"rng": lambda self, *key: np.random.default_rng(0)})()
     options = HallucinationOptions(others=["unknown"], dimension_k=[2], primary_k=2)
     with pytest.raises(ValueError, match=r"must have one n, got \{'factual': 5, 'unknown': 4\}"):
-        clouds.describe(made, table, 0, torch.randn(9, 3), options)
+        clouds.describe(stage_run, table, 0, torch.randn(9, 3), options)
 
 
 def test_outcomes_without_any_answer_are_refused(folder, tmp_path):
@@ -139,12 +139,12 @@ def test_files_of_users_with_columns_by_options(folder, texts, tmp_path, suffix)
 
     def prompts(plan):
         unit = next(unit for unit in plan.units if unit.stage == "checks")
-        return [(one.sentence.text, one.sentence.extra) for one in unit.inputs]
+        return [(text.sentence.text, text.sentence.extra) for text in unit.inputs]
 
-    own = prompts(planned(folder, path, tmp_path, **names))
-    assert len(own) == 120
-    assert own == prompts(planned(folder, texts, tmp_path))
-    assert {extra["answer"] for _, extra in own} > {"", "Havana"}
+    renamed = prompts(planned(folder, path, tmp_path, **names))
+    assert len(renamed) == 120
+    assert renamed == prompts(planned(folder, texts, tmp_path))
+    assert {extra["answer"] for _, extra in renamed} > {"", "Havana"}
 
 
 @pytest.mark.slow
@@ -171,9 +171,9 @@ def test_files_without_templates_or_pairs(folder, tmp_path):
 def asc_lines(folder, texts, tmp_path, **options):
     from attnscope.study_api.study import study_class
 
-    made = settings(folder, texts, tmp_path, **options)
-    study = study_class(made.study)(made)
-    return study.describe_plan(make_plan(made, study))
+    settings_of_run = settings(folder, texts, tmp_path, **options)
+    study = study_class(settings_of_run.study)(settings_of_run)
+    return study.describe_plan(make_plan(settings_of_run, study))
 
 
 def test_unmatched_names_are_left_out_and_counted(folder, tmp_path):
@@ -189,8 +189,8 @@ def test_unmatched_names_are_left_out_and_counted(folder, tmp_path):
     assert any(
         "5 prompts about something unknown have no name of as many tokens" in note for note in plan.notes
     )
-    every = planned(folder, path, tmp_path, match_tokens=None)
-    assert not any("about something unknown" in note for note in every.notes)
+    unmatched = planned(folder, path, tmp_path, match_tokens=None)
+    assert not any("about something unknown" in note for note in unmatched.notes)
 
 
 def test_the_first_name_of_as_many_tokens_is_taken(folder, tmp_path):
@@ -203,12 +203,12 @@ def test_the_first_name_of_as_many_tokens_is_taken(folder, tmp_path):
 
     plan = planned(folder, questions(tmp_path / "q.csv", change=change), tmp_path)
     unit = next(unit for unit in plan.units if unit.stage == "checks")
-    own = [one.sentence for one in unit.inputs if one.sentence.extra["bucket"] == "unknown"]
-    assert len(own) == 40
-    for one in own:
-        second = one.extra["candidates"].split("|")[1]
-        assert second in one.text
-        assert second in one.extra["question"]
+    unknown = [text.sentence for text in unit.inputs if text.sentence.extra["bucket"] == "unknown"]
+    assert len(unknown) == 40
+    for sentence in unknown:
+        second = sentence.extra["candidates"].split("|")[1]
+        assert second in sentence.text
+        assert second in sentence.extra["question"]
 
 
 def test_a_dry_run_speaks_before_any_weight_is_read(folder, texts, tmp_path):
@@ -218,12 +218,12 @@ def test_a_dry_run_speaks_before_any_weight_is_read(folder, texts, tmp_path):
     call = ["run", "hallucination_geometry", "--model", str(broken), "--texts", str(texts),
             "--column", "question", "--output", str(tmp_path),
             "--set", "options.dimension_k=[5,10]", "--dry-run"]  # fmt: skip
-    found = CliRunner().invoke(app, call)
-    assert "impossible against factual: length alone AUC 0." in found.output
-    assert "templates crossed with buckets; 40 pairs" in found.output
-    assert "last tokens: 1 (':' 120)" in found.output
-    assert "tokens to generate:" in found.output
-    assert found.exit_code != 0
+    answer = CliRunner().invoke(app, call)
+    assert "impossible against factual: length alone AUC 0." in answer.output
+    assert "templates crossed with buckets; 40 pairs" in answer.output
+    assert "last tokens: 1 (':' 120)" in answer.output
+    assert "tokens to generate:" in answer.output
+    assert answer.exit_code != 0
 
 
 @pytest.mark.parametrize("keep_states", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -234,7 +234,7 @@ def test_a_dry_run_names_the_stages_whose_time_it_cannot_know(folder, tmp_path, 
     again = {**rows[0], "pair": ""}
     other = {**rows[0], "pair": "", "question": rows[0]["question"].replace("?", "!")}
     path = written(tmp_path / "q.csv", [*rows, again, other])
-    found = CliRunner().invoke(
+    answer = CliRunner().invoke(
         app,
         ["run", "hallucination_geometry", "--model", str(folder), "--texts", str(path), "--column",
          "question", "--output", str(tmp_path / "runs"), "--set", "options.dimension_k=[5,10]",
@@ -242,10 +242,10 @@ def test_a_dry_run_names_the_stages_whose_time_it_cannot_know(folder, tmp_path, 
          "--set", "options.random_weights=1", "--set", f"options.keep_states={keep_states}",
          "--no-draw", "--dry-run"],
     )  # fmt: skip
-    assert found.exit_code == 0, found.output
-    assert "1 duplicate prompts removed" in found.output
-    assert "last tokens: 2 ('?' 120, '!' 1)" in found.output
-    assert "the time of what reads earlier tables is not known: clouds, along, interventions" in found.output
+    assert answer.exit_code == 0, answer.output
+    assert "1 duplicate prompts removed" in answer.output
+    assert "last tokens: 2 ('?' 120, '!' 1)" in answer.output
+    assert "the time of what reads earlier tables is not known: clouds, along, interventions" in answer.output
     assert not (tmp_path / "runs").exists()
 
 
@@ -260,21 +260,21 @@ def test_confounded_prompts_are_refused_in_the_report_and_the_figure(folder, tmp
         rows = [row for row in csv.DictReader(file) if row["bucket"] != "impossible"]
     few = {"symbol", "play"}
     rows = [row for row in rows if (row["template"] in few) == (row["bucket"] == "factual")]
-    kept = [row for row in rows if row["bucket"] == "factual" or int(row["pair"][-2:]) < 3]
-    path = written(tmp_path / "q.csv", [{**row, "pair": ""} for row in kept])
-    found = run(settings(folder, path, tmp_path, others=["unknown"], **FAST), progress=False)
-    claims = found.table("claims").set_index("claim")
+    confounded = [row for row in rows if row["bucket"] == "factual" or int(row["pair"][-2:]) < 3]
+    path = written(tmp_path / "q.csv", [{**row, "pair": ""} for row in confounded])
+    results = run(settings(folder, path, tmp_path, others=["unknown"], **FAST), progress=False)
+    claims = results.table("claims").set_index("claim")
     assert set(claims["verdict"]) == {"not testable here"}
     assert "alone tells unknown from factual with AUC" in claims.loc["C1 unknown", "reason"]
-    first = findings(found)[0]
+    first = findings(results)[0]
     assert first.startswith("unknown: ")
     assert first.endswith("no claim about uncertainty can be made from these prompts.")
-    page = found.report().read_text("utf-8")
+    page = results.report().read_text("utf-8")
     listed = page.index('class="findings"')
     assert page.index("no claim about uncertainty can be made from these prompts", listed) < page.index(
         "<figure", listed
     )
-    drawn = FIGURES["confounds"].draw(found, Options())
+    drawn = FIGURES["confounds"].draw(results, Options())
     assert drawn.figure.axes[0].get_title().endswith(": no claim")
     assert "with AUC" in drawn.caption
     assert "no claim about uncertainty can be made from these prompts." in drawn.caption
@@ -292,7 +292,7 @@ def test_encoders_are_refused(texts, tmp_path):
 def test_an_identity_that_fails_ends_the_checkpoint(folder, texts, tmp_path, monkeypatch):
     from attnscope.studies.hallucination_geometry import checks
 
-    monkeypatch.setattr(checks, "_gap", lambda one, other: 0.5)
+    monkeypatch.setattr(checks, "_gap", lambda first, second: 0.5)
     with pytest.raises(LoadError, match=r"identities of edits do not hold: .*state_moved 0\.5 \(at most"):
         run(settings(folder, texts, tmp_path, **FAST), progress=False)
 
@@ -303,16 +303,16 @@ def test_states_that_are_not_finite_leave_their_layer_out(folder, texts, tmp_pat
     plain = states.last_states
 
     def broken(run, batch):
-        for layer, own in plain(run, batch):
+        for layer, last in plain(run, batch):
             if layer == 1 and 3 in batch.samples:
-                own = own.copy()
-                own[list(batch.samples).index(3)] = np.inf
-            yield layer, own
+                last = last.copy()
+                last[list(batch.samples).index(3)] = np.inf
+            yield layer, last
 
     monkeypatch.setattr(states, "last_states", broken)
-    found = run(settings(folder, texts, tmp_path, **FAST), progress=False)
-    assert set(found.table("contrasts")["layer"]) == {-1, 0}
-    assert any("layer 1: 1 states are not finite" in note for note in found.provenance["notes"])
+    results = run(settings(folder, texts, tmp_path, **FAST), progress=False)
+    assert set(results.table("contrasts")["layer"]) == {-1, 0}
+    assert any("layer 1: 1 states are not finite" in note for note in results.provenance["notes"])
 
 
 def test_outcomes_need_enough_of_either(folder, texts, tmp_path):
@@ -368,8 +368,8 @@ def test_answers_that_are_right_make_buckets(texts):
     study.options = HallucinationOptions(bucket_by="outcome")
     table = pd.DataFrame({"sample": range(80), "template": [f"t{at // 20}" for at in range(80)],
                           "answer": "x", "bucket": "factual", "pair": ""})  # fmt: skip
-    found = study._outcomes(table, Run())
-    assert found["bucket"].value_counts().to_dict() == {"right": 40, "wrong": 40}
+    judged = study._outcomes(table, Run())
+    assert judged["bucket"].value_counts().to_dict() == {"right": 40, "wrong": 40}
 
 
 @pytest.mark.parametrize("name", ["stories260K", "llama2xs"])
@@ -384,8 +384,8 @@ def test_a_word_behind_a_prompt_begins_with_what_the_model_would_write(name):
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    alone = tokenizer(" unsure", add_special_tokens=False)["input_ids"]
-    assert tokenizer.decode(alone[:1]).strip() == ""
+    without_prompt = tokenizer(" unsure", add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(without_prompt[:1]).strip() == ""
     prompt = "Question: Where is it?\nAnswer:"
     longer = tokenizer(f"{prompt} unsure")["input_ids"]
     expected = longer[len(tokenizer(prompt)["input_ids"])]

@@ -18,7 +18,7 @@ def prompts(vocabulary):
     return [torch.randint(3, vocabulary, (n,), generator=draw) for n in (9, 12)]
 
 
-def made(name):
+def small_model(name):
     if name != "cohere":
         return models.tiny(name, implementation="eager").double()
     from transformers import CohereConfig, CohereForCausalLM
@@ -35,13 +35,15 @@ def made(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_keeps_the_eight_identities(name):
     """In float64, where only softmax inside some models is narrower."""
-    found = {one.name: one for one in identities(made(name), prompts(models.VOCABULARY), 1e-5, 0)}
-    assert list(found) == EIGHT
-    for one in found.values():
-        assert one.holds, one
-        assert one.value is not None or one.reason
-    assert found["nothing_added"].value == found["earlier_states"].value == 0
-    assert found["readout"].value is not None
+    checks = {
+        check.name: check for check in identities(small_model(name), prompts(models.VOCABULARY), 1e-5, 0)
+    }
+    assert list(checks) == EIGHT
+    for check in checks.values():
+        assert check.holds, check
+        assert check.value is not None or check.reason
+    assert checks["nothing_added"].value == checks["earlier_states"].value == 0
+    assert checks["readout"].value is not None
 
 
 @pytest.mark.parametrize("name", ["stories260K", "llama2xs"])
@@ -52,9 +54,9 @@ def test_trained_models_keep_them(name):
     if not folder.exists():
         pytest.skip(f"no {folder}")
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    found = list(identities(model, prompts(model.config.vocab_size), 1e-3, 0))
-    assert [one.name for one in found] == EIGHT
-    assert all(one.holds for one in found), found
+    checks = list(identities(model, prompts(model.config.vocab_size), 1e-3, 0))
+    assert [check.name for check in checks] == EIGHT
+    assert all(check.holds for check in checks), checks
 
 
 def test_a_model_that_looks_ahead_does_not_keep_them():
@@ -65,6 +67,6 @@ def test_a_model_that_looks_ahead_does_not_keep_them():
         return output + 0.1 * output.mean(1, keepdim=True)
 
     model.model.layers[2].register_forward_hook(mixed)
-    found = {one.name: one for one in identities(model, prompts(models.VOCABULARY), 1e-5, 0)}
-    assert not found["earlier_states"].holds
-    assert not found["cached_step"].holds
+    checks = {check.name: check for check in identities(model, prompts(models.VOCABULARY), 1e-5, 0)}
+    assert not checks["earlier_states"].holds
+    assert not checks["cached_step"].holds

@@ -73,7 +73,7 @@ def decided(tables, controls=None, options=None, **changes):
     return {row.claim.split()[0]: row for row in rows}
 
 
-def alone(code, tables, controls=None):
+def decide_claim(code, tables, controls=None):
     """One claim without the others' correction."""
     tables = {"prompts": prompts(), **tables}
     options = HallucinationOptions(others=[U])
@@ -107,7 +107,7 @@ def test_every_claim_of_the_paper_is_declared():
 )
 def test_detection(changes, p, controls, verdict, reason):
     controls = {} if controls == {} else untrained(**(controls or {}))
-    row = alone("C1", {"detection": detection(**changes), "contrasts": contrasts(p)}, controls)
+    row = decide_claim("C1", {"detection": detection(**changes), "contrasts": contrasts(p)}, controls)
     assert row.verdict == verdict
     assert re.search(reason, row.reason), row.reason
     printed = [float(word) for word in re.findall(r"\d\.\d+", row.reason)]
@@ -118,13 +118,13 @@ def test_states_that_enter_the_first_block_are_no_layer_of_the_choice():
     """All prompts end in the same token: their excess of 0 with an interval of no length is no finding."""
     table = detection(excess=-0.2, low=-0.4)
     table.loc[table["layer"] == -1, ["auc", "low", "high"]] = 0.0
-    row = alone("C1", {"detection": table, "contrasts": contrasts()})
+    row = decide_claim("C1", {"detection": table, "contrasts": contrasts()})
     assert row.value == -0.2
 
 
 def test_nested_templates_allow_nothing():
     tests = contrasts().assign(labellings=10.0, p_value=np.nan, p_adjusted=np.nan)
-    row = alone("C1", {"detection": detection(), "contrasts": tests})
+    row = decide_claim("C1", {"detection": detection(), "contrasts": tests})
     assert (row.verdict, row.reason) == (NOT_TESTABLE, "the buckets are confounded with their templates")
 
 
@@ -144,10 +144,10 @@ def test_nested_templates_allow_nothing():
 def test_dimension(value, p, random, twice, higher):
     reach = min(0.3, max(abs(value) / 3, 0.01))
     tables = {"contrasts": contrasts(p, reach, log_dimension_ratio=value)}
-    found = [alone(code, tables, untrained(ratio=random)) for code in ("C2", "C2b")]
-    assert [row.verdict for row in found] == [twice, higher]
-    assert found[0].null == pytest.approx(math.log(2))
-    assert f"ratio {math.exp(value):.2f}" in found[0].reason
+    claims = [decide_claim(code, tables, untrained(ratio=random)) for code in ("C2", "C2b")]
+    assert [row.verdict for row in claims] == [twice, higher]
+    assert claims[0].null == pytest.approx(math.log(2))
+    assert f"ratio {math.exp(value):.2f}" in claims[0].reason
 
 
 def test_every_number_of_neighbours_must_agree():
@@ -155,7 +155,7 @@ def test_every_number_of_neighbours_must_agree():
     other = tests[tests["quantity"] == "log_dimension_ratio"].assign(k=30, value=-0.2, low=-0.3, high=-0.1)
     tables = {"contrasts": pd.concat([tests, other])}
     for code in ("C2", "C2b"):
-        row = alone(code, tables)
+        row = decide_claim(code, tables)
         assert row.verdict == UNDECIDED
         assert "the sign changes with the number of neighbours" in row.reason
         assert row.low <= -0.3
@@ -173,7 +173,7 @@ def test_the_choice_of_a_layer_is_paid_for():
     ("value", "reach", "verdict"), [(0.1, 0.3, UNDECIDED), (0.8, 0.3, SUPPORTED), (-0.8, 0.3, CONTRADICTED)]
 )
 def test_rank(value, reach, verdict):
-    row = alone("C3", {"contrasts": contrasts(reach=reach, log_rank_ratio=value)})
+    row = decide_claim("C3", {"contrasts": contrasts(reach=reach, log_rank_ratio=value)})
     assert row.verdict == verdict
     assert "n is equal here (274)" in row.reason
 
@@ -185,12 +185,12 @@ def test_rank(value, reach, verdict):
 )  # fmt: skip
 def test_pieces(gap, p, random, verdict):
     tables = {"contrasts": contrasts(p, fragmentation_gap=gap)}
-    assert alone("C4", tables, untrained(ratio=random)).verdict == verdict
+    assert decide_claim("C4", tables, untrained(ratio=random)).verdict == verdict
 
 
-def sensitivity(own, other, chance=0.0, layers=(0, 1)):
+def sensitivity(shift_of_other, shift_of_reference, chance=0.0, layers=(0, 1)):
     table, noise = prompts(), np.random.default_rng(0).normal(0, 0.2, 80)
-    change = {U: own, F: other}
+    change = {U: shift_of_other, F: shift_of_reference}
     draws = [("boundary", -1, 0.0), *(("covariance", at, chance + at / 50) for at in range(6))]
     return pd.DataFrame(
         [
@@ -204,7 +204,7 @@ def sensitivity(own, other, chance=0.0, layers=(0, 1)):
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "chance", "verdict", "reason"),
+    ("shift_of_other", "shift_of_reference", "chance", "verdict", "reason"),
     [
         (1.0, 1.0, 0.0, CONTRADICTED, "the fall itself 1.0"),
         (-2.0, -2.0, 0.0, UNDECIDED, "less that of factual"),
@@ -214,8 +214,8 @@ def sensitivity(own, other, chance=0.0, layers=(0, 1)):
         (-3.0, -0.5, -4.0, UNDECIDED, "random directions of the covariance: .* these do as well"),
     ],
 )
-def test_sensitivity_falls(own, other, chance, verdict, reason):
-    row = alone("C5", {"sensitivity": sensitivity(own, other, chance)})
+def test_sensitivity_falls(shift_of_other, shift_of_reference, chance, verdict, reason):
+    row = decide_claim("C5", {"sensitivity": sensitivity(shift_of_other, shift_of_reference, chance)})
     assert math.isnan(row.p_value)  # no p of another question
     assert row.verdict == verdict
     assert re.search(reason, row.reason), row.reason
@@ -231,7 +231,7 @@ def test_gain(gain, ratio, p, verdict):
              "high": 3.0}
             for layer in (0, 1, 2) for name, value in (("boundary", gain), ("covariance", 1.0))]  # fmt: skip
     tables = {"readout": pd.DataFrame(rows), "contrasts": contrasts(p, log_gain_ratio=ratio)}
-    row = alone("C6", tables)
+    row = decide_claim("C6", tables)
     assert row.verdict == verdict
     assert row.p_value == p
     assert f"gain {gain:.2g}; directions of the same covariance 0.5 to 3" in row.reason
@@ -243,13 +243,13 @@ def test_gain(gain, ratio, p, verdict):
     [(0.5, 0.01, CONTRADICTED), (0.02, 0.3, UNDECIDED), (0.001, 0.01, SUPPORTED), (0.001, 0.06, UNDECIDED)],
 )
 def test_gradients(cosine, p, verdict):
-    assert alone("C7", {"contrasts": contrasts(p, refusal_alignment=cosine)}).verdict == verdict
+    assert decide_claim("C7", {"contrasts": contrasts(p, refusal_alignment=cosine)}).verdict == verdict
 
 
 def test_what_has_no_refusal_token_says_so():
     checks = pd.DataFrame({"check": ["refusal_token"], "reason": ["expected words, got pieces"]})
     for code in ("C7", "C10"):
-        row = alone(code, {"checks": checks})
+        row = decide_claim(code, {"checks": checks})
         assert (row.verdict, row.reason) == (NOT_TESTABLE, "expected words, got pieces")
 
 
@@ -262,7 +262,7 @@ def test_stability(cosine, reach, exchanged, verdict):
     rows = [{"contrast": U, "layer": layer, "stability": value, "stability_low": value - reach,
              "stability_high": value + reach, "stability_null": exchanged, "stability_null_high": exchanged}
             for layer, value in ((0, np.nan), (1, cosine), (2, 0.999))]  # fmt: skip
-    row = alone("C9", {"boundaries": pd.DataFrame(rows)})
+    row = decide_claim("C9", {"boundaries": pd.DataFrame(rows)})
     assert row.verdict == verdict
     assert "exchanged labels: mean" in row.reason
 
@@ -286,7 +286,7 @@ def wired(knows, layers=(0,), gains=(0, 2, 5, 5.5, 20)):
 )
 def test_bypass_is_judged_by_whom_it_hits(knows, verdict):
     rows = wired(knows)
-    row = alone("C10", {"interventions": rows})
+    row = decide_claim("C10", {"interventions": rows})
     assert "a refusal by construction" in row.reason
     forced = rows.assign(unknown=rows["sample"] % 2 == 0).astype({"forced": float})
     rates = forced.pivot_table(index=["control", "strength"], columns="unknown", values="forced")
@@ -301,12 +301,12 @@ def test_bypass_is_judged_by_whom_it_hits(knows, verdict):
 
 
 def test_bypass_pays_for_its_layers_and_needs_labellings():
-    assert alone("C10", {"interventions": wired("probe", (0, 1, 2))}).p_value == 0.001
+    assert decide_claim("C10", {"interventions": wired("probe", (0, 1, 2))}).p_value == 0.001
     nested = prompts().assign(template=lambda table: table["bucket"])
-    row = alone("C10", {"prompts": nested, "interventions": wired("probe")})
+    row = decide_claim("C10", {"prompts": nested, "interventions": wired("probe")})
     assert row.verdict == NOT_TESTABLE
     assert "labellings are too few" in row.reason
-    forceless = alone("C10", {"interventions": wired("probe", gains=(0, 1))})
+    forceless = decide_claim("C10", {"interventions": wired("probe", gains=(0, 1))})
     assert (forceless.value, forceless.verdict) == (0, UNDECIDED)
 
 
@@ -331,7 +331,7 @@ def test_steering(boundary, labels, verdict):
     rows = moved(
         "steering", {"boundary": boundary, "isotropic": labels, "covariance": labels, "labels": labels}
     )
-    row = alone("C15", {"interventions": rows})
+    row = decide_claim("C15", {"interventions": rows})
     assert row.verdict == verdict
     share = rows[rows["control"] == "boundary"]["changed"].mean()
     assert row.reason.startswith(f"{share:.2f} of answers change")
@@ -342,31 +342,31 @@ def test_steering(boundary, labels, verdict):
 )
 def test_compression(reference, haar, verdict):
     rows = moved("compression", {"reference": reference, "haar": haar}, (0.2, 1.0), "refused")
-    assert alone("C16", {"interventions": rows}).verdict == verdict
+    assert decide_claim("C16", {"interventions": rows}).verdict == verdict
 
 
 EXCHANGED = (1.0, 1.1, 0.9, 0.95, 1.05)
 
 
 @pytest.mark.parametrize(
-    ("own", "labels", "verdict"),
+    ("boundary", "labels", "verdict"),
     [(1.5, EXCHANGED, SUPPORTED), (1.0, EXCHANGED, UNDECIDED), (0.5, EXCHANGED, CONTRADICTED),
      (1.5, (1.0, 1.1), NOT_TESTABLE)],
 )  # fmt: skip
-def test_amplification(own, labels, verdict):
+def test_amplification(boundary, labels, verdict):
     draws = [
-        ("boundary", -1, own),
+        ("boundary", -1, boundary),
         ("isotropic", 0, 1.0),
         *(("labels", at, v) for at, v in enumerate(labels)),
     ]
     rows = [{"contrast": U, "sample": sample, "layer": layer, "direction": kind, "draw": draw,
              "amplification": value if layer < 2 else np.nan}
             for sample in range(4) for layer in range(3) for kind, draw, value in draws]  # fmt: skip
-    row = alone("C14", {"sensitivity": pd.DataFrame(rows)})
+    row = decide_claim("C14", {"sensitivity": pd.DataFrame(rows)})
     assert row.verdict == verdict
     if verdict != NOT_TESTABLE:
-        assert row.value == pytest.approx(math.log(own) - np.log(labels).mean())
-        assert f"× {own:.2f}" in row.reason
+        assert row.value == pytest.approx(math.log(boundary) - np.log(labels).mean())
+        assert f"× {boundary:.2f}" in row.reason
 
 
 def read_out(change, *, seed=0, **columns):
@@ -397,7 +397,7 @@ def untrained_lens(change, seeds=8):
 def test_commitment(change, untrained, verdict):
     """Predictions that sharpen in untrained models alike are no effect of training."""
     lens = read_out(change)
-    row = alone("C17", {"lens": lens}, untrained)
+    row = decide_claim("C17", {"lens": lens}, untrained)
     assert row.verdict == verdict
     noise = np.random.default_rng(0).normal(0, 0.5, 80)
     assert row.value == pytest.approx(change + noise[::2].mean())
@@ -424,7 +424,7 @@ def test_claims_share_a_list():
     ("value", "p", "verdict"), [(1.0, 0.01, SUPPORTED), (-1.0, 0.01, CONTRADICTED), (1.0, 0.3, UNDECIDED)]
 )
 def test_expressed_or_silent(value, p, verdict):
-    assert alone("C13", {"contrasts": contrasts(p, log_transport_ratio=value)}).verdict == verdict
+    assert decide_claim("C13", {"contrasts": contrasts(p, log_transport_ratio=value)}).verdict == verdict
 
 
 def test_a_draw_of_its_null_stands_out_at_the_level():
@@ -476,13 +476,13 @@ def test_sentences_are_made_of_the_case_that_holds():
     assert silent.endswith("it is silent.")
     undecided = contrasts(0.001)
     undecided.loc[undecided["quantity"] == "log_transport_ratio", ["p_value", "p_adjusted"]] = 0.19
-    said = paragraph({"contrasts": undecided})
-    assert said.endswith("whether the output uses the difference is undecided (× 2.72, p 0.190).")
+    undecided_text = paragraph({"contrasts": undecided})
+    assert undecided_text.endswith("whether the output uses the difference is undecided (× 2.72, p 0.190).")
     missing = contrasts(0.001)
     missing = missing[missing["quantity"] != "log_transport_ratio"]
-    said = paragraph({"contrasts": missing})
-    assert said.endswith("the difference was not measured: options.sensitivity is off.")
-    for text in (said, paragraph({"contrasts": undecided})):
+    undecided_text = paragraph({"contrasts": missing})
+    assert undecided_text.endswith("the difference was not measured: options.sensitivity is off.")
+    for text in (undecided_text, paragraph({"contrasts": undecided})):
         assert "silent" not in text
         assert "expressed" not in text
     others = [

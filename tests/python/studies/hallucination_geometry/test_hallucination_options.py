@@ -27,16 +27,16 @@ def fewer(tmp_path_factory):
 def test_band_keeps_the_points_nearest_to_the_boundary(folder, texts, tmp_path):
     draw = torch.Generator().manual_seed(0)
     reference, other = torch.randn(50, 3, generator=draw), 2 + torch.randn(50, 3, generator=draw)
-    kept = near(other, reference, other, 0.4)
+    nearest = near(other, reference, other, 0.4)
     b = other.double().mean(0) - reference.double().mean(0)
     along = other.double() @ (b / b.norm())
     apart = (along - along.mean()).abs()
-    assert len(kept) == 20
-    assert torch.equal(kept, other[apart <= apart.sort().values[19] + 1e-9])
+    assert len(nearest) == 20
+    assert torch.equal(nearest, other[apart <= apart.sort().values[19] + 1e-9])
     assert near(other, other, other, 0.4) is other  # no boundary
     nulls = ["covariance", "template", "gaussian", "labels"]
-    found = run(settings(folder, texts, tmp_path, band=0.4, **{**FAST, "nulls": nulls}), progress=False)
-    betti = found.table("betti")
+    results = run(settings(folder, texts, tmp_path, band=0.4, **{**FAST, "nulls": nulls}), progress=False)
+    betti = results.table("betti")
     # of 40; before the first block all last tokens are one, and no boundary is
     assert betti[betti["layer"] >= 0]["n"].max() == 16
     assert betti[betti["layer"] < 0]["n"].max() == 40
@@ -44,7 +44,7 @@ def test_band_keeps_the_points_nearest_to_the_boundary(folder, texts, tmp_path):
     drawn = betti[betti["null"] != ""].groupby(["layer", "bucket", "null", "scale_number"])["draw"]
     assert set(drawn.nunique()) == {QUICK["null_draws"]}
     assert set(betti[betti["null"] == ""]["draw"]) == {-1}
-    clouds = found.table("clouds")
+    clouds = results.table("clouds")
     assert set(clouds["null"]) == {"", *nulls}
     rows = clouds[clouds["null"] == "gaussian"]
     assert rows["value"].notna().any()
@@ -58,11 +58,11 @@ def test_null_clouds_are_those_of_their_kind():
     points, beside = torch.randn(30, 4, generator=draw), 50 + torch.randn(30, 4, generator=draw)
     groups = np.arange(30) // 10
     labels = list(null_draws(points, "labels", groups, beside, 3, 0))
-    both = {tuple(row) for row in torch.cat([points, beside]).tolist()}
-    for one in labels:
-        assert one.shape == (30, 4)
-        assert {tuple(row) for row in one.tolist()} < both
-        assert 0 < int((one[:, 0] > 25).sum()) < 30
+    points_of_both = {tuple(row) for row in torch.cat([points, beside]).tolist()}
+    for cloud in labels:
+        assert cloud.shape == (30, 4)
+        assert {tuple(row) for row in cloud.tolist()} < points_of_both
+        assert 0 < int((cloud[:, 0] > 25).sum()) < 30
     template = next(null_draws(points, "template", groups, beside, 1, 0))
     assert torch.equal(
         template, asc.null_clouds(points, "template", groups=torch.from_numpy(groups), draws=1, seed=0)[0]
@@ -71,17 +71,17 @@ def test_null_clouds_are_those_of_their_kind():
 
 def test_temperature_draws_and_shows_what_changes_by_itself(folder, fewer, tmp_path):
     changed = {**QUICK["interventions"], "temperature": 1.0, "tokens": 4}
-    found = run(
+    results = run(
         settings(folder, fewer, tmp_path, interventions=changed, **{k: v for k, v in FAST.items()
                                                                      if k != "interventions"}),
         progress=False,
     )  # fmt: skip
-    rows = found.table("interventions")
+    rows = results.table("interventions")
     floor = rows[rows["arm"] == "baseline"]
     assert len(floor) == 12  # three prompts of either bucket of two contrasts
     assert floor["changed"].mean() > 0.5
     assert (floor["strength"] == 1.0).all()
-    assert any("drawn at temperature 1.0" in note for note in found.provenance["notes"])
+    assert any("drawn at temperature 1.0" in note for note in results.provenance["notes"])
 
 
 def test_tokens_are_drawn_from_the_tempered_distribution():
@@ -112,8 +112,8 @@ def test_every_step_moves_what_follows_too(folder):
 def test_a_detector_wired_to_every_step_and_another_word(folder, fewer, tmp_path):
     changed = {**QUICK["interventions"], "every_step": True, "target": "q"}
     other = {k: v for k, v in FAST.items() if k != "interventions"}
-    found = run(settings(folder, fewer, tmp_path, interventions=changed, **other), progress=False)
-    rows = found.table("interventions")
+    results = run(settings(folder, fewer, tmp_path, interventions=changed, **other), progress=False)
+    rows = results.table("interventions")
     bypass = rows[(rows["arm"] == "bypass") & (rows["control"] == "constant")]
     assert bypass[bypass["strength"] == 50]["forced"].all()
     # nothing but the word's letter was said, and it is cut off before the answer is judged
@@ -125,20 +125,20 @@ def test_derivatives_of_a_model_in_half_precision_are_of_a_wider_copy(folder, fe
     quick = {**FAST, "sensitivity": QUICK["sensitivity"]}
     study = settings(folder, fewer, tmp_path, **quick).to_dict()
     study["models"] = [{"path": str(folder), "dtype": "bfloat16"}]
-    found = run(asc.Study(**study), progress=False)
-    assert set(found.table("sensitivity")["compute_dtype"]) == {"float32"}
-    assert any("are taken in float32, its states in bfloat16" in one for one in found.provenance["notes"])
+    results = run(asc.Study(**study), progress=False)
+    assert set(results.table("sensitivity")["compute_dtype"]) == {"float32"}
+    assert any("are taken in float32, its states in bfloat16" in note for note in results.provenance["notes"])
     state = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     loaded = type("L", (), {"model": state, "dtype": torch.bfloat16,
                             "checkpoint": type("C", (), {"title": "m"})})  # fmt: skip
-    made = type("R", (), {"model": lambda self: loaded, "note": lambda self, text: None,
+    stage_run = type("R", (), {"model": lambda self: loaded, "note": lambda self, text: None,
                           "settings": type("S", (), {"max_memory": 10_000})})()  # fmt: skip
     with pytest.raises(
         ConfigError, match=r"derivatives of m need a copy in float32 of 0 MB, more than max_mem"
     ):
-        exact_model(made, "float32")
-    made.settings.max_memory = None
-    copied, name = exact_model(made, "float32")
+        exact_model(stage_run, "float32")
+    stage_run.settings.max_memory = None
+    copied, name = exact_model(stage_run, "float32")
     assert name == "float32"
     assert copied is not state
     assert {p.dtype for p in state.parameters()} == {torch.bfloat16}  # the states' own stay as they are
@@ -159,9 +159,9 @@ def test_steps_of_excess_gain_and_sensitivity():
     )
     gain = pd.concat([rows_of(np.exp(level), "readout_gain", direction="boundary", layer=layer, k=k)
                       for layer in (0, 1) for k in (4, 16)])  # fmt: skip
-    one = {"direction": "boundary"}
+    along_boundary = {"direction": "boundary"}
     fisher = pd.concat(
-        [rows_of(np.exp(3 * level + sample), "relative_fisher", layer=layer, sample=sample, **one)
+        [rows_of(np.exp(3 * level + sample), "relative_fisher", layer=layer, sample=sample, **along_boundary)
          for layer in (0, 1) for sample in (1, 2)]
     )  # fmt: skip
     written = []
@@ -173,11 +173,11 @@ def test_steps_of_excess_gain_and_sensitivity():
             written.append((name, columns))
 
     training.write(Run(), {"detection": detection, "readout": gain, "sensitivity": fisher})
-    found = {columns["quantity"]: columns for name, columns in written if name == "emergence"}
-    assert set(found) == {"auc_excess", "log_readout_gain", "log_relative_fisher"}
-    for one in found.values():
-        assert one["verdict"] == "step"
-        assert one["step"] == 5
-        assert one["p_adjusted"] <= 0.05
-    assert found["log_relative_fisher"]["difference"] == pytest.approx(3 * (level[-1] - level[0]))
+    steps = {columns["quantity"]: columns for name, columns in written if name == "emergence"}
+    assert set(steps) == {"auc_excess", "log_readout_gain", "log_relative_fisher"}
+    for row in steps.values():
+        assert row["verdict"] == "step"
+        assert row["step"] == 5
+        assert row["p_adjusted"] <= 0.05
+    assert steps["log_relative_fisher"]["difference"] == pytest.approx(3 * (level[-1] - level[0]))
     assert not training.curves({"detection": detection[detection["step"] == 0]})

@@ -18,8 +18,10 @@ def test_an_unpaired_value_is_refused_with_its_row(folder, tmp_path):
         return {**row, "pair": "capitol-03"} if slip else row
 
     path = questions(tmp_path / "q.csv", change=change)
-    said = r"1 of 41 values are in one row each, first 'capitol-03' in row \d+ \(unknown: '.*\?'\); a pair is"
-    with pytest.raises(ConfigError, match=said):
+    message = (
+        r"1 of 41 values are in one row each, first 'capitol-03' in row \d+ \(unknown: '.*\?'\); a pair is"
+    )
+    with pytest.raises(ConfigError, match=message):
         planned(folder, path, tmp_path)
     with path.open(encoding="utf-8", newline="") as file:
         rows = [{**row, "pair": row["pair"].replace("capitol-03", "")} for row in csv.DictReader(file)]
@@ -34,8 +36,8 @@ def test_a_draw_of_a_files_rows_may_part_pairs(folder, texts, tmp_path):
     study = settings(folder, path, tmp_path, others=["unknown"])
     source = study.texts[0].model_copy(update={"samples": 76})
     plan = make_plan(study.model_copy(update={"texts": [source]}))
-    said = "options.pair: 4 of 40 values, '"
-    assert any(said in note for note in plan.notes)
+    message = "options.pair: 4 of 40 values, '"
+    assert any(message in note for note in plan.notes)
 
 
 def test_neighbours_are_counted_among_whole_pairs(folder, tmp_path):
@@ -55,9 +57,9 @@ def test_values_whose_partner_is_left_out_are_counted(folder, tmp_path):
     """One question of two stands there twice: its second row goes, and the pair of that row with it."""
     with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    known = next(row for row in rows if row["bucket"] == "factual")
-    other = {**known, "question": "Why " + known["question"], "bucket": "unknown", "pair": "again"}
-    path = written(tmp_path / "q.csv", [*rows, {**known, "pair": "again"}, other])
+    factual = next(row for row in rows if row["bucket"] == "factual")
+    other = {**factual, "question": "Why " + factual["question"], "bucket": "unknown", "pair": "again"}
+    path = written(tmp_path / "q.csv", [*rows, {**factual, "pair": "again"}, other])
     plan = planned(folder, path, tmp_path)
-    said = "options.pair: 1 of 41 values, 'again' first, are not of 'factual' and another bucket"
-    assert any(said in note for note in plan.notes)
+    message = "options.pair: 1 of 41 values, 'again' first, are not of 'factual' and another bucket"
+    assert any(message in note for note in plan.notes)

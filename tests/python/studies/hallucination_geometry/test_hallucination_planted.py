@@ -52,16 +52,16 @@ def test_labels_of_pairs_templates_and_nests():
     )
     options = HallucinationOptions(others=["unknown"])
     rng = np.random.default_rng(0)
-    one = contrasts(table, options, rng)[0]
-    assert one.n == 24
-    assert not one.nested
-    assert set(np.bincount(one.pairs)) == {2}
+    of_pairs = contrasts(table, options, rng)[0]
+    assert of_pairs.n == 24
+    assert not of_pairs.nested
+    assert set(np.bincount(of_pairs.pairs)) == {2}
     loose = contrasts(table.assign(pair=""), options, rng)[0]
     assert loose.pairs is None
     nested = contrasts(table.assign(pair="", template=table["bucket"]), options, rng)[0]
     assert nested.nested
-    found = nested.exchange(lambda drawn: drawn[:, 0].astype(float), 99, 0)
-    assert np.isnan(found.p_value)
+    exchanged = nested.exchange(lambda drawn: drawn[:, 0].astype(float), 99, 0)
+    assert np.isnan(exchanged.p_value)
     fewer = table[(table["bucket"] == "factual") | (table["sample"] < 20)].assign(pair="")
     assert contrasts(fewer, options, rng)[0].n == 10
 
@@ -94,18 +94,18 @@ def test_a_planted_direction_is_found_expressed_or_silent(read, tmp_path, monkey
             yield layer, last
 
     monkeypatch.setattr(states, "last_states", planted)
-    found = run(settings(folder, texts, tmp_path, **ALONG), progress=False)
-    claims = found.table("claims").set_index("claim")
+    results = run(settings(folder, texts, tmp_path, **ALONG), progress=False)
+    claims = results.table("claims").set_index("claim")
     assert claims.loc["C1 unknown", "verdict"] == "supported"
     assert claims.loc["C1 unknown", "p_adjusted"] <= 0.05
-    rows = found.table("contrasts")
+    rows = results.table("contrasts")
     row = rows[(rows["quantity"] == "log_transport_ratio") & (rows["layer"] == 1)].iloc[0]
     assert (row["value"] > 0) == read
-    gain = found.table("readout")
+    gain = results.table("readout")
     gain = gain[(gain["layer"] == 1) & (gain["direction"] == "boundary")]["readout_gain"].iloc[0]
     assert gain > 5 if read else gain < 0.1
-    assert "beyond words and length (excess" in findings(found)[0]
-    assert findings(found)[0].endswith("it is expressed." if read else "it is silent.")
+    assert "beyond words and length (excess" in findings(results)[0]
+    assert findings(results)[0].endswith("it is expressed." if read else "it is silent.")
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_a_run_killed_in_each_stage_ends_as_one_that_was_not(tmp_path):
     folder = model_folder(tmp_path / "m")
     texts = questions(tmp_path / "q.csv", slots=5)
     how = {"protocols": ("exact", "ruscio2026"), "permutations": 19, "random_weights": 1, "least": 20}
-    whole = run(settings(folder, texts, tmp_path / "whole", **how), progress=False)
+    uninterrupted = run(settings(folder, texts, tmp_path / "whole", **how), progress=False)
     units = make_plan(settings(folder, texts, tmp_path / "plan", **how)).units
     stages = [unit.stage for unit in units]
     assert list(dict.fromkeys(stages)) == [
@@ -126,7 +126,7 @@ def test_a_run_killed_in_each_stage_ends_as_one_that_was_not(tmp_path):
         stopped = killed(settings(folder, texts, tmp_path / f"killed_{stage}", **how), before)
         assert not (stopped / "tables" / "claims.parquet").exists()
         resume(stopped, progress=False)
-        assert table_bytes(whole.path) == table_bytes(stopped), stage
+        assert table_bytes(uninterrupted.path) == table_bytes(stopped), stage
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def simulated(seed, shift=0.0, scale=1.0):
     return torch.from_numpy(points), labels, templates
 
 
-def asked(labels, templates, draws):
+def simulated_contrast(labels, templates, draws):
     """Options and the contrast of simulated states."""
     import pandas as pd
 
@@ -205,36 +205,38 @@ def asked(labels, templates, draws):
 def p_values(seed, draws, **how):
     """Smallest p-values of the study's own statistics on simulated states."""
     states, labels, templates = simulated(seed, **how)
-    options, contrast = asked(labels, templates, draws)
-    found = {name: value[4] for (name, _), value in compare(Space(states, options), contrast, seed).items()}
+    options, contrast = simulated_contrast(labels, templates, draws)
+    p_by_name = {
+        name: value[4] for (name, _), value in compare(Space(states, options), contrast, seed).items()
+    }
     data = states.numpy()
     area = contrast.exchange(
-        lambda some: np.abs(directions_auc(data, some, contrast.folds) - 0.5), draws, seed
+        lambda labelling: np.abs(directions_auc(data, labelling, contrast.folds) - 0.5), draws, seed
     )
-    found["auc_direction"] = area.p_value
+    p_by_name["auc_direction"] = area.p_value
     # the sensitivity uᵀFu of a fixed F, along the boundary and along directions of chance
     form = torch.diag(torch.cat([torch.tensor([50.0]), torch.linspace(0.1, 3, 11)])).double()
     v = states[labels == 1].mean(0) - states[labels == 0].mean(0)
     drawn = asc.null_directions(spread(contrast, states), "covariance", draws=draws, seed=seed)
-    every = torch.cat([v[None] / v.norm(), drawn])
-    logs = ((every @ form) * every).sum(-1).log().numpy()[:, None]
-    found["log_fisher_ratio"] = p_values_of_layers(logs[0], logs[1:])[0][0]
-    return {name: float(value) for name, value in found.items()}
+    directions = torch.cat([v[None] / v.norm(), drawn])
+    logs = ((directions @ form) * directions).sum(-1).log().numpy()[:, None]
+    p_by_name["log_fisher_ratio"] = p_values_of_layers(logs[0], logs[1:])[0][0]
+    return {name: float(value) for name, value in p_by_name.items()}
 
 
 @pytest.mark.slow
 def test_levels_hold_where_there_is_nothing():
     """p < .05 in 3 to 7 % of 400 draws, for dimension, fragmentation, detection and sensitivity."""
-    found = [p_values(seed, 199) for seed in range(400)]
+    draws = [p_values(seed, 199) for seed in range(400)]
     for name in ("log_dimension_ratio", "fragmentation_gap", "auc_direction", "log_fisher_ratio"):
-        rate = np.mean([one[name] < 0.05 for one in found])
+        rate = np.mean([p_by_name[name] < 0.05 for p_by_name in draws])
         assert 0.03 <= rate <= 0.07, (name, rate)
 
 
 def transport_p_values(seed, shift):
     """Return p of a quadratic form along the boundary, among isotropic directions and exchanged labels."""
     states, labels, templates = simulated(seed, shift=shift)
-    _, contrast = asked(labels, templates, 199)
+    _, contrast = simulated_contrast(labels, templates, 199)
     form = torch.diag(torch.cat([torch.tensor([50.0]), torch.linspace(0.1, 3, 11)])).double()
     boundary = states[labels == 1].mean(0) - states[labels == 0].mean(0)
     boundary /= boundary.norm()
@@ -247,10 +249,10 @@ def transport_p_values(seed, shift):
 @pytest.mark.slow
 def test_transport_holds_its_level_and_has_power():
     """Each p alone is below .05 in 3 to 7 % of 400 draws, both in fewer; planted, in 9 of 10."""
-    nothing = np.array([transport_p_values(seed, 0.0) for seed in range(400)])
-    for kind, rate in zip(("isotropic", "labels"), (nothing < 0.05).mean(0), strict=True):
+    unplanted = np.array([transport_p_values(seed, 0.0) for seed in range(400)])
+    for kind, rate in zip(("isotropic", "labels"), (unplanted < 0.05).mean(0), strict=True):
         assert 0.03 <= rate <= 0.07, (kind, rate)
-    assert (nothing.max(1) < 0.05).mean() <= 0.05
+    assert (unplanted.max(1) < 0.05).mean() <= 0.05
     planted = np.array([transport_p_values(seed, 4.0) for seed in range(40)])
     assert (planted < 0.05).all(1).mean() >= 0.9
 
@@ -258,7 +260,7 @@ def test_transport_holds_its_level_and_has_power():
 @pytest.mark.parametrize("shift", [0.0, 20.0])
 def test_exchanged_labels_do_not_lie_along_a_large_difference(shift):
     states, labels, templates = simulated(0, shift=shift)
-    _, contrast = asked(labels, templates, 19)
+    _, contrast = simulated_contrast(labels, templates, 19)
     boundary = states[labels == 1].mean(0) - states[labels == 0].mean(0)
     drawn = directions_of_chance(contrast, states, 200, 0)["labels"]
     cosines = (drawn @ (boundary / boundary.norm())).abs()
@@ -271,13 +273,13 @@ def bypass_claim(seed, **how):
     import pandas as pd
 
     states, labels, templates = simulated(seed, **how)
-    options, contrast = asked(labels, templates, 199)
+    options, contrast = simulated_contrast(labels, templates, 199)
     rng, rows = np.random.default_rng([seed, 1]), []
     logits = 3 * rng.standard_normal((64, 50))
     logits[:, 0] -= 5
     for layer in (0, 1):
-        own = states + 0.5 * torch.from_numpy(rng.standard_normal((64, 12)))
-        for control, chances in detectors(contrast, own, seed).items():
+        states_of_layer = states + 0.5 * torch.from_numpy(rng.standard_normal((64, 12)))
+        for control, chances in detectors(contrast, states_of_layer, seed).items():
             for gain in (1, 2, 5, 10, 20, 50):
                 key = {"contrast": "unknown", "layer": layer, "arm": "bypass", "control": control}
                 forced = bypassed(logits, 0, gain * chances)
@@ -291,35 +293,38 @@ def bypass_claim(seed, **how):
 @pytest.mark.slow
 def test_the_level_of_bypass_holds_where_there_is_nothing():
     """p < .05 in at most 7 % of 400 draws; fewer than 5 %, as the points of a pair are alike."""
-    found = np.array([bypass_claim(seed).p_value for seed in range(400)])
-    print("bypass", np.mean(found < 0.05), np.quantile(found, [0.05, 0.25, 0.5, 0.75]))
-    assert np.isfinite(found).all()
-    assert np.mean(found < 0.05) <= 0.07
+    p_of_draws = np.array([bypass_claim(seed).p_value for seed in range(400)])
+    print("bypass", np.mean(p_of_draws < 0.05), np.quantile(p_of_draws, [0.05, 0.25, 0.5, 0.75]))
+    assert np.isfinite(p_of_draws).all()
+    assert np.mean(p_of_draws < 0.05) <= 0.07
 
 
 def test_a_planted_bypass_is_found():
     for seed in range(2):
-        found = bypass_claim(seed, shift=4.0)
-        assert (found.verdict, found.p_value) == ("supported", 0.005), seed
+        claim = bypass_claim(seed, shift=4.0)
+        assert (claim.verdict, claim.p_value) == ("supported", 0.005), seed
 
 
 def test_planted_differences_are_found():
     """Detection and sensitivity of what moves, dimension and fragmentation of what flattens."""
     moved = [p_values(seed, 199, shift=4.0) for seed in range(3)]
     flat = [p_values(seed, 199, scale=0.05) for seed in range(3)]
-    for found, names in (
+    for draws, names in (
         (moved, ("auc_direction", "log_fisher_ratio")), (flat, ("log_dimension_ratio", "fragmentation_gap")),
     ):  # fmt: skip
         for name in names:
-            assert all(one[name] < 0.05 for one in found), (name, [one[name] for one in found])
+            assert all(p_by_name[name] < 0.05 for p_by_name in draws), (
+                name,
+                [p_by_name[name] for p_by_name in draws],
+            )
 
 
 def test_the_largest_over_layers_pays_for_the_search():
     rng = np.random.default_rng(0)
     drawn = np.abs(rng.standard_normal((199, 10)))
-    one = max_t(np.append(2.2, np.full(9, 0.1)), drawn)
-    alone = max_t([2.2], drawn[:, :1])
-    assert one.p_adjusted[0] > 3 * alone.p_adjusted[0]
+    of_ten_layers = max_t(np.append(2.2, np.full(9, 0.1)), drawn)
+    of_one_layer = max_t([2.2], drawn[:, :1])
+    assert of_ten_layers.p_adjusted[0] > 3 * of_one_layer.p_adjusted[0]
 
 
 def known_model(name, tmp_path):
@@ -340,11 +345,11 @@ def known_model(name, tmp_path):
         pytest.skip(f"no {folder}")
     if not drawn:
         return folder
-    made = tmp_path / "random"
-    shutil.copytree(folder, made, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
+    random_folder = tmp_path / "random"
+    shutil.copytree(folder, random_folder, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
     torch.manual_seed(7)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(made)
-    return made
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(random_folder)
+    return random_folder
 
 
 @pytest.mark.slow
@@ -366,14 +371,14 @@ def test_models_that_know_no_facts_show_nothing(name, seed, tmp_path):
             "dimension_k": [10], "sensitivity": {"prompts": 4, "directions": 20}, "random_weights": 2,
         },
     )  # fmt: skip
-    found = run(study, progress=False)
-    claims = found.table("claims")
+    results = run(study, progress=False)
+    claims = results.table("claims")
     primary = claims[claims["correction"] == "holm"]
     assert not (primary["p_adjusted"] < 0.05).any(), primary[primary["p_adjusted"] < 0.05]
     others = claims[(claims["p_adjusted"] < 0.05) & (claims["correction"] != "holm")]
     assert set(others["claim"]) <= {"C14 impossible"}, others
     assert (claims[claims["claim"].str.startswith("C1 ")]["verdict"] != "supported").all()
-    for one in findings(found):
-        assert one.startswith(("It is undecided whether states tell ", "States do not tell "))
-        assert one.endswith("What follows may be chance.")
-    print(name, seed, claims["p_adjusted"].min(), findings(found))
+    for sentence in findings(results):
+        assert sentence.startswith(("It is undecided whether states tell ", "States do not tell "))
+        assert sentence.endswith("What follows may be chance.")
+    print(name, seed, claims["p_adjusted"].min(), findings(results))

@@ -19,47 +19,47 @@ L = 2
 
 
 @pytest.fixture(scope="module")
-def whole(folder, texts, tmp_path_factory):
+def results(folder, texts, tmp_path_factory):
     output = tmp_path_factory.mktemp("whole")
     return run(settings(folder, texts, output, protocols=("exact", "ruscio2026")), progress=False)
 
 
-def clouds(whole, layer, contrast="unknown"):
+def clouds(results, layer, contrast="unknown"):
     """States of the reference and of another bucket, in the order of pairs."""
-    table, prompts = whole.table("states"), whole.table("prompts").set_index("sample")
-    own = table[table["layer"] == layer].set_index("sample")["state"]
-    found = []
+    table, prompts = results.table("states"), results.table("prompts").set_index("sample")
+    by_sample = table[table["layer"] == layer].set_index("sample")["state"]
+    states_of_buckets = []
     for bucket in ("factual", contrast):
         samples = prompts[prompts["bucket"] == bucket].sort_values("pair").index
-        found.append(np.stack([own[sample] for sample in samples]).astype(float))
-    return found
+        states_of_buckets.append(np.stack([by_sample[sample] for sample in samples]).astype(float))
+    return states_of_buckets
 
 
-def test_what_has_no_value_is_null(whole):
-    assert placeholders(whole) == []
+def test_what_has_no_value_is_null(results):
+    assert placeholders(results) == []
 
 
-def test_the_disk_that_sums_take_is_known_beforehand(whole):
-    expected, stored = sums_on_disk(whole)
+def test_the_disk_that_sums_take_is_known_beforehand(results):
+    expected, stored = sums_on_disk(results)
     assert expected == stored > 0
 
 
-def test_every_table_has_rows(whole):
-    wanted = {"checks", "prompts", "states", "clouds", "contrasts", "detection", "betti", "boundaries",
+def test_every_table_has_rows(results):
+    expected = {"checks", "prompts", "states", "clouds", "contrasts", "detection", "betti", "boundaries",
               "sensitivity", "readout", "lens", "answers", "interventions", "claims", "detection_variants",
               "contrasts_variants", "clouds_variants", "lens_variants"}  # fmt: skip
-    assert wanted <= set(whole.tables())
-    prompts = whole.table("prompts")
+    assert expected <= set(results.tables())
+    prompts = results.table("prompts")
     assert prompts["bucket"].value_counts().to_dict() == {"factual": 40, "impossible": 40, "unknown": 40}
-    assert sorted(whole.table("states")["layer"].unique()) == [-1, 0, 1]
-    assert whole.table("checks")["holds"].all()
-    assert set(whole.table("detection_variants")["seed"]) == {0, 1}
+    assert sorted(results.table("states")["layer"].unique()) == [-1, 0, 1]
+    assert results.table("checks")["holds"].all()
+    assert set(results.table("detection_variants")["seed"]) == {0, 1}
 
 
-def test_states_are_those_of_the_prompts_last_tokens(whole, folder):
+def test_states_are_those_of_the_prompts_last_tokens(results, folder):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    table = whole.table("states")
-    samples = whole.table("samples").drop_duplicates("sample").set_index("sample")
+    table = results.table("states")
+    samples = results.table("samples").drop_duplicates("sample").set_index("sample")
     for sample in (3, 77):
         text = samples.loc[sample, "text"]
         assert text.startswith("Question: ")
@@ -72,9 +72,9 @@ def test_states_are_those_of_the_prompts_last_tokens(whole, folder):
             np.testing.assert_allclose(row, hidden[layer + 1][0, -1].numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_clouds_boundaries_and_contrasts_by_hand(whole):
-    reference, other = clouds(whole, 0)
-    rows = whole.table("clouds")
+def test_clouds_boundaries_and_contrasts_by_hand(results):
+    reference, other = clouds(results, 0)
+    rows = results.table("clouds")
     rows = rows[(rows["layer"] == 0) & (rows["bucket"] == "unknown") & (rows["protocol"] == "exact")]
     for k in (5, 10):
         d = np.sort(np.linalg.norm(other[:, None] - other, axis=-1), axis=1)[:, 1 : k + 1]
@@ -86,57 +86,59 @@ def test_clouds_boundaries_and_contrasts_by_hand(whole):
     rank = rows[rows["quantity"] == "effective_rank"]["value"].iloc[0]
     assert rank == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-5)
     v = other.mean(0) - reference.mean(0)
-    line = whole.table("boundaries")
+    line = results.table("boundaries")
     line = line[(line["layer"] == 0) & (line["contrast"] == "unknown")].iloc[0]
     assert line["norm"] == pytest.approx(np.linalg.norm(v), rel=1e-6)
-    noise = sum(np.trace(np.cov(one.T)) / len(one) for one in (reference, other))
+    noise = sum(np.trace(np.cov(points.T)) / len(points) for points in (reference, other))
     assert line["distance2"] == pytest.approx(v @ v - noise, rel=1e-4, abs=1e-9)
-    tests = whole.table("contrasts")
+    tests = results.table("contrasts")
     tests = tests[(tests["layer"] == 0) & (tests["contrast"] == "unknown") & (tests["protocol"] == "exact")]
-    both = [asc.local_dimension(torch.tensor(one), k=5).value.item() for one in (reference, other)]
+    dimensions = [
+        asc.local_dimension(torch.tensor(points), k=5).value.item() for points in (reference, other)
+    ]
     ratio = tests[(tests["quantity"] == "log_dimension_ratio") & (tests["k"] == 5)].iloc[0]
-    assert ratio["value"] == pytest.approx(np.log(both[1] / both[0]), rel=1e-6)
+    assert ratio["value"] == pytest.approx(np.log(dimensions[1] / dimensions[0]), rel=1e-6)
     assert ratio["null_low"] <= ratio["null_mean"] <= ratio["null_high"]
     assert 0 < ratio["p_value"] <= ratio["p_adjusted"] <= 1
     assert ratio["n_pairs"] == 40
 
 
-def test_detection_by_hand(whole):
+def test_detection_by_hand(results):
     """The projection on the other folds' difference of means, scored on the fold that was left out."""
-    reference, other = clouds(whole, 1, "impossible")
-    prompts = whole.table("prompts")
+    reference, other = clouds(results, 1, "impossible")
+    prompts = results.table("prompts")
     folds = prompts[prompts["bucket"] == "factual"].sort_values("pair")["fold"].to_numpy()
     scores = [[], []]
     for fold in np.unique(folds):
         train = folds != fold
         high, low = other[train].mean(0), reference[train].mean(0)
         b = (high - low) / np.linalg.norm(high - low)
-        for at, own in enumerate((reference, other)):
-            scores[at] += ((own[~train] - (high + low) / 2) @ b).tolist()
+        for at, points in enumerate((reference, other)):
+            scores[at] += ((points[~train] - (high + low) / 2) @ b).tolist()
     value = np.mean([(x > y) + 0.5 * (x == y) for x in scores[1] for y in scores[0]])
-    rows = whole.table("detection")
+    rows = results.table("detection")
     rows = rows[(rows["layer"] == 1) & (rows["contrast"] == "impossible")].set_index("score")["auc"]
     assert rows["auc_direction"] == pytest.approx(value, abs=1e-6)
     assert rows["auc_words"] == pytest.approx(0.5, abs=1e-9)
     assert rows["auc_excess"] == pytest.approx(
         rows["auc"] - rows[["auc_length", "auc_words", "auc_surprisal", "auc_embedding"]].max()
     )
-    test = whole.table("contrasts")
+    test = results.table("contrasts")
     test = test[
         (test["quantity"] == "auc_direction") & (test["layer"] == 1) & (test["contrast"] == "impossible")
     ]
     assert test["value"].iloc[0] == pytest.approx(value, abs=1e-6)
 
 
-def test_sensitivity_by_hand(whole, folder):
+def test_sensitivity_by_hand(results, folder):
     """A difference of means that is really put there, by a hook on the whole prompt."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    reference, other = clouds(whole, 0)
+    reference, other = clouds(results, 0)
     v = torch.tensor(other.mean(0) - reference.mean(0))
-    rows = whole.table("sensitivity")
+    rows = results.table("sensitivity")
     rows = rows[(rows["layer"] == 0) & (rows["contrast"] == "unknown") & (rows["direction"] == "boundary")]
-    samples = whole.table("samples").drop_duplicates("sample").set_index("sample")
-    buckets = whole.table("prompts").set_index("sample")["bucket"]
+    samples = results.table("samples").drop_duplicates("sample").set_index("sample")
+    buckets = results.table("prompts").set_index("sample")["bucket"]
     assert len(rows) == 4
     for row in rows.itertuples():
         ids = torch.tensor(np.asarray(samples.loc[row.sample, "token_ids"]))[None]
@@ -161,10 +163,10 @@ def test_sensitivity_by_hand(whole, folder):
         assert row.relative_fisher == pytest.approx(row.directional_fisher * row.state_norm**2, rel=1e-9)
 
 
-def test_the_lens_of_the_last_layer_is_the_model(whole, folder):
+def test_the_lens_of_the_last_layer_is_the_model(results, folder):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    samples = whole.table("samples").drop_duplicates("sample").set_index("sample")
-    rows = whole.table("lens").set_index(["sample", "layer"])
+    samples = results.table("samples").drop_duplicates("sample").set_index("sample")
+    rows = results.table("lens").set_index(["sample", "layer"])
     for sample in (0, 50):
         ids = torch.tensor(np.asarray(samples.loc[sample, "token_ids"]))[None]
         with torch.no_grad():
@@ -175,11 +177,11 @@ def test_the_lens_of_the_last_layer_is_the_model(whole, folder):
         )
 
 
-def test_a_constant_detector_is_the_diagonal(whole):
+def test_a_constant_detector_is_the_diagonal(results):
     """Whatever its gain, it forces prompts of both buckets by their own logits alone."""
     from attnscope.studies.hallucination_geometry.interventions import bypassed
 
-    rows = whole.table("interventions")
+    rows = results.table("interventions")
     rows = rows[rows["arm"] == "bypass"]
     assert rows[rows["strength"] == 50].groupby("control")["forced"].mean()["constant"] == 1.0
     assert not rows[rows["strength"] == 0]["forced"].any()
@@ -208,8 +210,8 @@ def test_steering_by_nothing_changes_nothing(folder):
     assert (far - logits).abs().max() > 0.01
 
 
-def test_interventions_hold_every_arm_and_control(whole):
-    rows = whole.table("interventions")
+def test_interventions_hold_every_arm_and_control(results):
+    rows = results.table("interventions")
     assert set(rows["arm"]) == {"bypass", "bypass_gap", "steering", "steering_relative", "compression"}
     steering = rows[rows["arm"] == "steering"]
     assert set(steering["control"]) == {"boundary", "isotropic", "covariance", "labels"}
@@ -221,15 +223,15 @@ def test_interventions_hold_every_arm_and_control(whole):
     assert (rows["kl"].dropna() >= -1e-9).all()
 
 
-def test_both_protocols_stand_beside_one_another(whole):
-    rows = whole.table("clouds")
+def test_both_protocols_stand_beside_one_another(results):
+    rows = results.table("clouds")
     theirs = rows[rows["protocol"] == "ruscio2026"]
     assert set(theirs["quantity"]) == {"local_dimension", "isotropy", "effective_rank"}
     assert set(theirs[theirs["quantity"] == "local_dimension"]["k"]) == {30}
 
 
-def test_nothing_is_found_in_a_model_that_knows_nothing(whole):
-    claims = whole.table("claims").set_index("claim")
+def test_nothing_is_found_in_a_model_that_knows_nothing(results):
+    claims = results.table("claims").set_index("claim")
     for contrast in ("impossible", "unknown"):
         assert claims.loc[f"C1 {contrast}", "verdict"] != "supported"
         assert claims.loc[f"C8 {contrast}", "verdict"] == "not testable here"
@@ -237,23 +239,25 @@ def test_nothing_is_found_in_a_model_that_knows_nothing(whole):
     assert claims.loc[claims["verdict"] == "not testable here", "reason"].notna().all()
 
 
-def test_the_report_says_so_first(whole):
+def test_the_report_says_so_first(results):
     from attnscope.studies.hallucination_geometry.sections import findings
 
-    said = findings(whole)
-    assert len(said) == 2
-    for one, contrast in zip(said, ("impossible", "unknown"), strict=True):
+    sentences = findings(results)
+    assert len(sentences) == 2
+    for sentence, contrast in zip(sentences, ("impossible", "unknown"), strict=True):
         starts = ("It is undecided whether states tell", "States do not tell")
-        assert one.startswith(tuple(f"{start} {contrast} from factual beyond words and" for start in starts))
-        assert one.endswith("What follows may be chance.")
+        assert sentence.startswith(
+            tuple(f"{start} {contrast} from factual beyond words and" for start in starts)
+        )
+        assert sentence.endswith("What follows may be chance.")
 
 
 @pytest.mark.slow
-def test_figures_and_report_are_drawn(whole):
+def test_figures_and_report_are_drawn(results):
     left_out = []
-    whole.figures(left_out=left_out)
-    assert {one.name for one in left_out} <= {"training", "published"}
-    page = whole.report().read_text("utf-8")
+    results.figures(left_out=left_out)
+    assert {omission.name for omission in left_out} <= {"training", "published"}
+    page = results.report().read_text("utf-8")
     assert "tell impossible from factual beyond words and length" in page
     assert "not supported: what follows may be chance." in page
     assert "it is silent" not in page
@@ -263,7 +267,7 @@ def test_figures_and_report_are_drawn(whole):
     assert codes == sorted(codes, key=lambda code: (int(code[1:].rstrip("b")), code))
 
 
-def test_order_of_units_and_names_of_columns_change_nothing(whole, folder, texts, tmp_path):
+def test_order_of_units_and_names_of_columns_change_nothing(results, folder, texts, tmp_path):
     table = pd.read_csv(texts, keep_default_na=False)
     renamed = table.rename(columns={"bucket": "kind", "template": "form", "pair": "twosome", "fold": "part"})
     path = tmp_path / "q.parquet"
@@ -274,12 +278,13 @@ def test_order_of_units_and_names_of_columns_change_nothing(whole, folder, texts
         progress=False,
     )  # fmt: skip
     for name in ("contrasts", "detection", "boundaries"):
-        one, two = whole.table(name), other.table(name)
-        one = one[one["protocol"] == "exact"].reset_index(drop=True) if "protocol" in one else one
+        rows, rows_of_other = results.table(name), other.table(name)
+        rows = rows[rows["protocol"] == "exact"].reset_index(drop=True) if "protocol" in rows else rows
         if name == "contrasts":
-            one = one[
-                (one["protocol"] == "exact") & ~one["quantity"].str.contains("fisher|transport|gain|refusal")
+            rows = rows[
+                (rows["protocol"] == "exact")
+                & ~rows["quantity"].str.contains("fisher|transport|gain|refusal")
             ]
-            one = one.reset_index(drop=True)
-        numbers = [column for column in two.columns if two[column].dtype.kind == "f"]
-        np.testing.assert_allclose(one[numbers], two[numbers], rtol=2e-3, atol=2e-3)
+            rows = rows.reset_index(drop=True)
+        numbers = [column for column in rows_of_other.columns if rows_of_other[column].dtype.kind == "f"]
+        np.testing.assert_allclose(rows[numbers], rows_of_other[numbers], rtol=2e-3, atol=2e-3)

@@ -43,7 +43,7 @@ def p_of_largest(values, *, size):
     return (1 + (MAXIMA[size][:, None] >= (np.abs(values) if size else values)).sum(0)) / 1000
 
 
-def contrast_rows(quantity, values, errors, p_values, **more):
+def contrast_rows(quantity, values, errors, p_values, **columns):
     half = stats.t.ppf(0.975, TEMPLATES - 1) * errors
     return pd.DataFrame(
         {
@@ -58,16 +58,16 @@ def contrast_rows(quantity, values, errors, p_values, **more):
             "p_adjusted": p_values,
             "labellings": 999.0,
             "n_pairs": 274,
-            **more,
+            **columns,
         }
     )
 
 
-def seeds_of(quantity, values, column="value", **more):
+def seeds_of(quantity, values, column="value", **columns):
     return pd.DataFrame(
         [
             {"contrast": U, "layer": layer, "quantity": quantity, "k": 10 if "dimension" in quantity else 0,
-             "seed": seed, column: value, **more}
+             "seed": seed, column: value, **columns}
             for seed, row in enumerate(values) for layer, value in enumerate(row)
         ]
     )  # fmt: skip
