@@ -26,21 +26,21 @@ def parameters():
 @pytest.mark.parametrize(("kind", "name"), parameters())
 def test_what_comes_of_a_type(kind, name):
     """Maps equal eager's, or the type is refused by name; visibility, numbers and the model are right."""
-    found, words = sweep.outcome(*sweep.classes(kind, name))
-    if found == "not built":
+    outcome, words = sweep.outcome(*sweep.classes(kind, name))
+    if outcome == "not built":
         pytest.skip(f"{name} is not built from a tiny configuration: {words}")
-    assert found not in WRONG, f"{name}: {words}"
+    assert outcome not in WRONG, f"{name}: {words}"
 
 
 @pytest.mark.slow
 def test_most_types_are_built():
     """A sweep that builds nothing would find nothing."""
-    found = Counter()
+    outcomes = Counter()
     for name in list(sweep.types("causal"))[:20]:
         try:
             sweep.build(*sweep.classes("causal", name))
         except ValueError:
-            found["not built"] += 1
+            outcomes["not built"] += 1
         else:
-            found["built"] += 1
-    assert found["built"] >= 15, found
+            outcomes["built"] += 1
+    assert outcomes["built"] >= 15, outcomes

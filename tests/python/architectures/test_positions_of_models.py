@@ -13,15 +13,15 @@ N, GROUPS, TEXTS = 12, 4, 20
 
 
 def ids(texts=TEXTS, n=N):
-    found = torch.randint(3, models.VOCABULARY, (texts, n), generator=torch.Generator().manual_seed(0))
-    found[:, 0] = 1
-    return found
+    token_ids = torch.randint(3, models.VOCABULARY, (texts, n), generator=torch.Generator().manual_seed(0))
+    token_ids[:, 0] = 1
+    return token_ids
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_oss"])
 def test_it_is_the_profile_of_the_models_scores(name):
     model, tokens = models.tiny(name), ids()
-    found = asc.position_profile(model, {"input_ids": tokens}, n=N, groups=GROUPS)
+    profile = asc.position_profile(model, {"input_ids": tokens}, n=N, groups=GROUPS)
     by_hand = asc.PositionProfile(N, groups=GROUPS)
     with asc.capture(model, sites=("scores",)) as recording:
         for text in range(TEXTS):
@@ -30,9 +30,9 @@ def test_it_is_the_profile_of_the_models_scores(name):
                 by_hand.add(layer.scores, group, layer=layer.index, sink_logit=layer.sink_logits)
     for sum_name in ("profile", "mask_cut", "residual", "moved"):
         torch.testing.assert_close(
-            found.mean(sum_name), by_hand.mean(sum_name), rtol=1e-3, atol=1e-3, equal_nan=True
+            profile.mean(sum_name), by_hand.mean(sum_name), rtol=1e-3, atol=1e-3, equal_nan=True
         )
-    assert found.texts == TEXTS
+    assert profile.texts == TEXTS
 
 
 def test_an_edited_model_gives_its_own():
@@ -53,11 +53,11 @@ def test_layers_and_short_texts():
     mask = torch.ones_like(tokens)
     mask[3, -1] = 0
     with pytest.warns(UndefinedWarning, match="1 of 20 texts have fewer than 12 tokens and are left out"):
-        found = asc.position_profile(
+        profile = asc.position_profile(
             model, {"input_ids": tokens, "attention_mask": mask}, n=N, groups=GROUPS, layers=[-1]
         )
-    assert found.layers == [2]
-    assert found.texts == 19
+    assert profile.layers == [2]
+    assert profile.texts == 19
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -77,10 +77,10 @@ def test_bad_input(name, inputs, error, message):
 
 def test_a_repeated_token_has_no_residual_and_one_behind_another_has():
     model = models.tiny("llama")
-    same = torch.arange(10, 10 + TEXTS)[:, None].expand(-1, N).contiguous()
-    alone = asc.position_profile(model, {"input_ids": same}, n=N, groups=GROUPS)
-    assert np.abs(asc.residual_size(alone, draws=99).plain).max() < 1e-6
-    behind = same.clone()
+    repeated = torch.arange(10, 10 + TEXTS)[:, None].expand(-1, N).contiguous()
+    of_repeated = asc.position_profile(model, {"input_ids": repeated}, n=N, groups=GROUPS)
+    assert np.abs(asc.residual_size(of_repeated, draws=99).plain).max() < 1e-6
+    behind = repeated.clone()
     behind[:, 0] = 1
-    found = asc.position_profile(model, {"input_ids": behind}, n=N, groups=GROUPS)
-    assert asc.residual_size(found, draws=99).plain[1:].min() > 1e-4
+    of_later = asc.position_profile(model, {"input_ids": behind}, n=N, groups=GROUPS)
+    assert asc.residual_size(of_later, draws=99).plain[1:].min() > 1e-4

@@ -90,9 +90,9 @@ def test_the_way_with_the_most_maps_is_taken():
     """TrOCR's encoder knows transformers' attention interface, its decoder does not."""
     model = tr_ocr()
     with capture(model) as recording:
-        found = stacks(recording, pixel_values=pixels(), decoder_input_ids=tokens())
+        layers_by_stack = stacks(recording, pixel_values=pixels(), decoder_input_ids=tokens())
     assert recording.tier == 2
-    assert sorted(found.values()) == [1, 1, 1]
+    assert sorted(layers_by_stack.values()) == [1, 1, 1]
 
 
 def test_stacks_without_maps_are_named_and_an_error_where_they_are_asked_for():
@@ -102,9 +102,9 @@ def test_stacks_without_maps_are_named_and_an_error_where_they_are_asked_for():
         r"the attention maps of encoder\.block\.\*\.layer\.\*\.LocalSelfAttention \(2 modules\) are missing"
     )
     with pytest.warns(UserWarning, match=words), capture(model) as recording:
-        found = stacks(recording, input_ids=ids, decoder_input_ids=ids)
-    assert set(found.values()) == {2}
-    assert len(found) == 2
+        layers_by_stack = stacks(recording, input_ids=ids, decoder_input_ids=ids)
+    assert set(layers_by_stack.values()) == {2}
+    assert len(layers_by_stack) == 2
     with (
         pytest.raises(RuntimeError, match=r"layers \[0\] of LongT5Model were asked for, and .* are missing"),
         capture(model, layers=[0]),
@@ -115,7 +115,7 @@ def test_stacks_without_maps_are_named_and_an_error_where_they_are_asked_for():
 def test_other_stacks_without_maps_are_named():
     """ProphetNet's encoder and cross attention return scores, which are no maps."""
     sizes = {
-        f"num_{part}_{what}": 2 for part in ("encoder", "decoder") for what in ("layers", "attention_heads")
+        f"num_{part}_{unit}": 2 for part in ("encoder", "decoder") for unit in ("layers", "attention_heads")
     }
     config = transformers.ProphetNetConfig(
         vocab_size=60, hidden_size=32, encoder_ffn_dim=32, decoder_ffn_dim=32, **sizes
@@ -125,20 +125,22 @@ def test_other_stacks_without_maps_are_named():
         r"encoder\.layers\.\*\.self_attn \(2 .*, decoder\.layers\.\*\.cross_attn \(2 modules\) are missing"
     )
     with pytest.warns(UserWarning, match=words), capture(model) as recording:
-        found = stacks(recording, input_ids=tokens(), decoder_input_ids=tokens(7))
-    assert found == {"decoder.layers.*.self_attn": 2}
+        layers_by_stack = stacks(recording, input_ids=tokens(), decoder_input_ids=tokens(7))
+    assert layers_by_stack == {"decoder.layers.*.self_attn": 2}
 
 
 def test_modules_that_nobody_asks_for_their_maps_are_asked():
     """FLAVA asks its image and text encoders alone, and not the one that reads both."""
-    both = {"hidden_size": 32, "projection_dim": 16}
-    config = transformers.FlavaConfig(image_config=IMAGE, text_config=TEXT, multimodal_config=SHAPE, **both)
+    widths = {"hidden_size": 32, "projection_dim": 16}
+    config = transformers.FlavaConfig(image_config=IMAGE, text_config=TEXT, multimodal_config=SHAPE, **widths)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with capture(transformers.FlavaModel(config).eval()) as recording:
-            found = stacks(recording, input_ids=tokens(), pixel_values=pixels())
+            layers_by_stack = stacks(recording, input_ids=tokens(), pixel_values=pixels())
     name = "{}.encoder.layer.*.attention.attention"
-    assert found == {name.format(part): 1 for part in ("image_model", "text_model", "multimodal_model")}
+    assert layers_by_stack == {
+        name.format(part): 1 for part in ("image_model", "text_model", "multimodal_model")
+    }
 
 
 def lxmert():
@@ -186,8 +188,10 @@ def test_both_directions_of_a_cross_attention_are_captured(boxes):
     with torch.no_grad():
         output = model(**inputs, output_attentions=True)
     eager = [*output.language_attentions, *output.vision_attentions, *output.cross_encoder_attentions]
-    same = [layers[0], layers[1], layers[2], layers[6]]
-    assert all(torch.equal(layer.tensors["attention"], maps) for layer, maps in zip(same, eager, strict=True))
+    comparable = [layers[0], layers[1], layers[2], layers[6]]
+    assert all(
+        torch.equal(layer.tensors["attention"], maps) for layer, maps in zip(comparable, eager, strict=True)
+    )
 
 
 def test_the_other_direction_of_a_cross_attention_is_of_the_boxes():
@@ -242,9 +246,12 @@ def test_a_model_whose_trial_needs_an_image_is_tried_on_the_first_real_inputs():
     model = clip()
     with capture(model) as recording:
         assert recording.tier is None
-        found = stacks(recording, input_ids=tokens(), pixel_values=pixels())
+        layers_by_stack = stacks(recording, input_ids=tokens(), pixel_values=pixels())
         assert recording.tier == 1
-    assert found == {"text_model.encoder.layers.*.self_attn": 1, "vision_model.encoder.layers.*.self_attn": 1}
+    assert layers_by_stack == {
+        "text_model.encoder.layers.*.self_attn": 1,
+        "vision_model.encoder.layers.*.self_attn": 1,
+    }
 
 
 def test_a_model_of_one_length_is_tried_on_texts_of_it():
@@ -259,8 +266,10 @@ def test_images_are_captured_although_the_trial_had_text_alone():
     ids = torch.tensor([[2, 5, 51, 50, 50, 50, 50, 52, 7, 7]] * 2)
     with capture(model) as recording:
         assert list(stacks(recording, input_ids=ids[:, -3:])) == ["model.language_model.layers.*.self_attn"]
-        found = stacks(recording, input_ids=ids, token_type_ids=(ids == 50).long(), pixel_values=pixels(16))
-    assert found["model.vision_tower.encoder.layers.*.self_attn"] == 1
+        layers_by_stack = stacks(
+            recording, input_ids=ids, token_type_ids=(ids == 50).long(), pixel_values=pixels(16)
+        )
+    assert layers_by_stack["model.vision_tower.encoder.layers.*.self_attn"] == 1
 
 
 def test_the_mask_of_the_text_is_not_laid_over_an_image():
@@ -285,8 +294,8 @@ def test_offloaded_weights_are_captured_to_the_bit():
     model = models.tiny("llama")
     accelerate.cpu_offload(model, execution_device="cpu")
     with capture(model) as recording:
-        found = [layer.tensors["attention"] for layer in recording.run(**inputs)]
-    assert all(map(torch.equal, found, expected))
+        captured = [layer.tensors["attention"] for layer in recording.run(**inputs)]
+    assert all(map(torch.equal, captured, expected))
     assert asc.analyze(model, inputs["input_ids"][:1], ["fiedler_value"])["heads"].shape[0] == 12
     assert all(parameter.is_meta for parameter in model.parameters())
     with pytest.raises(RuntimeError, match="on the meta device"), capture(models.tiny("llama").to("meta")):
@@ -309,16 +318,16 @@ def test_the_first_step_with_a_static_cache_is_the_whole_prompt(pad):
     mask = torch.ones_like(ids)
     mask[1, :pad] = 0
     options = {"max_new_tokens": 3, "do_sample": False, "attention_mask": mask, "pad_token_id": 0}
-    found = {}
+    shares_by_cache = {}
     for cache in ("dynamic", "static"):
         with capture(model) as recording:
             layers = list(recording.generate(input_ids=ids, cache_implementation=cache, **options))
         first = [layer for layer in layers if layer.step == 0]
         assert {layer.visibility.name for layer in first} == {"causal"}
-        found[cache] = [layer.measure("sink_share")["sink_share"].share for layer in first]
+        shares_by_cache[cache] = [layer.measure("sink_share")["sink_share"].share for layer in first]
         later = next(layer for layer in layers if layer.step == 1)
         with pytest.raises(ValueError, match="a decoding step with cached keys, 1 queries"):
             later.matrices()
     assert first[0].tensors["attention"].shape[-1] > 6
-    for static, dynamic in zip(found["static"], found["dynamic"], strict=True):
+    for static, dynamic in zip(shares_by_cache["static"], shares_by_cache["dynamic"], strict=True):
         torch.testing.assert_close(static, dynamic)

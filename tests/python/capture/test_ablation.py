@@ -18,15 +18,15 @@ def by_hand(model, inputs, removed, monkeypatch):
     modules = {sys.modules[type(m).__module__] for m in model.modules()}
     with monkeypatch.context() as patch:
         for module in modules:
-            own = getattr(module, "eager_attention_forward", None)
-            if own is None:
+            eager = getattr(module, "eager_attention_forward", None)
+            if eager is None:
                 continue
 
-            def hidden(m, query, key, value, attention_mask, own=own, **options):
+            def hidden(m, query, key, value, attention_mask, eager=eager, **options):
                 mask = attention_mask[..., : key.shape[-2]]
-                gone = removed[:, None, None, :]
-                left = ((mask > lowest / 2) & ~gone).any(-1, keepdim=True)
-                return own(m, query, key, value, torch.where(left & gone, lowest, mask), **options)
+                hidden_keys = removed[:, None, None, :]
+                left = ((mask > lowest / 2) & ~hidden_keys).any(-1, keepdim=True)
+                return eager(m, query, key, value, torch.where(left & hidden_keys, lowest, mask), **options)
 
             patch.setattr(module, "eager_attention_forward", hidden)
         with torch.no_grad():
@@ -46,12 +46,12 @@ def test_two_passes_have_the_bits_of_eager_attention(name, padding, dtype, monke
     p = by_hand(model, inputs, torch.zeros_like(removed), monkeypatch)
     q = by_hand(model, inputs, removed, monkeypatch)
     divergence = (p.exp() * (p - q)).sum(-1).clamp(min=0)
-    wanted = torch.where(real, divergence, 0.0).sum(-1) / real.sum(-1)
-    found = asc.output_kl(model, inputs, removed)
-    assert torch.equal(found.kl, wanted)
-    assert float(wanted.min()) > 0
+    expected_kl = torch.where(real, divergence, 0.0).sum(-1) / real.sum(-1)
+    ablation = asc.output_kl(model, inputs, removed)
+    assert torch.equal(ablation.kl, expected_kl)
+    assert float(expected_kl.min()) > 0
     scored = real[:, 1:] & real[:, :-1]
-    for log_p, loss in ((p, found.loss_before), (q, found.loss_after)):
+    for log_p, loss in ((p, ablation.loss_before), (q, ablation.loss_after)):
         token = log_p[:, :-1].gather(-1, inputs["input_ids"][:, 1:, None]).squeeze(-1)
         assert torch.equal(loss, -torch.where(scored, token, 0.0).sum(-1) / scored.sum(-1))
 
@@ -59,9 +59,9 @@ def test_two_passes_have_the_bits_of_eager_attention(name, padding, dtype, monke
 def test_every_module_keeps_the_mode_that_it_had():
     model = models.tiny("gpt2")
     inputs = models.text(model)
-    wanted = asc.output_kl(model, inputs, [0])
+    expected = asc.output_kl(model, inputs, [0])
     model.train()
     model.get_input_embeddings().eval()
     modes = [module.training for module in model.modules()]
-    assert torch.equal(asc.output_kl(model, inputs, [0]).kl, wanted.kl)
+    assert torch.equal(asc.output_kl(model, inputs, [0]).kl, expected.kl)
     assert [module.training for module in model.modules()] == modes

@@ -71,9 +71,9 @@ def test_matrices_hold_every_samples_real_block(spans, n):
 
 def test_holes_in_the_mask_are_closed():
     layer = make([[True, False, True, True], [False, True, True, False]])
-    kept = layer.attention[0][:, [0, 2, 3]][:, :, [0, 2, 3]]
-    assert torch.equal(layer.matrices()[0], kept)
-    assert torch.equal(layer.samples()[0], kept)
+    visible_part = layer.attention[0][:, [0, 2, 3]][:, :, [0, 2, 3]]
+    assert torch.equal(layer.matrices()[0], visible_part)
+    assert torch.equal(layer.samples()[0], visible_part)
     assert torch.equal(layer.matrices()[1, :, :2, :2], layer.attention[1, :, 1:3, 1:3])
     assert float(layer.matrices()[1, :, 2:].abs().sum()) == 0.0
 
@@ -136,7 +136,7 @@ def model():
 def shares(model, rows, mask, metrics=("sink_share",)):
     with asc.capture(model) as recording:
         return [
-            {name: found for name, found in layer.measure(list(metrics)).items()}
+            {name: values for name, values in layer.measure(list(metrics)).items()}
             for layer in recording.run(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask))
         ]
 
@@ -148,8 +148,8 @@ def test_a_padded_text_measures_as_it_does_alone(model, side):
     if side == "right":
         short, mask = SHORT + [0] * pad, mask[::-1]
     batch = shares(model, [LONG, short], [[1] * len(LONG), mask])
-    for row, alone in ((0, LONG), (1, SHORT)):
-        single = shares(model, [alone], [[1] * len(alone)])
+    for row, ids in ((0, LONG), (1, SHORT)):
+        single = shares(model, [ids], [[1] * len(ids)])
         for together, apart in zip(batch, single, strict=True):
             assert torch.allclose(together["sink_share"].share[row], apart["sink_share"].share[0], atol=1e-6)
 
@@ -172,10 +172,10 @@ def test_padding_in_attention_is_said_where_a_user_reads_it(model):
 def test_options_reach_the_metrics_and_mistakes_are_named(model):
     with asc.capture(model) as recording:
         layer = next(iter(recording.run(input_ids=torch.tensor([LONG]))))
-        own = layer.measure(["sink_share", "fiedler_value"], first=2)
-        assert torch.equal(own["sink_share"].share, asc.sink_share(layer.attention, first=2).share)
-        assert torch.equal(own["fiedler_value"], asc.fiedler_value(layer.attention))
-        assert list(layer.measure(iter(["sink_share", "fiedler_value"]), first=2)) == list(own)
+        measured = layer.measure(["sink_share", "fiedler_value"], first=2)
+        assert torch.equal(measured["sink_share"].share, asc.sink_share(layer.attention, first=2).share)
+        assert torch.equal(measured["fiedler_value"], asc.fiedler_value(layer.attention))
+        assert list(layer.measure(iter(["sink_share", "fiedler_value"]), first=2)) == list(measured)
         with pytest.raises(TypeError, match="takes the option 'fist'"):
             layer.measure("sink_share", fist=2)
         with pytest.raises(ValueError, match="unknown metric 'sink_shore'"):
@@ -190,17 +190,17 @@ def test_a_window_and_a_learned_sink_reach_the_metrics():
         seen = slice(max(0, query - 1), query + 1)
         maps[0, 0, query, seen] = 1 / len(range(5)[seen])
         mask[0, 0, query, seen] = 0
-    made = {"step": 0, "cross": False, "heads": (0,), "kv_heads": (0,), "key_offset": 0}
+    fields = {"step": 0, "cross": False, "heads": (0,), "kv_heads": (0,), "key_offset": 0}
     valid, tensors = torch.ones(1, 5, dtype=torch.bool), {"attention": maps}
-    layer = Layer(0, "attention", 0, valid=valid, tensors=tensors, mask=mask, **made)
-    given = {"metric": "attention_entropy", "normalized": True}
-    windowed = layer.measure({"own": given})["own"]
+    layer = Layer(0, "attention", 0, valid=valid, tensors=tensors, mask=mask, **fields)
+    entropy_options = {"metric": "attention_entropy", "normalized": True}
+    windowed = layer.measure({"own": entropy_options})["own"]
     assert torch.allclose(windowed[0, 0, 1:], torch.ones(4, dtype=torch.float64))
-    causal = layer.measure({"own": {**given, "support": "causal"}})["own"]
+    causal = layer.measure({"own": {**entropy_options, "support": "causal"}})["own"]
     assert causal[0, 0, 4].item() == pytest.approx(math.log(2) / math.log(5))
     sinks = Layer(
         0, "attention", 0, valid=valid, tensors={"attention": maps / 2}, mask=mask,
-        sink_logits=torch.zeros(1), **made,
+        sink_logits=torch.zeros(1), **fields,
     )  # fmt: skip
     seen = {"support": layer.visibility.support, "sink_mass": torch.full((1, 1, 5), 0.5)}
     with pytest.warns(RuntimeWarning, match="a learned sink, whose rows rightly sum to less"):

@@ -197,15 +197,15 @@ def test_the_third_tier_warns_and_still_yields_the_maps(monkeypatch):
     monkeypatch.setattr(preflight, "_run", only_outputs)
     inputs = models.text(model, padding="left")
     with torch.no_grad():
-        wanted = eager(**inputs, output_attentions=True).attentions
+        expected = eager(**inputs, output_attentions=True).attentions
     with pytest.warns(UserWarning, match="every layer's maps are in memory together"):
         recording = capture(model, heads=[-1]).__enter__()
     assert recording.tier == 3
     layers = list(recording.run(**inputs))
     recording.__exit__(None, None, None)
     assert [layer.index for layer in layers] == [0, 1, 2]
-    for layer, whole in zip(layers, wanted, strict=True):
-        assert torch.equal(layer.attention, whole[:, 3:])
+    for layer, all_heads in zip(layers, expected, strict=True):
+        assert torch.equal(layer.attention, all_heads[:, 3:])
         assert torch.equal(layer.valid, inputs["attention_mask"].bool())
     hidden = capture(model, sites=("hidden",))
     with (

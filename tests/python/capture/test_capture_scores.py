@@ -12,7 +12,7 @@ from attnscope.capture.sites import SITES, TABLE
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 TIER_1 = (*models.INTERFACE, "gptj")
-WANTED = ("attention", "scores", "lse")
+SCORE_SITES = ("attention", "scores", "lse")
 
 
 def run(model, sites, inputs, **options):
@@ -35,7 +35,7 @@ def test_the_exponential_of_scores_less_their_log_sum_is_the_attention(name, pad
     models.needs_attention_interface(name)
     model = models.cached_model(name)
     inputs = models.text(model, padding=padding)
-    for layer in run(model, WANTED, inputs):
+    for layer in run(model, SCORE_SITES, inputs):
         seen = agrees(layer)
         real = layer.valid if layer.scores.shape[-1] == layer.scores.shape[-2] else seen[:, 0]
         assert bool(seen.mT[real].all()), "a real query saw nothing"
@@ -51,7 +51,7 @@ def test_scores_of_capped_sunk_and_biased_softmaxes_by_hand(name, options):
     if name == "t5":
         models.needs_attention_interface(name)
     model = models.tiny(name, **options)
-    layers = run(model, (*WANTED, "query", "key"), models.text(model))
+    layers = run(model, (*SCORE_SITES, "query", "key"), models.text(model))
     scaling = 1.0 if name == "t5" else model.config.head_dim**-0.5
     if name == "gemma2":
         scaling = model.config.query_pre_attn_scalar**-0.5
@@ -69,8 +69,8 @@ def test_scores_of_capped_sunk_and_biased_softmaxes_by_hand(name, options):
         else:
             assert float(gap.abs().max()) < 2e-5
         if name == "gpt_oss":
-            own = model.model.layers[layer.index].self_attn.sinks
-            assert torch.equal(layer.sink_logits, own)
+            learned_sinks = model.model.layers[layer.index].self_attn.sinks
+            assert torch.equal(layer.sink_logits, learned_sinks)
             assert torch.allclose(layer.sink_mass + layer.attention.sum(-1), torch.ones(()), atol=1e-6)
             assert float(layer.sink_mass.max()) > 0.01
         else:
@@ -81,22 +81,24 @@ def test_scores_of_capped_sunk_and_biased_softmaxes_by_hand(name, options):
 def test_asking_for_scores_changes_nothing_else():
     model = models.tiny("gpt_oss")
     inputs = models.text(model, padding="left")
-    for one, two in zip(
-        run(model, ("attention",), inputs), run(model, (*WANTED, "block_output"), inputs), strict=True
+    for by_itself, with_scores in zip(
+        run(model, ("attention",), inputs), run(model, (*SCORE_SITES, "block_output"), inputs), strict=True
     ):
-        assert torch.equal(one.attention, two.attention)
+        assert torch.equal(by_itself.attention, with_scores.attention)
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 3])
 def test_scores_of_some_heads(chunk):
     model = models.tiny("gpt_oss")
     inputs = models.text(model, padding="right")
-    for whole, part in zip(
-        run(model, WANTED, inputs), run(model, WANTED, inputs, heads=[-1, 1], chunk=chunk), strict=True
+    for all_heads, two_heads in zip(
+        run(model, SCORE_SITES, inputs),
+        run(model, SCORE_SITES, inputs, heads=[-1, 1], chunk=chunk),
+        strict=True,
     ):
-        for site in WANTED:
-            assert torch.allclose(part.tensors[site], whole.tensors[site][:, [3, 1]], atol=1e-6)
-        assert torch.equal(part.sink_logits, whole.sink_logits[[3, 1]])
+        for site in SCORE_SITES:
+            assert torch.allclose(two_heads.tensors[site], all_heads.tensors[site][:, [3, 1]], atol=1e-6)
+        assert torch.equal(two_heads.sink_logits, all_heads.sink_logits[[3, 1]])
 
 
 @pytest.mark.parametrize("name", models.LEGACY)
@@ -120,7 +122,7 @@ def test_scores_of_trained_models(folder):
     ids = torch.randint(3, model.config.vocab_size, (2, 33), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[1, :7] = 0
-    for layer in run(model, WANTED, {"input_ids": ids, "attention_mask": mask}):
+    for layer in run(model, SCORE_SITES, {"input_ids": ids, "attention_mask": mask}):
         agrees(layer)
 
 
@@ -128,12 +130,12 @@ def test_scores_without_padding_and_their_log_sums():
     model = models.tiny("llama")
     inputs = models.text(model, padding="left")
     short = {name: tensor[1:, 9:] for name, tensor in inputs.items()}
-    for padded, alone in zip(run(model, WANTED, inputs), run(model, WANTED, short), strict=True):
+    for padded, unpadded in zip(run(model, SCORE_SITES, inputs), run(model, SCORE_SITES, short), strict=True):
         assert padded.lengths.tolist() == [37, 28]
         triangle = torch.ones(28, 28).tril().bool()
         cut = padded.matrices("scores")[1, :, :28, :28]
-        assert torch.allclose(cut[:, triangle], alone.scores[0][:, triangle], atol=1e-3)
-        assert torch.allclose(padded.states("lse")[1, :, :28], alone.lse[0], atol=1e-3)
+        assert torch.allclose(cut[:, triangle], unpadded.scores[0][:, triangle], atol=1e-3)
+        assert torch.allclose(padded.states("lse")[1, :, :28], unpadded.lse[0], atol=1e-3)
         with pytest.raises(ValueError, match="'scores' has two token axes"):
             padded.states("scores")
         with pytest.raises(ValueError, match="site must be among attention, scores, got 'lse'"):
@@ -142,8 +144,8 @@ def test_scores_without_padding_and_their_log_sums():
 
 def test_half_precision_scores_are_single():
     model = models.tiny("llama").to(torch.bfloat16)
-    for layer in run(model, WANTED, models.text(model, padding="right")):
-        assert {layer.tensors[site].dtype for site in WANTED} == {torch.float32}
+    for layer in run(model, SCORE_SITES, models.text(model, padding="right")):
+        assert {layer.tensors[site].dtype for site in SCORE_SITES} == {torch.float32}
         agrees(layer)
 
 

@@ -90,17 +90,17 @@ def test_encoder_decoder_sites():
     with torch.no_grad():
         out = model(**inputs, output_hidden_states=True)
     for index in range(2):
-        own, cross = by["decoder", False, index], by["decoder", True, index]
-        assert torch.allclose(own.hidden, out.decoder_hidden_states[index], atol=1e-4)
-        assert torch.equal(own.hidden, cross.hidden)
-        assert torch.equal(own.mlp_output, cross.mlp_output)
-        assert own.attention.shape == (2, 4, 11, 11)
-        assert cross.attention.shape == (2, 4, 11, 37)
-        assert cross.value.shape == (2, 4, 37, 24)
+        self_attention, cross_attention = by["decoder", False, index], by["decoder", True, index]
+        assert torch.allclose(self_attention.hidden, out.decoder_hidden_states[index], atol=1e-4)
+        assert torch.equal(self_attention.hidden, cross_attention.hidden)
+        assert torch.equal(self_attention.mlp_output, cross_attention.mlp_output)
+        assert self_attention.attention.shape == (2, 4, 11, 11)
+        assert cross_attention.attention.shape == (2, 4, 11, 37)
+        assert cross_attention.value.shape == (2, 4, 37, 24)
         block = model.decoder.block[index].layer
         with torch.no_grad():
             value = block[1].EncDecAttention.v(out.encoder_last_hidden_state)
-        assert torch.allclose(cross.value, value.view(2, 37, 4, 24).transpose(1, 2), atol=1e-4)
+        assert torch.allclose(cross_attention.value, value.view(2, 37, 4, 24).transpose(1, 2), atol=1e-4)
     total = by["decoder", False, 0]
     after = total.hidden + total.attention_output + by["decoder", True, 0].attention_output + total.mlp_output
     assert torch.allclose(after, by["decoder", False, 1].hidden, atol=1e-5)
@@ -114,12 +114,14 @@ def test_query_key_value_are_the_projections_after_the_rotary_embedding(name):
     inputs = models.text(model)
     positions = torch.arange(37)[None]
     for layer in run(model, ("query", "key", "value", "attention_input"), inputs):
-        own = model.model.layers[layer.index].self_attn
+        attention = model.model.layers[layer.index].self_attn
         x = layer.attention_input
         with torch.no_grad():
-            q, k, v = (p(x).view(2, 37, -1, 24) for p in (own.q_proj, own.k_proj, own.v_proj))
+            q, k, v = (
+                p(x).view(2, 37, -1, 24) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
+            )
             if name == "qwen3":
-                q, k = own.q_norm(q), own.k_norm(k)
+                q, k = attention.q_norm(q), attention.k_norm(k)
             cos, sin = model.model.rotary_emb(x, positions)
             q, k = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
         assert layer.query.shape == (2, 4, 37, 24)
@@ -163,8 +165,8 @@ def test_sites_do_not_change_one_another():
     inputs = models.text(model, padding="left")
     together = run(model, SITES, inputs)
     for site in SITES:
-        for one, all_ in zip(run(model, (site,), inputs), together, strict=True):
-            assert torch.equal(one.tensors[site], all_.tensors[site])
+        for by_itself, with_others in zip(run(model, (site,), inputs), together, strict=True):
+            assert torch.equal(by_itself.tensors[site], with_others.tensors[site])
 
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "gpt_oss"])
@@ -175,14 +177,14 @@ def test_selected_heads_and_layers(name):
     full = run(model, sites, inputs)
     part = run(model, sites, inputs, heads=[-1, 1], layers=[-1])
     assert [layer.index for layer in part] == [len(full) - 1]
-    layer, whole = part[0], full[-1]
-    assert layer.heads == (3, 1)
-    assert torch.equal(layer.attention, whole.attention[:, [3, 1]])
+    two_heads, all_heads = part[0], full[-1]
+    assert two_heads.heads == (3, 1)
+    assert torch.equal(two_heads.attention, all_heads.attention[:, [3, 1]])
     if name != "bloom":
-        assert layer.kv_heads == (1, 0)
-        assert torch.equal(layer.query, whole.query[:, [3, 1]])
-        assert torch.equal(layer.value, whole.value)
-        assert torch.equal(layer.states("value", per_head=True)[0], whole.value[0][[1, 0]])
+        assert two_heads.kv_heads == (1, 0)
+        assert torch.equal(two_heads.query, all_heads.query[:, [3, 1]])
+        assert torch.equal(two_heads.value, all_heads.value)
+        assert torch.equal(two_heads.states("value", per_head=True)[0], all_heads.value[0][[1, 0]])
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
@@ -190,10 +192,10 @@ def test_the_size_of_the_tiles_changes_nothing(chunk):
     for name in ("llama", "gpt_oss", "t5"):
         model = models.cached_model(name)
         inputs = models.text(model, padding="left", batch=3)
-        whole = run(model, ("attention",), inputs)
+        untiled = run(model, ("attention",), inputs)
         tiled = run(model, ("attention",), inputs, chunk=chunk)
-        some = run(model, ("attention",), inputs, chunk=chunk, heads=[2, 0])
-        for a, b, c in zip(whole, tiled, some, strict=True):
+        two_heads = run(model, ("attention",), inputs, chunk=chunk, heads=[2, 0])
+        for a, b, c in zip(untiled, tiled, two_heads, strict=True):
             assert torch.allclose(a.attention, b.attention, atol=1e-7)
             assert torch.equal(b.attention[:, [2, 0]], c.attention)
 
@@ -203,9 +205,9 @@ def test_many_small_maps_are_tiled_over_samples(monkeypatch):
 
     model = models.tiny("llama")
     inputs = models.text(model, padding="right", batch=5)
-    whole = run(model, ("attention",), inputs)
+    untiled = run(model, ("attention",), inputs)
     monkeypatch.setattr(interface, "TILE_ELEMENTS", 2 * 4 * 37 * 37)
-    for a, b in zip(whole, run(model, ("attention",), inputs), strict=True):
+    for a, b in zip(untiled, run(model, ("attention",), inputs), strict=True):
         assert torch.equal(a.attention, b.attention)
 
 
@@ -214,8 +216,8 @@ def test_what_leaves_a_block_enters_the_next(name):
     model = models.cached_model(name)
     inputs = models.text(model, padding="right")
     layers = run(model, ("hidden", "block_output"), inputs)
-    for one, following in pairwise(layers):
-        assert torch.equal(one.block_output, following.hidden)
+    for layer, following in pairwise(layers):
+        assert torch.equal(layer.block_output, following.hidden)
     with torch.no_grad():
         out = model(**inputs, output_hidden_states=True)
     last = layers[-1].block_output

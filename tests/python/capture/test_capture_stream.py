@@ -30,10 +30,10 @@ def nothing_is_left_behind(request):
     yield
     assert not [t for t in threading.enumerate() if t.name == "attnscope-capture"]
     if model is not None:
-        whole(model)
+        assert_uncaptured(model)
 
 
-def whole(model):
+def assert_uncaptured(model):
     assert {c._attn_implementation_internal for c in configs(model)} == {"sdpa"}
     for module in model.modules():
         assert not module._forward_hooks
@@ -89,13 +89,13 @@ def test_the_last_layer_of_a_pass_counts_in_the_next_one(model, monkeypatch):
 def test_kept_layers_stay_intact(model):
     inputs = models.text(model)
     with capture(model, sites=("attention", "query", "key", "value", "hidden")) as recording:
-        kept = list(recording.run(**inputs))
-        copies = [{k: v.clone() for k, v in layer.tensors.items()} for layer in kept]
+        layers = list(recording.run(**inputs))
+        copies = [{k: v.clone() for k, v in layer.tensors.items()} for layer in layers]
         again = list(recording.run(**inputs))
-    for one, saved, two in zip(kept, copies, again, strict=True):
+    for layer, saved, repeated in zip(layers, copies, again, strict=True):
         for site, tensor in saved.items():
-            assert torch.equal(one.tensors[site], tensor)
-            assert torch.equal(two.tensors[site], tensor)
+            assert torch.equal(layer.tensors[site], tensor)
+            assert torch.equal(repeated.tensors[site], tensor)
 
 
 def test_leaving_the_loop_stops_the_model(model):
@@ -118,7 +118,7 @@ def test_the_end_of_the_block_closes_a_run_that_is_still_held(model):
     with capture(model) as recording:
         run = recording.run(**inputs)
         next(run)
-    whole(model)
+    assert_uncaptured(model)
     assert next(run, None) is None
 
 
@@ -142,7 +142,7 @@ def test_an_error_in_the_loop_restores_the_model(model, error):
     with pytest.raises(error, match="in the loop"):
         consume()
     gc.collect()
-    whole(model)
+    assert_uncaptured(model)
     with torch.no_grad():
         assert torch.equal(model(**inputs).logits, before)
 
@@ -187,7 +187,7 @@ def test_ctrl_c_while_waiting_for_a_slow_layer(model):
                 pass
         timer.join()
         handle.remove()
-    whole(model)
+    assert_uncaptured(model)
 
 
 def test_gradients_are_off_inside_and_untouched_outside(model):
@@ -215,10 +215,10 @@ def test_nested_runs_see_their_own_layers(model):
 def test_interleaved_runs_do_not_mix(model):
     inputs, other = models.text(model), models.text(model, n=11, batch=1)
     with capture(model) as a, capture(model) as b:
-        alone = [layer.attention.clone() for layer in a.run(**other)]
-        for one, two in zip(a.run(**inputs), b.run(**other), strict=True):
-            assert one.attention.shape[-1] == 37
-            assert torch.equal(two.attention, alone[two.index])
+        undisturbed = [layer.attention.clone() for layer in a.run(**other)]
+        for layer, other_layer in zip(a.run(**inputs), b.run(**other), strict=True):
+            assert layer.attention.shape[-1] == 37
+            assert torch.equal(other_layer.attention, undisturbed[other_layer.index])
 
 
 def test_two_threads_take_turns_on_one_model(model):
@@ -278,11 +278,11 @@ def test_a_bystander_does_not_disturb_the_stream(name):
     inputs, other = models.text(model, padding="left"), models.text(model, seed=5, n=20)
     sites = ("attention", "hidden", "attention_output", "mlp_output")
     with capture(model, sites=sites) as recording:
-        wanted = list(recording.run(**inputs))
+        undisturbed = list(recording.run(**inputs))
         for layer in recording.run(**inputs):
             with torch.no_grad():
                 model(**other)
-            calm = wanted[layer.index]
+            calm = undisturbed[layer.index]
             assert (layer.index, layer.call) == (calm.index, calm.call)
             assert torch.equal(layer.valid, calm.valid)
             for site in sites:
@@ -294,7 +294,7 @@ def test_a_model_called_by_the_captured_one_is_a_bystander(model):
     second = models.tiny("llama", seed=1)
     inputs = models.text(model)
     with torch.no_grad():
-        wanted = second(**inputs).logits
+        expected = second(**inputs).logits
     logits = []
     with capture(model) as recording, capture(second) as other:
         held = other.run(**inputs)
@@ -305,20 +305,20 @@ def test_a_model_called_by_the_captured_one_is_a_bystander(model):
         assert [layer.index for layer in recording.run(**inputs)] == list(range(LAYERS))
         handle.remove()
         held.close()
-    assert float((logits[0] - wanted).abs().max()) < 1e-4
+    assert float((logits[0] - expected).abs().max()) < 1e-4
 
 
 def test_a_bystander_may_train(model):
     inputs = models.text(model)
     model(**inputs, labels=inputs["input_ids"]).loss.backward()
-    wanted = model.model.layers[0].self_attn.q_proj.weight.grad.clone()
+    expected = model.model.layers[0].self_attn.q_proj.weight.grad.clone()
     model.zero_grad()
     with capture(model) as recording:
         run = recording.run(**inputs)
         next(run)
         model(**inputs, labels=inputs["input_ids"]).loss.backward()
         run.close()
-    assert torch.allclose(model.model.layers[0].self_attn.q_proj.weight.grad, wanted, atol=1e-6)
+    assert torch.allclose(model.model.layers[0].self_attn.q_proj.weight.grad, expected, atol=1e-6)
     model.zero_grad()
 
 

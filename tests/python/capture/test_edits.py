@@ -33,7 +33,7 @@ def own_embedding(model, inputs):
         return model.get_input_embeddings()(ids)
 
 
-def nothing(model, inputs):
+def neutral_edits(model, inputs):
     """Edits that change nothing, by name."""
     width = model.get_input_embeddings()(inputs["input_ids"][:1, :1]).shape[-1]
     hidden = model.config.hidden_size
@@ -54,10 +54,10 @@ def nothing(model, inputs):
 def test_what_changes_nothing_changes_no_bit(name):
     model, inputs = build_tokenizer(name)
     base = out(model, inputs)
-    edits = nothing(model, inputs)
+    edits = neutral_edits(model, inputs)
     other = edits.pop("width")
-    for kind, one in edits.items():
-        assert torch.equal(changed(model, inputs, one).nan_to_num(), base.nan_to_num()), kind
+    for kind, neutral in edits.items():
+        assert torch.equal(changed(model, inputs, neutral).nan_to_num(), base.nan_to_num()), kind
     assert torch.equal(changed(model, inputs, *edits.values()).nan_to_num(), base.nan_to_num())
     assert not torch.equal(changed(model, inputs, other).nan_to_num(), base.nan_to_num())
     assert torch.equal(out(model, inputs).nan_to_num(), base.nan_to_num())
@@ -83,10 +83,10 @@ def test_generation_with_a_cache_is_the_whole_pass(name):
                 **short, max_new_tokens=5, do_sample=False, pad_token_id=0, output_logits=True,
                 return_dict_in_generate=True, eos_token_id=None,
             )  # fmt: skip
-        whole = {"input_ids": made_by.sequences, "attention_mask": torch.ones_like(made_by.sequences)}
-        logits = changed(model, whole, *edits)
-        for step, one in enumerate(made_by.logits):
-            assert torch.allclose(one, logits[:, 11 + step], atol=2e-4), (edits, step)
+        text_so_far = {"input_ids": made_by.sequences, "attention_mask": torch.ones_like(made_by.sequences)}
+        logits = changed(model, text_so_far, *edits)
+        for step, step_logits in enumerate(made_by.logits):
+            assert torch.allclose(step_logits, logits[:, 11 + step], atol=2e-4), (edits, step)
 
 
 def test_two_that_set_one_thing_contradict():
@@ -98,16 +98,16 @@ def test_two_that_set_one_thing_contradict():
         (SetRotary("none"), SetRotary(("ntk", 2.0))),
         (SetState(1, vector), SetState(1, vector)),
     ]
-    for one, two in pairs:
+    for first, second in pairs:
         with (
-            pytest.raises(ValueError, match=f"two {type(one).__name__} on one target"),
-            edit(model, one, two),
+            pytest.raises(ValueError, match=f"two {type(first).__name__} on one target"),
+            edit(model, first, second),
         ):
             pass
         with (
-            pytest.raises(ValueError, match=f"two {type(one).__name__} on one target"),
-            edit(model, one),
-            edit(model, two),
+            pytest.raises(ValueError, match=f"two {type(first).__name__} on one target"),
+            edit(model, first),
+            edit(model, second),
         ):
             pass
     changed(model, inputs, SetEmbedding(1, vector), SetEmbedding(2, vector))
@@ -122,11 +122,11 @@ def snapshot(model):
     )
 
 
-def same(one, two):
+def is_equal(first, second):
     return (
-        all(torch.equal(a, two[0][name]) for name, a in one[0].items())
-        and all(torch.equal(a, b) for a, b in zip(one[1], two[1], strict=True))
-        and one[2:] == two[2:]
+        all(torch.equal(a, second[0][name]) for name, a in first[0].items())
+        and all(torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True))
+        and first[2:] == second[2:]
     )
 
 
@@ -150,17 +150,20 @@ def test_the_model_is_restored(error):
     else:
         with pytest.raises(error, match="in the block"):
             consume()
-    assert same(snapshot(model), before)
+    assert is_equal(snapshot(model), before)
     assert torch.equal(out(model, inputs), base)
 
 
 def test_an_edit_that_never_acts_says_so():
     model, inputs = build_tokenizer("llama")
     embeds = model.get_input_embeddings().weight[inputs["input_ids"]]
-    one = SetEmbedding(0, torch.zeros(96))
-    with pytest.raises(RuntimeError, match="SetEmbedding never acted on LlamaForCausalLM"), edit(model, one):
+    unused = SetEmbedding(0, torch.zeros(96))
+    with (
+        pytest.raises(RuntimeError, match="SetEmbedding never acted on LlamaForCausalLM"),
+        edit(model, unused),
+    ):
         model(inputs_embeds=embeds)
-    with pytest.raises(ZeroDivisionError), edit(model, one):
+    with pytest.raises(ZeroDivisionError), edit(model, unused):
         raise ZeroDivisionError  # what went wrong is not hidden by what did not happen
 
 
@@ -169,25 +172,25 @@ def test_what_cannot_be_reached_is_refused_by_name():
     bloom, _ = build_tokenizer("bloom")
     gpt2, _ = build_tokenizer("gpt2")
     t5 = models.tiny("t5")
-    for one in (HideKeys([0]), LimitWindow(3), SubtractRead([0])):
+    for refused in (HideKeys([0]), LimitWindow(3), SubtractRead([0])):
         with (
             pytest.raises(
-                NotImplementedError, match=f"{type(one).__name__}: the attention of BloomForCausalLM"
+                NotImplementedError, match=f"{type(refused).__name__}: the attention of BloomForCausalLM"
             ),
-            edit(bloom, one),
+            edit(bloom, refused),
         ):
             pass
-    for model, one, words in (
+    for model, refused, words in (
         (gpt2, SetRotary("none"), "GPT2LMHeadModel has no rotary frequencies"),
         (bloom, SetPositionIds(shift=1), "BloomForCausalLM takes no position ids"),
         (t5, HideKeys([0]), r"encoder and a decoder.*edit\(model.get_encoder\(\)"),
     ):
-        with pytest.raises(NotImplementedError, match=words), edit(model, one):
+        with pytest.raises(NotImplementedError, match=words), edit(model, refused):
             pass
     for kind in ("dynamic", "longrope"):
         llama.config.rope_parameters["rope_type"] = kind
-        for one in (SetRotary(("ntk", 2.0)), SetPositionIds(shift=1)):
-            with pytest.raises(NotImplementedError, match=f"{kind!r} frequencies"), edit(llama, one):
+        for refused in (SetRotary(("ntk", 2.0)), SetPositionIds(shift=1)):
+            with pytest.raises(NotImplementedError, match=f"{kind!r} frequencies"), edit(llama, refused):
                 pass
     llama.config.rope_parameters["rope_type"] = "default"
     llama.train()
@@ -199,7 +202,7 @@ def test_what_cannot_be_reached_is_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    ("one", "words"),
+    ("invalid", "words"),
     [
         (HideKeys([37]), r"HideKeys: positions must lie between -28 and 27 \(the shortest sample\), got"),
         (HideKeys([1.5]), r"HideKeys: positions must be whole numbers, got \[1.5\]"),
@@ -214,12 +217,12 @@ def test_what_cannot_be_reached_is_refused_by_name():
         (SetRotary(torch.ones(5)), r"rotary_emb.inv_freq has \(12,\) frequencies, got \(5,\)"),
     ],
 )
-def test_arguments_out_of_range(one, words):
+def test_arguments_out_of_range(invalid, words):
     model, inputs = build_tokenizer("llama")
     before = snapshot(model)
-    with pytest.raises(ValueError, match=words), edit(model, one):
+    with pytest.raises(ValueError, match=words), edit(model, invalid):
         out(model, inputs)
-    assert same(snapshot(model), before)
+    assert is_equal(snapshot(model), before)
 
 
 @pytest.mark.parametrize(
@@ -275,11 +278,11 @@ def test_identities_of_trained_models(folder):
     ids = torch.randint(3, model.config.vocab_size, (2, 33), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     base = out(model, inputs)
-    for one in (
+    for neutral in (
         HideKeys([]), LimitWindow(33), SubtractRead([0], heads=()), SetRotary(("ntk", 1.0)), SetPositionIds(),
         AddDirection(-1, torch.zeros(model.config.hidden_size)), Scale("block_output", 1.0),
     ):  # fmt: skip
-        assert torch.equal(changed(model, inputs, one), base)
+        assert torch.equal(changed(model, inputs, neutral), base)
     sites = ("scores", "attention")
     usual = layers_of(model, inputs, sites, HideKeys([]))
     for layer, before in zip(layers_of(model, inputs, sites, SetPositionIds(shift=17)), usual, strict=True):

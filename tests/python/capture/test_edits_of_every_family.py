@@ -52,9 +52,9 @@ def test_its_own_states_change_no_bit_and_those_of_another_text_give_its_output(
     model, inputs = kept(name, padding)
     other = models.text(model, padding=padding, seed=5)
     real = inputs["attention_mask"].bool()
-    base, own = out(model, inputs)[real], states_of(model, inputs)
+    base, states_of_blocks = out(model, inputs)[real], states_of(model, inputs)
     assert bool(base.isfinite().all())
-    for layer, states in enumerate(own):
+    for layer, states in enumerate(states_of_blocks):
         assert torch.equal(changed(model, inputs, SetState(layer, states, "all"))[real], base), layer
     patched = changed(model, inputs, SetState(-1, states_of(model, other)[-1], "all"))[real]
     assert torch.equal(patched, out(model, other)[real])
@@ -70,14 +70,16 @@ def test_a_shift_of_all_positions(name):
         with pytest.raises(NotImplementedError, match=words), edit(model, SetPositionIds(shift=1)):
             pass
         return
-    own = changed(model, inputs, SetPositionIds()).nan_to_num()
-    assert torch.equal(own, out(model, inputs).nan_to_num())
+    unshifted = changed(model, inputs, SetPositionIds()).nan_to_num()
+    assert torch.equal(unshifted, out(model, inputs).nan_to_num())
     sites = ("scores",) if models.has_attention_interface(name) else ("attention",)
     base = layers_of(model, inputs, sites, SetPositionIds())
     for shift in (17, 64):
         moved = layers_of(model, inputs, sites, SetPositionIds(shift=shift))
-        for layer, (one, two) in enumerate(zip(moved, base, strict=True)):
-            gap, most = gap_of(one, two, sites[0], torch.finfo(torch.float32).eps * (N + shift))
+        for layer, (layer_moved, layer_before) in enumerate(zip(moved, base, strict=True)):
+            gap, most = gap_of(
+                layer_moved, layer_before, sites[0], torch.finfo(torch.float32).eps * (N + shift)
+            )
             assert (gap > 1e3 * most) if name in LEARNED_POSITIONS else (gap <= most), (layer, gap, most)
 
 
@@ -88,13 +90,15 @@ def gap_of(moved, base, site, relative):
     number a query, which moves by as much as the largest score at most, and half their spread in a row is at
     most the largest score.
     """
-    one, two = moved.tensors[site], base.tensors[site]
-    seen = two > -torch.inf if site == "scores" else two > 1e-30
+    moved_values, base_values = moved.tensors[site], base.tensors[site]
+    seen = base_values > -torch.inf if site == "scores" else base_values > 1e-30
     if site == "scores":
-        return float((one - two)[seen].abs().max()), relative * float(two[seen].abs().max())
-    logs = torch.where(seen, two.log(), torch.nan)
+        return float((moved_values - base_values)[seen].abs().max()), relative * float(
+            base_values[seen].abs().max()
+        )
+    logs = torch.where(seen, base_values.log(), torch.nan)
     spread = float(logs.nan_to_num(-torch.inf).amax() - logs.nan_to_num(torch.inf).amin())
-    return float((one.log() - logs)[seen].abs().max()), relative * spread
+    return float((moved_values.log() - logs)[seen].abs().max()), relative * spread
 
 
 def test_every_family_has_positions_of_one_kind():
@@ -107,8 +111,8 @@ def test_ids_of_ones_own_are_refused_where_attention_reads_slopes(name):
     """Falcon makes the slopes from its mask, so that other ids would change nothing and seem to act."""
     model, _ = kept(name)
     words = f"SetPositionIds: {type(model).__name__} makes its slopes from the mask"
-    one = SetPositionIds(ids=2 * torch.arange(N))
-    with pytest.raises(NotImplementedError, match=words), edit(model, one):
+    spread_ids = SetPositionIds(ids=2 * torch.arange(N))
+    with pytest.raises(NotImplementedError, match=words), edit(model, spread_ids):
         pass
 
 
@@ -121,25 +125,34 @@ def test_frequencies_of_the_rotation(name):
             pass
         return
     base = out(model, inputs)
-    before = {own: b.clone() for own, b in model.named_buffers() if own.endswith("inv_freq")}
-    given = {own: b for own, b in before.items() if "original" not in own}
-    own = given if len(given) > 1 else next(iter(given.values()))
-    for one in (SetRotary(("ntk", 1.0)), SetRotary(("interpolate", 1.0)), SetRotary(given), SetRotary(own)):
-        assert torch.equal(changed(model, inputs, one), base)
-    for one in (SetRotary("none"), SetRotary(("ntk", 4.0)), SetRotary(("interpolate", 4.0))):
-        assert not torch.equal(changed(model, inputs, one), base)
-    assert all(torch.equal(b, before[own]) for own, b in model.named_buffers() if own in before)
+    before = {buffer: b.clone() for buffer, b in model.named_buffers() if buffer.endswith("inv_freq")}
+    frequencies = {buffer: b for buffer, b in before.items() if "original" not in buffer}
+    as_loaded = frequencies if len(frequencies) > 1 else next(iter(frequencies.values()))
+    for rotary in (
+        SetRotary(("ntk", 1.0)),
+        SetRotary(("interpolate", 1.0)),
+        SetRotary(frequencies),
+        SetRotary(as_loaded),
+    ):
+        assert torch.equal(changed(model, inputs, rotary), base)
+    for rotary in (SetRotary("none"), SetRotary(("ntk", 4.0)), SetRotary(("interpolate", 4.0))):
+        assert not torch.equal(changed(model, inputs, rotary), base)
+    assert all(torch.equal(b, before[buffer]) for buffer, b in model.named_buffers() if buffer in before)
     with edit(model, SetRotary("none")), edit(model, SetPositionIds(shift=9)):
         still = out(model, inputs)
     assert torch.equal(still, changed(model, inputs, SetRotary("none"))), "nothing turns, nothing moves"
 
 
 @pytest.mark.parametrize("name", models.LEGACY)
-@pytest.mark.parametrize("one", [HideKeys([0]), LimitWindow(3), SubtractRead([0])], ids=lambda one: one.name)
-def test_a_softmax_out_of_reach_is_refused_by_name(name, one):
+@pytest.mark.parametrize(
+    "softmax_edit",
+    [HideKeys([0]), LimitWindow(3), SubtractRead([0])],
+    ids=lambda softmax_edit: softmax_edit.name,
+)
+def test_a_softmax_out_of_reach_is_refused_by_name(name, softmax_edit):
     model, _ = kept(name)
     if models.has_attention_interface(name):
         pytest.skip(f"{name} has an attention interface in this transformers")
-    words = f"{one.name}: the attention of {type(model).__name__}"
-    with pytest.raises(NotImplementedError, match=words), edit(model, one):
+    words = f"{softmax_edit.name}: the attention of {type(model).__name__}"
+    with pytest.raises(NotImplementedError, match=words), edit(model, softmax_edit):
         pass

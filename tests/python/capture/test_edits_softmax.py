@@ -12,21 +12,21 @@ from models import kept_with_inputs as kept
 
 
 @pytest.mark.parametrize(
-    "padding", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("none", "right")), "left"]
+    "padding", [*(pytest.param(side, marks=pytest.mark.slow) for side in ("none", "right")), "left"]
 )
 @pytest.mark.parametrize("name", models.few(SOFTMAX))
 def test_hiding_nothing_and_a_wide_window_change_no_bit(name, padding):
     models.needs_attention_interface(name)
     model, inputs = kept(name, padding)
     base = out(model, inputs)
-    for one in (HideKeys([]), HideKeys([0], heads=()), LimitWindow(64), LimitWindow(37, keep_first=3)):
-        assert torch.equal(changed(model, inputs, one), base)
+    for neutral in (HideKeys([]), HideKeys([0], heads=()), LimitWindow(64), LimitWindow(37, keep_first=3)):
+        assert torch.equal(changed(model, inputs, neutral), base)
     # What is read is taken away by our own arithmetic, which is that of capture.
     with capture(model, sites=("attention",)) as recording:
         list(recording.run(**inputs))
         captured = recording.output[0]
-    for one in (SubtractRead([0], heads=()), SubtractRead([])):
-        assert torch.equal(changed(model, inputs, one), captured)
+    for neutral in (SubtractRead([0], heads=()), SubtractRead([])):
+        assert torch.equal(changed(model, inputs, neutral), captured)
 
 
 def test_a_boolean_mask_hides_under_an_edit_that_hides_nothing():
@@ -35,9 +35,9 @@ def test_a_boolean_mask_hides_under_an_edit_that_hides_nothing():
     near = torch.ones(n, n, dtype=torch.bool).tril().triu(-3).expand(2, 1, n, n)
     added = torch.zeros(near.shape).masked_fill(~near, torch.finfo(torch.float32).min)
     expected = out(model, {"input_ids": inputs["input_ids"], "attention_mask": added})
-    found = changed(model, {"input_ids": inputs["input_ids"], "attention_mask": near}, HideKeys([]))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert not torch.allclose(found, out(model, inputs), atol=1e-3), "the mask must matter"
+    edited = changed(model, {"input_ids": inputs["input_ids"], "attention_mask": near}, HideKeys([]))
+    torch.testing.assert_close(edited, expected, rtol=0, atol=1e-5)
+    assert not torch.allclose(edited, out(model, inputs), atol=1e-3), "the mask must matter"
 
 
 @pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.slow), "left", "right"])
@@ -65,28 +65,32 @@ def test_a_hidden_key_is_seen_by_no_query_that_sees_another(name, padding):
 
 def test_hidden_keys_are_united_and_leave_every_query_one():
     model, inputs = kept("llama", "none")
-    both = layers_of(model, inputs, ("attention",), HideKeys([0]), HideKeys([1, 2]))
+    listed = layers_of(model, inputs, ("attention",), HideKeys([0]), HideKeys([1, 2]))
     with edit(model, HideKeys([0])), edit(model, HideKeys([1])):
         nested = layers_of(model, inputs, ("attention",), HideKeys([2]))
     once = layers_of(model, inputs, ("attention",), HideKeys([2, 0, 1]))
-    for one, two, three in zip(both, nested, once, strict=True):
-        assert torch.equal(one.attention, three.attention)
-        assert torch.equal(two.attention, three.attention)
-        assert torch.allclose(one.attention.sum(-1), torch.ones(()), atol=1e-5)
-        assert float(one.attention[..., 1:3, :3].sum(-1).min()) > 0.999  # queries 1 and 2 keep what they see
+    for of_list, of_nested, of_union in zip(listed, nested, once, strict=True):
+        assert torch.equal(of_list.attention, of_union.attention)
+        assert torch.equal(of_nested.attention, of_union.attention)
+        assert torch.allclose(of_list.attention.sum(-1), torch.ones(()), atol=1e-5)
+        assert (
+            float(of_list.attention[..., 1:3, :3].sum(-1).min()) > 0.999
+        )  # queries 1 and 2 keep what they see
 
 
 def test_hidden_keys_of_some_heads_layers_and_queries():
     model, inputs = kept("llama", "left")
     base = layers_of(model, inputs, ("attention",), HideKeys([]))
-    some = layers_of(model, inputs, ("attention",), HideKeys([1], heads=[(0, 2), (0, -4)], skip_queries=[5]))
-    one, usual = some[0].attention, base[0].attention
-    assert torch.equal(one[:, [1, 3]], usual[:, [1, 3]])
+    edited = layers_of(
+        model, inputs, ("attention",), HideKeys([1], heads=[(0, 2), (0, -4)], skip_queries=[5])
+    )
+    maps, base_maps = edited[0].attention, base[0].attention
+    assert torch.equal(maps[:, [1, 3]], base_maps[:, [1, 3]])
     for sample, first in enumerate((0, 9)):
         rows = torch.arange(first + 2, 37)
         rows = rows[rows != first + 5]
-        assert not one[sample, [0, 2]][:, rows, first + 1].any()
-        assert torch.equal(one[sample, :, first + 5], usual[sample, :, first + 5])
+        assert not maps[sample, [0, 2]][:, rows, first + 1].any()
+        assert torch.equal(maps[sample, :, first + 5], base_maps[sample, :, first + 5])
     flags = torch.zeros(2, 37, dtype=torch.bool)
     flags[0, 1] = flags[1, 10] = True
     for a, b in zip(
@@ -106,10 +110,10 @@ def test_a_window_is_what_a_mask_by_hand_is(name):
     for layer, usual in zip(layers, base, strict=True):
         for sample, first in enumerate((0, 9)):
             inside = ((query - key).abs() < 4) | ((key >= first) & (key < first + 2))
-            wanted = (usual.scores[sample] > -torch.inf) & inside
-            wanted[:, :first] = usual.scores[sample, :, :first] > -torch.inf
-            found = layer.scores[sample] > -torch.inf
-            assert torch.equal(found[:, first:], wanted[:, first:])
+            expected = (usual.scores[sample] > -torch.inf) & inside
+            expected[:, :first] = usual.scores[sample, :, :first] > -torch.inf
+            visible = layer.scores[sample] > -torch.inf
+            assert torch.equal(visible[:, first:], expected[:, first:])
 
 
 def test_a_window_of_one_and_a_hidden_key():
@@ -128,12 +132,12 @@ def test_a_read_is_taken_from_what_the_heads_hand_on(name):
     layer = edited[0]
     value = layer.value[:, list(layer.kv_heads)]
     for sample, first in enumerate((0, 9)):
-        whole = layer.attention[sample] @ value[sample]
+        full_read = layer.attention[sample] @ value[sample]
         read = layer.attention[sample, :, :, first + 2, None] * value[sample, :, first + 2, None]
-        wanted = whole.clone()
-        wanted[heads] -= read[heads]
-        wanted[:, first + 2] = whole[:, first + 2]
-        assert torch.allclose(layer.head_output[sample, :, first:], wanted[:, first:], atol=1e-5)
+        expected = full_read.clone()
+        expected[heads] -= read[heads]
+        expected[:, first + 2] = full_read[:, first + 2]
+        assert torch.allclose(layer.head_output[sample, :, first:], expected[:, first:], atol=1e-5)
     base = layers_of(model, inputs, sites, SubtractRead([]))
     assert torch.equal(layer.attention, base[0].attention), "the probabilities stay"
     assert not torch.equal(edited[1].attention, base[1].attention)

@@ -33,12 +33,12 @@ def test_states_are_changed_where_they_are_said_to_be(name):
     direction = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     base = blocks_of(model, inputs)
     for value, kind in ((direction, AddDirection), (direction, SetState), (direction, Project)):
-        found = blocks_of(model, inputs, kind(1, value, [4, -1]))
-        assert torch.equal(found[0].block_output, base[0].block_output)
+        edited = blocks_of(model, inputs, kind(1, value, [4, -1]))
+        assert torch.equal(edited[0].block_output, base[0].block_output)
         for sample, first in enumerate((0, 9)):
             touched = [first + 4, 36]
             rest = [i for i in range(first, 37) if i not in touched]
-            before, after = base[1].block_output[sample], found[1].block_output[sample]
+            before, after = base[1].block_output[sample], edited[1].block_output[sample]
             assert torch.equal(after[rest], before[rest])
             if kind is AddDirection:
                 assert torch.equal(after[touched], before[touched] + direction)
@@ -51,10 +51,12 @@ def test_states_are_changed_where_they_are_said_to_be(name):
                 assert torch.allclose(left, (left @ unit)[:, None] * unit, atol=1e-5)
                 assert float(left.norm()) > 1e-3
         if name in models.DECODERS:  # earlier positions cannot see it
-            for one, two in zip(found, base, strict=True):
+            for edited_layer, base_layer in zip(edited, base, strict=True):
                 for sample, first in enumerate((0, 9)):
                     upto = slice(first, first + 4)
-                    assert torch.equal(one.block_output[sample, upto], two.block_output[sample, upto])
+                    assert torch.equal(
+                        edited_layer.block_output[sample, upto], base_layer.block_output[sample, upto]
+                    )
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
@@ -62,11 +64,11 @@ def test_the_last_token_is_the_last_real_one(padding):
     model, inputs = build_tokenizer("llama", padding)
     with capture(model, sites=("block_output",)) as recording:
         base = list(recording.run(**inputs))[-1].block_output
-    found = layers_of(model, inputs, ("block_output",), AddDirection(-1, torch.ones(2, 96)))[-1].block_output
-    moved = (found != base).any(-1)
-    wanted = torch.zeros(2, 37, dtype=torch.bool)
-    wanted[0, 36] = wanted[1, 36 if padding == "left" else 27] = True
-    assert torch.equal(moved, wanted)
+    edited = layers_of(model, inputs, ("block_output",), AddDirection(-1, torch.ones(2, 96)))[-1].block_output
+    moved = (edited != base).any(-1)
+    expected = torch.zeros(2, 37, dtype=torch.bool)
+    expected[0, 36] = expected[1, 36 if padding == "left" else 27] = True
+    assert torch.equal(moved, expected)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
@@ -98,8 +100,8 @@ def test_scaled_heads_and_sites():
     model, inputs = build_tokenizer("llama", "none")
     weights = torch.tensor([0.0, 1.0, 2.0, 1.0])[:, None]
     base = layers_of(model, inputs, ("head_output",), Scale("head_output", 1.0))
-    found = layers_of(model, inputs, ("head_output",), Scale("head_output", weights, [0]))
-    assert torch.equal(found[0].head_output, base[0].head_output * weights[None, :, None])
+    scaled = layers_of(model, inputs, ("head_output",), Scale("head_output", weights, [0]))
+    assert torch.equal(scaled[0].head_output, base[0].head_output * weights[None, :, None])
     quiet = layers_of(
         model, inputs, ("hidden", "block_output"), Scale("attention_output", 0.0), Scale("mlp_output", 0.0)
     )
@@ -124,12 +126,12 @@ def test_added_logits():
 def test_given_positions_are_those_of_the_model():
     model, inputs = build_tokenizer("llama")
     ids = torch.randint(0, 50, (2, 37))
-    wanted = out(model, {**inputs, "position_ids": ids + 0})
-    assert torch.equal(changed(model, inputs, SetPositionIds(ids=ids)), wanted)
+    expected = out(model, {**inputs, "position_ids": ids + 0})
+    assert torch.equal(changed(model, inputs, SetPositionIds(ids=ids)), expected)
     plain = {"input_ids": inputs["input_ids"]}
     mask = torch.ones_like(ids)
-    wanted = out(model, {**plain, "attention_mask": mask, "position_ids": 2 * torch.arange(37)[None]})
-    assert torch.equal(changed(model, plain, SetPositionIds(ids=2 * torch.arange(37))), wanted)
+    expected = out(model, {**plain, "attention_mask": mask, "position_ids": 2 * torch.arange(37)[None]})
+    assert torch.equal(changed(model, plain, SetPositionIds(ids=2 * torch.arange(37))), expected)
 
 
 def test_ntk_and_interpolation_by_hand():
@@ -139,8 +141,8 @@ def test_ntk_and_interpolation_by_hand():
         new = model.model.rotary_emb.inv_freq.double()
         model(torch.arange(4)[None])
     assert applied[0].count == 1
-    wanted = torch.tensor([t * 4 ** (-2 * k / (24 - 2)) for k, t in enumerate(old.tolist())])
-    assert torch.allclose(new, wanted.double(), rtol=1e-6)
+    expected = torch.tensor([t * 4 ** (-2 * k / (24 - 2)) for k, t in enumerate(old.tolist())])
+    assert torch.allclose(new, expected.double(), rtol=1e-6)
     # All frequencies of a model that interpolates are those of positions divided by the factor.
     inputs = {"input_ids": torch.arange(4, 16)[None]}
     sparse = changed(model, inputs, SetPositionIds(ids=4 * torch.arange(12)), SetRotary(("interpolate", 4.0)))
@@ -152,14 +154,14 @@ def test_an_embedding_at_one_position():
     vector = torch.randn(2, 96)
     with capture(model, sites=("hidden",)) as recording:
         base = list(recording.run(**inputs))
-    found = layers_of(model, inputs, ("hidden",), SetEmbedding(3, vector))
+    edited = layers_of(model, inputs, ("hidden",), SetEmbedding(3, vector))
     for sample, column in ((0, 3), (1, 12)):
-        assert torch.equal(found[0].hidden[sample, column], vector[sample])
-        for one, two in zip(found, base, strict=True):
+        assert torch.equal(edited[0].hidden[sample, column], vector[sample])
+        for edited_layer, base_layer in zip(edited, base, strict=True):
             before = slice(9 * sample, column)
-            assert torch.equal(one.hidden[sample, before], two.hidden[sample, before])
+            assert torch.equal(edited_layer.hidden[sample, before], base_layer.hidden[sample, before])
         rest = [i for i in range(37) if i != column]
-        assert torch.equal(found[0].hidden[sample, rest], base[0].hidden[sample, rest])
+        assert torch.equal(edited[0].hidden[sample, rest], base[0].hidden[sample, rest])
     zero = layers_of(model, inputs, ("hidden", "scores"), SetEmbedding(0, torch.zeros(96)))
     for layer in zero:  # without biases, nothing at position 0 stays nothing
         assert not layer.hidden[0, 0].any()

@@ -29,8 +29,8 @@ def vectors(entry):
 def test_one_matrix_of_every_role_and_no_other(name):
     model, inputs = models.kept_with_inputs(name, "none")
     if name in UNMAPPED:
-        one = ReplaceWeight(1, "q", torch.ones(96), torch.ones(96))
-        with torch.no_grad(), pytest.raises(ValueError, match=UNMAPPED[name]), edit(model, one):
+        replacement = ReplaceWeight(1, "q", torch.ones(96), torch.ones(96))
+        with torch.no_grad(), pytest.raises(ValueError, match=UNMAPPED[name]), edit(model, replacement):
             pass
         return
     changed_alone(model, inputs, {"q", "k", "v", "o", "up", "down"})
@@ -43,8 +43,8 @@ def test_one_matrix_of_every_layout_and_no_other(name):
 
 
 def changed_alone(model, inputs, roles):
-    entries = [one for one in weight_map(model) if one.layer == 1 and one.expert in (None, 2)]
-    assert roles <= {one.role for one in entries}
+    entries = [entry for entry in weight_map(model) if entry.layer == 1 and entry.expert in (None, 2)]
+    assert roles <= {entry.role for entry in entries}
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     with torch.no_grad():
         base = model(**inputs)[0]
@@ -52,16 +52,18 @@ def changed_alone(model, inputs, roles):
             u, v = vectors(entry)
             with edit(model, ReplaceWeight(1, entry.role, u, v, 0.0, entry.expert)):
                 assert torch.equal(model(**inputs)[0], base), entry.title
-            one = ReplaceWeight(-model.config.num_hidden_layers + 1, entry.role, u, v, 0.1, entry.expert)
-            with edit(model, one) as applied:
+            replacement = ReplaceWeight(
+                -model.config.num_hidden_layers + 1, entry.role, u, v, 0.1, entry.expert
+            )
+            with edit(model, replacement) as applied:
                 edited = model(**inputs)[0]
                 for other in entries:
                     parameter = model.get_parameter(other.tensor)
                     change = (other.of(parameter) - other.of(before[other.tensor])).double()
                     if other.key == entry.key:
                         size = 0.1 * other.of(before[other.tensor]).double().norm()
-                        wanted = size * torch.outer(u.double(), v.double()) / (u.norm() * v.norm()).double()
-                        assert torch.allclose(change, wanted, atol=1e-6), entry.title
+                        expected = size * torch.outer(u.double(), v.double()) / (u.norm() * v.norm()).double()
+                        assert torch.allclose(change, expected, atol=1e-6), entry.title
                     else:
                         assert not change.any(), (entry.title, other.title)
             assert applied[0].count >= 1
@@ -107,16 +109,24 @@ def test_what_is_refused():
     model = models.tiny("llama")
     inputs = models.text(model)
     u, v = torch.ones(96), torch.ones(96)
-    one = ReplaceWeight(0, "q", u, v)
-    with pytest.raises(RuntimeError, match=r"run it under torch\.no_grad\(\)"), edit(model, one):
+    replacement = ReplaceWeight(0, "q", u, v)
+    with pytest.raises(RuntimeError, match=r"run it under torch\.no_grad\(\)"), edit(model, replacement):
         pass
-    what = Forward(edits=(one,), gradient=Gradient(of=lambda outputs: outputs.logits.sum(), at=("hidden",)))
-    with pytest.raises(RuntimeError, match=r"torch\.no_grad\(\)"), forward(model, inputs, what) as run:
+    differentiated = Forward(
+        edits=(replacement,), gradient=Gradient(of=lambda outputs: outputs.logits.sum(), at=("hidden",))
+    )
+    with (
+        pytest.raises(RuntimeError, match=r"torch\.no_grad\(\)"),
+        forward(model, inputs, differentiated) as run,
+    ):
         list(run)
     with torch.no_grad():
-        with pytest.raises(ValueError, match="two ReplaceWeight on one target"), edit(model, one, one):
+        with (
+            pytest.raises(ValueError, match="two ReplaceWeight on one target"),
+            edit(model, replacement, replacement),
+        ):
             pass
-        with edit(model, one):
+        with edit(model, replacement):
             other = ReplaceWeight(0, "q", v, u)
             with pytest.raises(ValueError, match="two ReplaceWeight on one target"), edit(model, other):
                 pass

@@ -41,17 +41,17 @@ def test_the_sites_of_the_model_are_what_it_returns(name):
     sites = ("embeddings", "final_norm", *(("logits",) if logits else ()))
     with forward(model, inputs, Forward(sites=sites)) as run:
         assert list(run) == []
-        found = run.outputs
+        outputs = run.outputs
     assert run.tier == 0
     with torch.no_grad():
         body = model.get_encoder() if name in models.SEQ2SEQ else model
-        assert torch.equal(found.embeddings, body.get_input_embeddings()(inputs["input_ids"]))
+        assert torch.equal(outputs.embeddings, body.get_input_embeddings()(inputs["input_ids"]))
     if logits:
-        assert torch.equal(found.logits.nan_to_num(), usual.logits.nan_to_num())
+        assert torch.equal(outputs.logits.nan_to_num(), usual.logits.nan_to_num())
     else:
-        assert torch.equal(found.final_norm.nan_to_num(), usual[0].nan_to_num())
+        assert torch.equal(outputs.final_norm.nan_to_num(), usual[0].nan_to_num())
     if name in ("llama", "gpt_neox", "qwen3"):
-        assert torch.equal(model.get_output_embeddings()(found.final_norm), found.logits)
+        assert torch.equal(model.get_output_embeddings()(outputs.final_norm), outputs.logits)
 
 
 @pytest.mark.parametrize("name", [*ALL, "mamba"])
@@ -66,22 +66,22 @@ def test_a_layer_for_each_block_of_every_model(name):
     stacks = {layer.stack for layer in layers}
     assert len(stacks) == (2 if name in models.SEQ2SEQ else 1)
     for stack in stacks:
-        own = [layer for layer in layers if layer.stack == stack]
-        assert [layer.index for layer in own] == list(range(len(own)))
-        for one, following in pairwise(own):
-            assert torch.equal(one.block_output, following.hidden)
+        blocks = [layer for layer in layers if layer.stack == stack]
+        assert [layer.index for layer in blocks] == list(range(len(blocks)))
+        for block, following in pairwise(blocks):
+            assert torch.equal(block.block_output, following.hidden)
         if "decoder" in stack and name in models.SEQ2SEQ:
-            wanted = states.decoder_hidden_states
+            hidden_states = states.decoder_hidden_states
         else:
-            wanted = getattr(states, "hidden_states", None) or states.encoder_hidden_states
-            assert torch.equal(own[0].valid, inputs["attention_mask"].bool())
+            hidden_states = getattr(states, "hidden_states", None) or states.encoder_hidden_states
+            assert torch.equal(blocks[0].valid, inputs["attention_mask"].bool())
         if name == "mamba":  # its hidden_states are taken behind the blocks
-            assert torch.allclose(own[0].block_output, wanted[0], atol=1e-5)
-            assert torch.equal(own[0].hidden, model.get_input_embeddings()(inputs["input_ids"]))
+            assert torch.allclose(blocks[0].block_output, hidden_states[0], atol=1e-5)
+            assert torch.equal(blocks[0].hidden, model.get_input_embeddings()(inputs["input_ids"]))
         else:
-            assert len(own) == len(wanted) - 1
-            for layer in own:
-                assert torch.allclose(layer.hidden, wanted[layer.index], atol=1e-5)
+            assert len(blocks) == len(hidden_states) - 1
+            for block in blocks:
+                assert torch.allclose(block.hidden, hidden_states[block.index], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi", "bert", "albert", "opt", "gemma2", "gpt_oss", "t5"])
@@ -95,17 +95,17 @@ def test_hooks_alone_see_what_capture_sees(name):
     inputs = models.text(model, padding="left")
     inputs.pop("decoder_input_ids", None)
     with forward(model, inputs, Forward(sites=HOOKED)) as run:
-        alone = list(run)
+        hooked = list(run)
     with forward(model, inputs, Forward(sites=(*HOOKED, "attention", "final_norm"))) as run:
         together = list(run)
         final = run.outputs.final_norm
     assert run.tier == 1
-    for one, two in zip(alone, together, strict=True):
-        assert one.index == two.index
-        assert torch.equal(one.valid, two.valid)
+    for of_hooks, of_capture in zip(hooked, together, strict=True):
+        assert of_hooks.index == of_capture.index
+        assert torch.equal(of_hooks.valid, of_capture.valid)
         for site in HOOKED:
-            assert torch.allclose(one.tensors[site], two.tensors[site], atol=1e-5), site
-        assert torch.equal(one.lengths, two.lengths)
+            assert torch.allclose(of_hooks.tensors[site], of_capture.tensors[site], atol=1e-5), site
+        assert torch.equal(of_hooks.lengths, of_capture.lengths)
     body = getattr(model, "base_model", model)
     assert torch.allclose(final, plain(body, inputs)[0], atol=1e-5)
 
@@ -137,14 +137,14 @@ def test_the_vocabulary_head_runs_only_when_asked(name):
         list(run)
         assert rows[-1] == 0
     with forward(model, inputs, Forward(sites=("logits",))) as run:
-        whole = run.outputs.logits
-    assert rows[-1] == whole.shape[1] > 0
+        logits = run.outputs.logits
+    assert rows[-1] == logits.shape[1] > 0
     with forward(model, inputs, Forward(sites=("logits",), rows=torch.tensor([3, 1]))) as run:
-        assert torch.allclose(run.outputs.logits, whole[:, [3, 1]], atol=1e-5)
+        assert torch.allclose(run.outputs.logits, logits[:, [3, 1]], atol=1e-5)
     assert rows[-1] == 2
-    each = torch.tensor([[5], [2]])
-    with forward(model, inputs, Forward(sites=("logits",), rows=each)) as run:
-        assert torch.allclose(run.outputs.logits[:, 0], whole[[0, 1], [5, 2]], atol=1e-5)
+    row_of_text = torch.tensor([[5], [2]])
+    with forward(model, inputs, Forward(sites=("logits",), rows=row_of_text)) as run:
+        assert torch.allclose(run.outputs.logits[:, 0], logits[[0, 1], [5, 2]], atol=1e-5)
     handle.remove()
 
 
@@ -152,15 +152,15 @@ def test_some_layers_and_heads():
     model = models.tiny("llama")
     inputs = models.text(model)
     with forward(model, inputs, Forward(sites=("block_output", "head_output"))) as run:
-        whole = list(run)
-    what = Forward(sites=("block_output", "head_output"), layers=[-1, 0], heads=[-1, 1])
-    with forward(model, inputs, what) as run:
+        all_layers = list(run)
+    part_of_model = Forward(sites=("block_output", "head_output"), layers=[-1, 0], heads=[-1, 1])
+    with forward(model, inputs, part_of_model) as run:
         part = list(run)
     assert [layer.index for layer in part] == [0, 2]
     for layer in part:
         assert layer.heads == (3, 1)
-        assert torch.equal(layer.block_output, whole[layer.index].block_output)
-        assert torch.equal(layer.head_output, whole[layer.index].head_output[:, [3, 1]])
+        assert torch.equal(layer.block_output, all_layers[layer.index].block_output)
+        assert torch.equal(layer.head_output, all_layers[layer.index].head_output[:, [3, 1]])
 
 
 def test_at_most_two_layers_are_alive(monkeypatch):
@@ -207,10 +207,10 @@ def test_two_passes_that_differ_by_hidden_keys_differ_by_them_alone():
 def test_an_edit_that_never_acts_reaches_the_reader():
     model = models.tiny("llama")
     embeds = {"inputs_embeds": torch.zeros(1, 4, 96)}
-    what = Forward(sites=("block_output",), edits=(SetEmbedding(0, torch.zeros(96)),))
+    unused_edit = Forward(sites=("block_output",), edits=(SetEmbedding(0, torch.zeros(96)),))
     with (
         pytest.raises(RuntimeError, match="SetEmbedding never acted"),
-        forward(model, embeds, what) as run,
+        forward(model, embeds, unused_edit) as run,
     ):
         list(run)
 
@@ -220,10 +220,10 @@ def test_leaving_early_restores_the_model(error):
     model = models.tiny("llama")
     inputs = models.text(model)
     base = plain(model, inputs).logits
-    what = Forward(sites=("hidden", "logits"), edits=(AddDirection(0, torch.ones(96)), HideKeys([0])))
+    edited_pass = Forward(sites=("hidden", "logits"), edits=(AddDirection(0, torch.ones(96)), HideKeys([0])))
 
     def consume():
-        with forward(model, inputs, what) as run:
+        with forward(model, inputs, edited_pass) as run:
             for _layer in run:
                 raise error("in the loop")
 
@@ -279,11 +279,11 @@ def test_what_is_out_of_reach_is_refused_by_name():
 def test_a_tensor_that_was_not_asked_for_says_so():
     model = models.tiny("llama")
     with forward(model, models.text(model), Forward(sites=("final_norm",))) as run:
-        found = run.outputs
+        outputs = run.outputs
     with pytest.raises(AttributeError, match=r"holds \['final_norm'\], not 'logits': ask for it with"):
-        found.logits  # noqa: B018
+        outputs.logits  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'losses'"):
-        found.losses  # noqa: B018
+        outputs.losses  # noqa: B018
     assert set(MODEL_SITES) == {"embeddings", "final_norm", "logits"}
 
 

@@ -20,8 +20,8 @@ def loss(outputs):
 
 
 def differentiated(model, inputs, sites, at, *edits, of=loss, **options):
-    what = Forward(sites=sites, edits=edits, gradient=Gradient(of=of, at=at, **options))
-    with forward(model, inputs, what) as run:
+    specification = Forward(sites=sites, edits=edits, gradient=Gradient(of=of, at=at, **options))
+    with forward(model, inputs, specification) as run:
         return list(run), run.outputs
 
 
@@ -31,34 +31,36 @@ def test_the_gradient_at_a_block_is_that_of_autograd(name):
     model = models.tiny(name)
     inputs = models.text(model)
     flags = [p.requires_grad for p in model.parameters()]
-    kept = []
+    states = []
     blocks = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
 
     def keep(_, args, output):
         first = output if torch.is_tensor(output) else output[0]
         first.retain_grad()
-        kept.append(first)
+        states.append(first)
 
     handles = [block.register_forward_hook(keep) for block in blocks]
-    wanted = model(**inputs).logits[:, -1].log_softmax(-1)[:, 7].sum()
-    wanted.backward()
+    log_p = model(**inputs).logits[:, -1].log_softmax(-1)[:, 7].sum()
+    log_p.backward()
     for handle in handles:
         handle.remove()
     model.zero_grad()
-    model.get_input_embeddings().weight.grad = mine = torch.ones(3)[:0].new_ones(97, kept[0].shape[-1])
+    model.get_input_embeddings().weight.grad = users_gradient = torch.ones(3)[:0].new_ones(
+        97, states[0].shape[-1]
+    )
     layers, outputs = differentiated(model, inputs, ("block_output",), ("block_output", "hidden"))
-    assert torch.allclose(outputs.value, wanted.detach(), atol=1e-5)
-    for layer, tensor in zip(layers, kept, strict=True):
+    assert torch.allclose(outputs.value, log_p.detach(), atol=1e-5)
+    for layer, tensor in zip(layers, states, strict=True):
         scale = float(tensor.grad.abs().max())
         assert scale > 0
         assert torch.allclose(layer.gradients["block_output"], tensor.grad, atol=1e-4 * scale)
         assert set(layer.tensors) == {"block_output"}
         assert not layer.block_output.requires_grad
         assert not layer.gradients["block_output"].requires_grad
-    for one, after in pairwise(layers):
-        assert torch.equal(one.gradients["block_output"], after.gradients["hidden"])
+    for layer, after in pairwise(layers):
+        assert torch.equal(layer.gradients["block_output"], after.gradients["hidden"])
     assert [p.requires_grad for p in model.parameters()] == flags
-    assert model.get_input_embeddings().weight.grad is mine
+    assert model.get_input_embeddings().weight.grad is users_gradient
     assert sum(p.grad is not None for p in model.parameters()) == 1
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
 
@@ -93,12 +95,12 @@ def test_gradients_inside_the_attention(name):
     direction = torch.randn(96, dtype=a.dtype)
     moved = []
     for sign in (1, -1):
-        one = AddDirection(1, sign * step * direction, [5], site="attention_output")
-        with forward(model, inputs, Forward(sites=("logits",), edits=(one, HideKeys([])))) as run:
+        addition = AddDirection(1, sign * step * direction, [5], site="attention_output")
+        with forward(model, inputs, Forward(sites=("logits",), edits=(addition, HideKeys([])))) as run:
             moved.append(loss(run.outputs))
     slope = (moved[0] - moved[1]) / (2 * step)
-    found = (g["attention_output"][:, 5] @ direction).sum()
-    assert torch.allclose(slope, found, rtol=2e-2, atol=1e-6 if exact else 1e-3)
+    expected_slope = (g["attention_output"][:, 5] @ direction).sum()
+    assert torch.allclose(slope, expected_slope, rtol=2e-2, atol=1e-6 if exact else 1e-3)
     assert outputs.tensors == {}
 
 
@@ -106,12 +108,12 @@ def test_parameters_by_name():
     model = models.tiny("llama")
     inputs = models.text(model)
     model(**inputs).logits[:, -1].log_softmax(-1)[:, 7].sum().backward()
-    wanted = {name: p.grad for name, p in model.named_parameters() if "o_proj" in name}
+    expected = {name: p.grad for name, p in model.named_parameters() if "o_proj" in name}
     model.zero_grad(set_to_none=True)
     model.lm_head.weight.requires_grad_(False)
     _, outputs = differentiated(model, inputs, (), (), parameters=lambda name: "o_proj" in name)
-    assert outputs.parameters.keys() == wanted.keys()
-    for name, gradient in wanted.items():
+    assert outputs.parameters.keys() == expected.keys()
+    for name, gradient in expected.items():
         assert torch.allclose(outputs.parameters[name], gradient, atol=1e-5 * float(gradient.abs().max()))
     assert all(p.grad is None for p in model.parameters())
     assert not model.lm_head.weight.requires_grad
@@ -136,8 +138,8 @@ def test_tangents_are_derivatives_along_the_direction(name, sites):
     assert torch.allclose(outputs.value, base, atol=1e-6)
     moved = []
     for size in (1e-3, -1e-3):
-        one = AddDirection(1, size * direction, [7, -1])
-        with forward(model, inputs, Forward(sites=("logits", "block_output"), edits=(one,))) as run:
+        addition = AddDirection(1, size * direction, [7, -1])
+        with forward(model, inputs, Forward(sites=("logits", "block_output"), edits=(addition,))) as run:
             states = [layer.block_output for layer in run]
             moved.append((probabilities(run.outputs), states))
     slope = (moved[0][0] - moved[1][0]) / 2e-3
@@ -178,13 +180,13 @@ def test_bits_without_a_gradient_are_those_of_before():
     inputs = models.text(model, padding="left")
     sites = ("attention", "scores", "block_output", "logits")
 
-    def taken():
+    def run_plain():
         with forward(model, inputs, Forward(sites=sites)) as run:
             return [t for layer in run for t in layer.tensors.values()], run.outputs.logits
 
-    before, logits = taken()
+    before, logits = run_plain()
     differentiated(model, inputs, (), ("scores", "block_output"))
-    after, again = taken()
+    after, again = run_plain()
     assert torch.equal(logits, again)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert not torch.is_inference(logits)
@@ -193,10 +195,10 @@ def test_bits_without_a_gradient_are_those_of_before():
 
 def test_memory_is_bounded_before_it_is_taken():
     model = models.tiny("llama")
-    what = Forward(gradient=Gradient(of=loss, at=("block_output",)))
+    specification = Forward(gradient=Gradient(of=loss, at=("block_output",)))
     with (
         pytest.raises(MemoryError, match=r"the graph of this pass holds .* MiB, where 0\.1 may be had"),
-        forward(model, models.text(model), what, max_memory=100_000) as run,
+        forward(model, models.text(model), specification, max_memory=100_000) as run,
     ):
         list(run)
     assert all(p.requires_grad for p in model.parameters())

@@ -60,21 +60,25 @@ def test_an_edit_by_nothing_changes_no_bit(model, width):
     ids = ids_of(model, 1)
     _, base = passed(model, ids)
     zero = torch.zeros(width, dtype=torch.float64)
-    for one in (AddDirection(0, zero), Scale("block_output", 1.0), AddLogits(torch.zeros(base.shape[-1]))):
-        assert torch.equal(passed(model, ids, one)[1], base), one
+    for neutral in (
+        AddDirection(0, zero),
+        Scale("block_output", 1.0),
+        AddLogits(torch.zeros(base.shape[-1])),
+    ):
+        assert torch.equal(passed(model, ids, neutral)[1], base), neutral
 
 
 def test_an_edit_moves_its_state_and_nothing_before_it(model, width):
     ids, move = ids_of(model, 1), drawn(width)
     states, base = passed(model, ids)
-    for one, wanted in (
+    for edit, expected in (
         (AddDirection(1, move), states[1][0, -1] + move),
         (SetState(1, move), move),
         (Project(1, move), states[1][0, -1] - move * (move @ states[1][0, -1]) / (move @ move)),
     ):
-        found, logits = passed(model, ids, one)
-        torch.testing.assert_close(found[1][0, -1], wanted, rtol=1e-10, atol=1e-10)
-        for a, b in zip(found, states, strict=True):
+        edited, logits = passed(model, ids, edit)
+        torch.testing.assert_close(edited[1][0, -1], expected, rtol=1e-10, atol=1e-10)
+        for a, b in zip(edited, states, strict=True):
             assert torch.equal(a[:, :-1], b[:, :-1])
         assert torch.equal(logits[:, :-1], base[:, :-1])
         assert not torch.equal(logits[:, -1], base[:, -1])
@@ -91,9 +95,9 @@ def test_the_last_block_is_read_out(model, width):
 
 
 def test_another_prompts_last_state_gives_its_logits(model):
-    one, other = ids_of(model, 1), ids_of(model, 2, n=9)
-    states, base = passed(model, other)
-    logits = passed(model, one, SetState(-1, states[-1][:, -1]))[1]
+    ids, other_ids = ids_of(model, 1), ids_of(model, 2, n=9)
+    states, base = passed(model, other_ids)
+    logits = passed(model, ids, SetState(-1, states[-1][:, -1]))[1]
     torch.testing.assert_close(logits[:, -1], base[:, -1], rtol=1e-12, atol=1e-12)
 
 
@@ -103,21 +107,21 @@ def test_a_cached_step_is_the_whole_pass(model, width):
     for layer in (0, -1):
         _, outputs = steps.step(2, (AddDirection(layer, moves[:, None], steps="all"),))
         for row, move in enumerate(moves):
-            whole = passed(model, ids, AddDirection(layer, move))[1][0, -1]
-            torch.testing.assert_close(outputs.logits[row, -1], whole, rtol=1e-5, atol=1e-6)
+            expected = passed(model, ids, AddDirection(layer, move))[1][0, -1]
+            torch.testing.assert_close(outputs.logits[row, -1], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_padding_on_either_side_is_no_padding(model, width):
     model = copy.deepcopy(model).float()  # where float32 softmax meets float64 masks, padding gives NaN
     ids, move = ids_of(model, 1), drawn(width)
     states, base = passed(model, ids, AddDirection(1, move))
-    pad, ones = torch.zeros(1, 4, dtype=torch.long), torch.ones_like(ids)
+    pad, real = torch.zeros(1, 4, dtype=torch.long), torch.ones_like(ids)
     for side in ("left", "right"):
-        parts, masks = ((pad, ids), (pad, ones)) if side == "left" else ((ids, pad), (ones, pad))
-        found, logits = passed(model, torch.cat(parts, 1), AddDirection(1, move), mask=torch.cat(masks, 1))
+        parts, masks = ((pad, ids), (pad, real)) if side == "left" else ((ids, pad), (real, pad))
+        padded, logits = passed(model, torch.cat(parts, 1), AddDirection(1, move), mask=torch.cat(masks, 1))
         at = slice(4, None) if side == "left" else slice(0, ids.shape[1])
-        for one, other in ((found[-1][:, at], states[-1]), (logits[:, at], base)):
-            assert float((one - other).norm() / other.norm()) < 1e-5
+        for of_padded, expected in ((padded[-1][:, at], states[-1]), (logits[:, at], base)):
+            assert float((of_padded - expected).norm() / expected.norm()) < 1e-5
 
 
 def test_hidden_states_of_transformers_are_the_states_but_for_the_last(model):
@@ -137,7 +141,7 @@ def test_generation_with_a_cache_is_the_whole_pass(model, width, kind):
     """Each step's logits are those of one edited pass over the text so far."""
     ids, move = ids_of(model, 1), drawn(width)
     size = model.get_output_embeddings().weight.shape[0]
-    one, whole = {
+    step_edit, pass_edit = {
         "add": (AddDirection(1, move), AddDirection(1, move, [11])),
         "set": (SetState(1, move, [3]), SetState(1, move, [3])),
         "project": (Project(1, move, "all", steps="all"), Project(1, move, "all")),
@@ -145,16 +149,16 @@ def test_generation_with_a_cache_is_the_whole_pass(model, width, kind):
         "logits": (AddLogits(drawn(size), "first"), None),
     }[kind]
     mask = torch.ones_like(ids)
-    with asc.edit(model, one):
-        made = model.generate(
+    with asc.edit(model, step_edit):
+        generated = model.generate(
             input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0,
             output_logits=True, return_dict_in_generate=True, eos_token_id=None,
         )  # fmt: skip
-    logits = passed(model, made.sequences, *([whole] if whole else []))[1]
-    for step, found in enumerate(made.logits):
-        wanted = logits[:, 11 + step]
-        wanted = wanted + drawn(size) if kind == "logits" and step == 0 else wanted
-        torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-4, atol=1e-4)
+    logits = passed(model, generated.sequences, *([pass_edit] if pass_edit else []))[1]
+    for step, step_logits in enumerate(generated.logits):
+        expected = logits[:, 11 + step]
+        expected = expected + drawn(size) if kind == "logits" and step == 0 else expected
+        torch.testing.assert_close(step_logits.double(), expected.double(), rtol=1e-4, atol=1e-4)
     assert torch.equal(passed(model, ids)[1], passed(model, ids)[1])
 
 

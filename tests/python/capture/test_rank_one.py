@@ -37,7 +37,7 @@ def test_a_change_in_the_last_block_runs_the_others_once(name, role, monkeypatch
             calls[number] += 1
 
         hooks.append(next(iter(block.children())).register_forward_hook(count))
-    found = asc.rank_one_effect(model, ids, -1, role, us, v)
+    effect = asc.rank_one_effect(model, ids, -1, role, us, v)
     first, last = calls[0], calls[-1]
     for hook in hooks:
         hook.remove()
@@ -47,16 +47,16 @@ def test_a_change_in_the_last_block_runs_the_others_once(name, role, monkeypatch
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     monkeypatch.setattr(rank_one, "recorded_blocks", lambda *_: nullcontext())
     expected = asc.rank_one_effect(model, ids, -1, role, us, v)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    for field, expected_field in zip(effect, expected, strict=True):
+        torch.testing.assert_close(field, expected_field, rtol=0, atol=0, equal_nan=True)
 
 
 def test_changes_of_attention_are_those_of_whole_passes(monkeypatch):
     model, ids, us, v = setting("llama", "q")
-    found = rank_one.attention_change(model, ids[0], -1, "q", us, v)
-    assert (found > 0).all()
+    changes = rank_one.attention_change(model, ids[0], -1, "q", us, v)
+    assert (changes > 0).all()
     monkeypatch.setattr(rank_one, "recorded_blocks", lambda *_: nullcontext())
-    assert torch.equal(found, rank_one.attention_change(model, ids[0], -1, "q", us, v))
+    assert torch.equal(changes, rank_one.attention_change(model, ids[0], -1, "q", us, v))
 
 
 def test_blocks_are_given_back_after_an_error():

@@ -28,12 +28,12 @@ def test_nothing_runs_outside_its_block(model):
 def test_the_output_of_the_model_is_kept(model):
     inputs = models.text(model)
     with torch.no_grad():
-        wanted = models.tiny("llama", num_hidden_layers=LAYERS, implementation="eager")(**inputs).logits
+        expected = models.tiny("llama", num_hidden_layers=LAYERS, implementation="eager")(**inputs).logits
     with capture(model) as recording:
         assert recording.output is None
         for layer in recording.run(**inputs):
             assert isinstance(layer, Layer)
-        assert torch.equal(recording.output.logits, wanted)
+        assert torch.equal(recording.output.logits, expected)
 
 
 def test_layers_are_skipped_without_spending_memory_on_them(model, monkeypatch):

@@ -27,7 +27,8 @@ def test_a_weight_gradient_is_the_sum_over_tokens(name):
 
 
 @pytest.mark.parametrize(
-    "name", [one if one in STEPPED else pytest.param(one, marks=pytest.mark.slow) for one in CAUSAL]
+    "name",
+    [family if family in STEPPED else pytest.param(family, marks=pytest.mark.slow) for family in CAUSAL],
 )
 def test_a_plain_step_has_the_fractions_of_its_gradient(name, tmp_path):
     model = tiny(name)
@@ -39,17 +40,17 @@ def test_a_plain_step_has_the_fractions_of_its_gradient(name, tmp_path):
             model.get_parameter(tensor).sub_(0.5 * gradient)
     model.save_pretrained(tmp_path / "after")
     moments = asc.second_moments(tiny(name), [IDS], gradients=True)
-    for found in asc.weight_deltas(tmp_path / "before", tmp_path / "after", layers=[0, 1]):
-        if not moments.has(found.layer, found.role):
+    for change in asc.weight_deltas(tmp_path / "before", tmp_path / "after", layers=[0, 1]):
+        if not moments.has(change.layer, change.role):
             continue
-        entry = tracer.map[found.layer, found.role, found.expert]
+        entry = tracer.map[change.layer, change.role, change.expert]
         gradient = entry.of(gradients[entry.tensor])
         if not bool(gradient.any()):  # an expert that no token came to
-            assert not bool(found.delta.any())
+            assert not bool(change.delta.any())
             continue
-        basis = moments.basis(found.layer, found.role, k=3)
-        one, other = (asc.subspace_fraction(m, basis).fraction for m in (found.delta, gradient))
-        assert float(one) == pytest.approx(float(other), rel=1e-5), (found.layer, found.role)
+        basis = moments.basis(change.layer, change.role, k=3)
+        of_delta, of_gradient = (asc.subspace_fraction(m, basis).fraction for m in (change.delta, gradient))
+        assert float(of_delta) == pytest.approx(float(of_gradient), rel=1e-5), (change.layer, change.role)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -63,8 +64,10 @@ def test_the_last_residual_gradient_is_orthogonal_to_the_residual(name):
     state = hidden.detach().double()[:-1]
     if asc.weight_map(model).layer_norm:
         state = state - state.mean(1, keepdim=True)
-        ones = gradient[:-1].double().sum(1) / (gradient[:-1].double().norm(dim=1) * state.shape[1] ** 0.5)
-        assert float(ones.abs().max()) < 1e-5
+        along_ones = gradient[:-1].double().sum(1) / (
+            gradient[:-1].double().norm(dim=1) * state.shape[1] ** 0.5
+        )
+        assert float(along_ones.abs().max()) < 1e-5
     cosine = torch.cosine_similarity(gradient[:-1].double(), state, dim=1)
     assert float(cosine.abs().max()) < 1e-5
 
@@ -99,11 +102,11 @@ def test_experts_read_the_block_of_experts():
 
 def test_labels_may_be_drawn_from_the_model():
     model = tiny("llama")
-    one = asc.second_moments(model, [IDS, IDS], gradients=True, labels="sampled")
-    other = asc.second_moments(model, [IDS, IDS], gradients=True, labels="sampled")
+    sampled = asc.second_moments(model, [IDS, IDS], gradients=True, labels="sampled")
+    repeated = asc.second_moments(model, [IDS, IDS], gradients=True, labels="sampled")
     data = asc.second_moments(model, [IDS, IDS], gradients=True)
-    assert torch.equal(one.second(0, "q", "out"), other.second(0, "q", "out"))
-    assert not torch.equal(one.second(0, "q", "out"), data.second(0, "q", "out"))
+    assert torch.equal(sampled.second(0, "q", "out"), repeated.second(0, "q", "out"))
+    assert not torch.equal(sampled.second(0, "q", "out"), data.second(0, "q", "out"))
 
 
 def test_the_model_is_left_as_it_was():
@@ -122,9 +125,9 @@ def test_a_change_of_the_last_down_matrix_has_its_closed_form(size):
     moments = asc.second_moments(model, [IDS])
     v = moments.basis(1, "down", k=1)[:, 0]
     directions = torch.randn(3, 48, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found = asc.rank_one_effect(model, ids, -1, "down", directions, v, size=size)
+    effect = asc.rank_one_effect(model, ids, -1, "down", directions, v, size=size)
     tracer = Tracer(model, layers=[1])
-    x = next(one for one in tracer.run(IDS) if one.role == "down").x.double()
+    x = next(read for read in tracer.run(IDS) if read.role == "down").x.double()
     h = final_state(model, tracer, IDS).double()
     length = size * float(model.model.layers[1].mlp.down_proj.weight.detach().double().norm())
     logits = asc.readout(model)
@@ -134,29 +137,29 @@ def test_a_change_of_the_last_down_matrix_has_its_closed_form(size):
             moved = h + length * (x @ v)[:, None] * u / u.norm()
             changed = logits(moved.float()).double().log_softmax(-1)
             kl = (base.exp() * (base - changed)).sum(-1).mean()
-            assert float(found.kl[number, 0]) == pytest.approx(float(kl), abs=1e-4 * size)
+            assert float(effect.kl[number, 0]) == pytest.approx(float(kl), abs=1e-4 * size)
     if size == 0.005:
-        torch.testing.assert_close(found.predicted_kl, found.kl, rtol=0.05, atol=0)
-    torch.testing.assert_close(found.loss_change, -found.target_shift)
+        torch.testing.assert_close(effect.predicted_kl, effect.kl, rtol=0.05, atol=0)
+    torch.testing.assert_close(effect.loss_change, -effect.target_shift)
 
 
 def test_padding_changes_nothing():
     model = tiny("llama")
     directions, v = torch.eye(48)[:2], torch.ones(80)
-    alone = asc.rank_one_effect(model, IDS[None], -1, "down", directions, v)
+    unpadded = asc.rank_one_effect(model, IDS[None], -1, "down", directions, v)
     padded = {
         "input_ids": torch.cat([IDS, torch.zeros(3, dtype=torch.int64)])[None],
         "attention_mask": torch.cat([torch.ones(12), torch.zeros(3)]).long()[None],
     }
-    other = asc.rank_one_effect(model, padded, -1, "down", directions, v)
-    torch.testing.assert_close(alone.kl, other.kl, rtol=1e-3, atol=1e-7)
-    torch.testing.assert_close(alone.predicted_kl, other.predicted_kl, rtol=1e-3, atol=1e-7)
+    of_padded = asc.rank_one_effect(model, padded, -1, "down", directions, v)
+    torch.testing.assert_close(unpadded.kl, of_padded.kl, rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(unpadded.predicted_kl, of_padded.predicted_kl, rtol=1e-3, atol=1e-7)
 
 
 def test_other_matrices_have_no_closed_form():
-    found = asc.rank_one_effect(tiny("llama"), IDS[None], 0, "q", torch.eye(48)[:1], torch.ones(48))
-    assert torch.isnan(found.predicted_kl).all()
-    assert float(found.kl) > 0
+    effect = asc.rank_one_effect(tiny("llama"), IDS[None], 0, "q", torch.eye(48)[:1], torch.ones(48))
+    assert torch.isnan(effect.predicted_kl).all()
+    assert float(effect.kl) > 0
 
 
 @pytest.mark.parametrize(

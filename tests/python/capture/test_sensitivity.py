@@ -15,7 +15,7 @@ from models import out
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2")
 
 
-def made(name, n=12):
+def model_with_text(name, n=12):
     model = models.tiny(name, implementation="eager").double()
     inputs = models.text(model, padding="left", n=n + 9)
     directions = torch.randn(3, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -40,12 +40,12 @@ def last_logits(model, ids, layer, move):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fisher_is_that_of_double_reverse_mode(name):
-    model, inputs, directions = made(name)
-    found = asc.sensitivity(model, inputs, 1, directions, refusal=[3, 4])
+    model, inputs, directions = model_with_text(name)
+    measured = asc.sensitivity(model, inputs, 1, directions, refusal=[3, 4])
     for row, (ids, mask) in enumerate(zip(inputs["input_ids"], inputs["attention_mask"], strict=True)):
-        own = ids[mask.bool()]
+        text = ids[mask.bool()]
         move = torch.zeros(96, dtype=torch.float64, requires_grad=True)
-        logits = last_logits(model, own, 1, move)
+        logits = last_logits(model, text, 1, move)
         dummy = torch.ones_like(logits, requires_grad=True)
         (vjp,) = torch.autograd.grad(logits, move, dummy, create_graph=True)
         p = logits.softmax(-1).detach()
@@ -56,17 +56,19 @@ def test_fisher_is_that_of_double_reverse_mode(name):
         for at, u in enumerate(directions):
             (dz,) = torch.autograd.grad(vjp, dummy, u, retain_graph=True)
             fisher = float((p * dz**2).sum() - (p * dz).sum() ** 2)
-            assert found.directional_fisher[row, at].item() == pytest.approx(fisher, rel=1e-6)
-            assert found.entropy_slope[row, at].item() == pytest.approx(float(slope @ u), rel=1e-5, abs=1e-9)
-            assert found.refusal_slope[row, at].item() == pytest.approx(float(rho @ u), rel=1e-5, abs=1e-9)
+            assert measured.directional_fisher[row, at].item() == pytest.approx(fisher, rel=1e-6)
+            assert measured.entropy_slope[row, at].item() == pytest.approx(
+                float(slope @ u), rel=1e-5, abs=1e-9
+            )
+            assert measured.refusal_slope[row, at].item() == pytest.approx(float(rho @ u), rel=1e-5, abs=1e-9)
 
 
 @pytest.mark.parametrize(("name", "layer"), [("gpt2", 1), ("gpt_neox", 1), ("llama", 2), ("gemma2", 3)])
 def test_fisher_is_twice_the_symmetric_divergence_of_a_small_step(name, layer):
     """½[KL(p‖q) + KL(q‖p)]/ε² is half of it; where softmax is float32 inside, behind the last block."""
-    model, inputs, directions = made(name)
+    model, inputs, directions = model_with_text(name)
     directions = directions / directions.norm(dim=-1, keepdim=True)
-    found = asc.sensitivity(model, inputs, layer, directions)
+    measured = asc.sensitivity(model, inputs, layer, directions)
     ids = inputs["input_ids"][0]
     with torch.no_grad():
         p = last_logits(model, ids, layer, torch.zeros(96, dtype=torch.float64)).log_softmax(-1)
@@ -75,12 +77,12 @@ def test_fisher_is_twice_the_symmetric_divergence_of_a_small_step(name, layer):
             for step in (1e-3, -1e-3):
                 q = last_logits(model, ids, layer, step * u).log_softmax(-1)
                 values.append(0.5 * float(((p.exp() - q.exp()) * (p - q)).sum()) / step**2)
-            assert found.directional_fisher[0, at].item() == pytest.approx(2 * np.mean(values), rel=1e-3)
+            assert measured.directional_fisher[0, at].item() == pytest.approx(2 * np.mean(values), rel=1e-3)
 
 
 def test_curvature_and_amplification_by_hand():
-    model, inputs, directions = made("gpt2")
-    found = asc.sensitivity(model, inputs, 0, directions, relative_step=1e-3)
+    model, inputs, directions = model_with_text("gpt2")
+    measured = asc.sensitivity(model, inputs, 0, directions, relative_step=1e-3)
     ids = inputs["input_ids"][0]
     move = torch.zeros(96, dtype=torch.float64, requires_grad=True)
     logits = last_logits(model, ids, 0, move)
@@ -88,75 +90,75 @@ def test_curvature_and_amplification_by_hand():
     (first,) = torch.autograd.grad(loss, move, create_graph=True)
     for at, u in enumerate(directions):
         (second,) = torch.autograd.grad(first @ u, move, retain_graph=True)
-        assert found.curvature[0, at].item() == pytest.approx(float(second @ u), rel=1e-4, abs=1e-8)
+        assert measured.curvature[0, at].item() == pytest.approx(float(second @ u), rel=1e-4, abs=1e-8)
     with asc.edit(model, AddDirection(0, torch.zeros(96))), torch.no_grad():
         pass_states = lambda step: states_after(model, ids, step)  # noqa: E731
         for at, u in enumerate(directions):
             grown = (pass_states(1e-4 * u) - pass_states(-1e-4 * u)).norm() / (2e-4 * u.norm())
-            assert found.amplification[0, at].item() == pytest.approx(float(grown), rel=1e-5)
+            assert measured.amplification[0, at].item() == pytest.approx(float(grown), rel=1e-5)
     assert asc.sensitivity(model, inputs, -1, directions).amplification.isnan().all()
 
 
 def states_after(model, ids, move):
     """The last token's state behind block 1 when that behind block 0 moves."""
-    kept = {}
+    states = {}
 
     def keep(_, args, output):
-        kept["state"] = (output[0] if isinstance(output, tuple) else output)[0, -1]
+        states["state"] = (output[0] if isinstance(output, tuple) else output)[0, -1]
 
     handle = model.transformer.h[1].register_forward_hook(keep)
     try:
         last_logits(model, ids, 0, move)
     finally:
         handle.remove()
-    return kept["state"].double()
+    return states["state"].double()
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "mistral"])
 def test_cached_steps_are_whole_passes(name):
-    model, inputs, directions = made(name)
+    model, inputs, directions = model_with_text(name)
     ids = inputs["input_ids"][0]
     depth = model.config.num_hidden_layers
-    cached, whole = (PromptSteps(model, ids, cached=kept) for kept in (True, False))
+    cached, uncached = (PromptSteps(model, ids, cached=is_cached) for is_cached in (True, False))
     for layer in (depth - 1, 0, 1):  # one cache serves them all, in any order
-        one = sensitivity_of(cached, layer, directions, depth=depth, refusal=[5])
-        two = sensitivity_of(whole, layer, directions, depth=depth, refusal=[5])
-        for a, b in zip(one, two, strict=True):
+        of_cache = sensitivity_of(cached, layer, directions, depth=depth, refusal=[5])
+        of_whole_pass = sensitivity_of(uncached, layer, directions, depth=depth, refusal=[5])
+        for a, b in zip(of_cache, of_whole_pass, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-9, equal_nan=True)
 
 
 def test_expected_curvature_over_sampled_labels_is_the_fisher_information():
     """By all labels: Σ_y p_y d²(−log p_y) = Var_p(Ju), as the mean logit's curvature cancels."""
-    model, inputs, directions = made("gpt2")
+    model, inputs, directions = model_with_text("gpt2")
     ids = inputs["input_ids"][0]
     move = torch.zeros(96, dtype=torch.float64, requires_grad=True)
     p = last_logits(model, ids, 2, torch.zeros(96, dtype=torch.float64)).softmax(-1).detach()
     loss = -(p * last_logits(model, ids, 2, move).log_softmax(-1)).sum()
     (first,) = torch.autograd.grad(loss, move, create_graph=True)
-    found = asc.sensitivity(model, inputs, 2, directions).directional_fisher[0]
+    fisher = asc.sensitivity(model, inputs, 2, directions).directional_fisher[0]
     logits_curve = []
     for u in directions:
         (second,) = torch.autograd.grad(first @ u, move, retain_graph=True)
         logits_curve.append(float(second @ u))
     # the cross-entropy's curvature holds Σ p_y (E_p z̈ − z̈_y) = 0 besides
-    np.testing.assert_allclose(found, logits_curve, rtol=1e-6)
+    np.testing.assert_allclose(fisher, logits_curve, rtol=1e-6)
 
 
 def test_padding_side_and_batch_change_nothing():
-    model, left, directions = made("llama")
+    model, left, directions = model_with_text("llama")
     short = left["input_ids"][1, 9:]
     right = {
         "input_ids": torch.cat([short, torch.zeros(9, dtype=torch.long)])[None],
         "attention_mask": (torch.arange(len(short) + 9) < len(short)).long()[None],
     }
-    one = asc.sensitivity(model, left, 0, directions)
-    two = asc.sensitivity(model, right, 0, directions)
-    for a, b in zip(one, two, strict=True):
+    of_left = asc.sensitivity(model, left, 0, directions)
+    of_right = asc.sensitivity(model, right, 0, directions)
+    for a, b in zip(of_left, of_right, strict=True):
         torch.testing.assert_close(a[1], b[0], rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
 def test_bad_arguments():
-    model, inputs, directions = made("llama")
+    model, inputs, directions = model_with_text("llama")
     with pytest.raises(ValueError, match=r"sensitivity: LlamaForCausalLM is in torch.bfloat16"):
         asc.sensitivity(models.tiny("llama").bfloat16(), inputs, 0, directions)
     with pytest.raises(
@@ -186,7 +188,7 @@ def test_bad_arguments():
 
 
 def test_the_model_is_left_as_it_was():
-    model, inputs, directions = made("llama")
+    model, inputs, directions = model_with_text("llama")
     before = out(model, inputs)
     asc.sensitivity(model, inputs, 1, directions)
     assert torch.equal(out(model, inputs).nan_to_num(), before.nan_to_num())

@@ -42,16 +42,16 @@ def seen_by(kind, n):
 @pytest.mark.parametrize("padding", ["left", "right"])
 @pytest.mark.parametrize("name", KINDS)
 def test_every_layer_knows_who_sees_whom(name, padding):
-    found = layers_of(name, padding)
-    assert [layer.visibility.name for layer in found] == KINDS[name]
-    for layer, kind in zip(found, KINDS[name], strict=True):
+    layers = layers_of(name, padding)
+    assert [layer.visibility.name for layer in layers] == KINDS[name]
+    for layer, kind in zip(layers, KINDS[name], strict=True):
         maps = layer.matrices()
         for text, size in enumerate(layer.lengths.tolist()):
             seen = seen_by(kind, size)
-            own = maps[text, :, :size, :size].double().numpy()
+            maps_of_text = maps[text, :, :size, :size].double().numpy()
             # A key outside the support gets exactly nothing, one inside something.
-            assert (own[:, ~seen] == 0).all()
-            assert (own[:, seen] > 0).all()
+            assert (maps_of_text[:, ~seen] == 0).all()
+            assert (maps_of_text[:, seen] > 0).all()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -70,23 +70,27 @@ def test_metrics_of_each_layer_are_those_of_its_own_keys(name):
         torch.testing.assert_close(measured["incoming_attention"], incoming, equal_nan=True)
         for text, size in enumerate(layer.lengths.tolist()):
             seen = seen_by(kind, size)
-            own = maps[text, :, :size, :size].double().numpy()
-            more = np.zeros(own.shape[:2]) if mass is None else mass[text, :, :size].double().numpy()
+            maps_of_text = maps[text, :, :size, :size].double().numpy()
+            learned_mass = (
+                np.zeros(maps_of_text.shape[:2]) if mass is None else mass[text, :, :size].double().numpy()
+            )
             uniform = np.mean(seen[:, 0] / seen.sum(1))
             np.testing.assert_allclose(share.uniform[text], uniform, rtol=1e-12)
-            np.testing.assert_allclose(share.share[text], own[:, :, 0].mean(1), rtol=1e-12)
-            np.testing.assert_allclose(share.learned[text], more.mean(1), rtol=1e-12)
-            np.testing.assert_allclose(incoming[text, :, :size], own.sum(1) / seen.sum(0), rtol=1e-12)
+            np.testing.assert_allclose(share.share[text], maps_of_text[:, :, 0].mean(1), rtol=1e-12)
+            np.testing.assert_allclose(share.learned[text], learned_mass.mean(1), rtol=1e-12)
+            np.testing.assert_allclose(
+                incoming[text, :, :size], maps_of_text.sum(1) / seen.sum(0), rtol=1e-12
+            )
             outcomes = seen.sum(1) + (mass is not None)
             with np.errstate(divide="ignore", invalid="ignore"):
-                each = np.where(own > 0, own * np.log(own), 0).sum(-1) + np.where(
-                    more > 0, more * np.log(more), 0
-                )
-                expected = np.where(outcomes > 1, -each / np.log(outcomes), np.nan)
+                sum_p_log_p = np.where(maps_of_text > 0, maps_of_text * np.log(maps_of_text), 0).sum(
+                    -1
+                ) + np.where(learned_mass > 0, learned_mass * np.log(learned_mass), 0)
+                expected = np.where(outcomes > 1, -sum_p_log_p / np.log(outcomes), np.nan)
             np.testing.assert_allclose(entropy[text, :, :size], expected, rtol=1e-9)
-            alone = asc.sink_test(maps[text, :, :size, :size], support=torch.as_tensor(seen))
-            assert torch.equal(test.sinks[text, :, :size], alone.sinks)
-            torch.testing.assert_close(test.excess[text, :, :size], alone.excess, equal_nan=True)
+            test_of_text = asc.sink_test(maps[text, :, :size, :size], support=torch.as_tensor(seen))
+            assert torch.equal(test.sinks[text, :, :size], test_of_text.sinks)
+            torch.testing.assert_close(test.excess[text, :, :size], test_of_text.excess, equal_nan=True)
 
 
 def test_what_a_window_is_when_it_is_read_as_causal():
@@ -95,8 +99,8 @@ def test_what_a_window_is_when_it_is_read_as_causal():
     back = torch.arange(n)[:, None] - torch.arange(n)
     band = (back >= 0) & (back < 7)
     uniform = band.double() / band.sum(-1, keepdim=True)
-    by_itself, known = asc.sink_share(uniform), asc.sink_share(uniform, support=band)
-    assert known.boost.item() == pytest.approx(1, rel=1e-12)
+    by_itself, with_support = asc.sink_share(uniform), asc.sink_share(uniform, support=band)
+    assert with_support.boost.item() == pytest.approx(1, rel=1e-12)
     assert by_itself.boost.item() < 0.6  # uniform attention is read as avoiding the first key
     entropies = [asc.attention_entropy(uniform, normalized=True, **options).nanmean() for options in (
         {}, {"support": band})]  # fmt: skip
@@ -127,11 +131,11 @@ def test_a_mask_without_a_rule_is_itself():
 
     seen = torch.rand(2, 1, 6, 6, generator=torch.Generator().manual_seed(0)) < 0.5
     real = [torch.arange(6), torch.tensor([1, 2, 4])]
-    found = visibility_of(seen, real)
-    assert found.kind == "mask"
-    assert torch.equal(found.support[0, 0], seen[0, 0])
-    assert torch.equal(found.support[1, 0, :3, :3], seen[1, 0][real[1]][:, real[1]])
-    assert not found.support[1, 0, 3:].any()
+    visibility = visibility_of(seen, real)
+    assert visibility.kind == "mask"
+    assert torch.equal(visibility.support[0, 0], seen[0, 0])
+    assert torch.equal(visibility.support[1, 0, :3, :3], seen[1, 0][real[1]][:, real[1]])
+    assert not visibility.support[1, 0, 3:].any()
 
 
 def user_mask(batch, n):
@@ -153,10 +157,10 @@ def must_agree(layer):
     for text, length in enumerate(lengths):
         for head in range(maps.shape[1]):
             visible = support[text, head, :length, :length]
-            own = maps[text, head, :length, :length]
-            assert bool((own[~visible] == 0).all()), layer
+            of_head = maps[text, head, :length, :length]
+            assert bool((of_head[~visible] == 0).all()), layer
             inside[:length, :length] |= visible
-            seen[:length, :length] |= own > 0
+            seen[:length, :length] |= of_head > 0
     assert torch.equal(inside, seen), layer
 
 
