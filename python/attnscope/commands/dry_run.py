@@ -27,6 +27,8 @@ from attnscope.study_api.units import Unit
 
 #: Writing a figure as PDF and PNG and for the report takes so many times as long as drawing it.
 _WRITTEN = 2.3
+#: Seconds that two units of a model may take for their memory to be measured instead of computed.
+_SHORT = 20.0
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,11 @@ def dry_run(
             seconds, peak = seconds + spent, max(peak, alive)
     plan.units = [unit for unit in plan.units if unit.source not in refused]
     reading = [unit for unit in plan.units if unit.inputs]
-    drawing = _drawing(study, plan, measured) if draw else 0.0
+    _store(measured)
+    _import_late_libraries()
     if later:
-        _import_late_libraries()
         peak = max(peak, resident_bytes() + engine.study.kept_bytes(plan))
+    drawing = _drawing(study, plan, measured) if draw else 0.0
     # figures and the libraries that draw them take more than measuring a small model
     peak = max(peak, most_resident_bytes())
     if later:
@@ -140,6 +143,17 @@ def dry_run(
         notes=notes,
         skipped=plan.skipped,
     )
+
+
+def _store(measured: Sequence[Mapping[str, Any]]) -> None:
+    """Write what was measured and remove it, so that the memory of what writes counts."""
+    import tempfile
+
+    from attnscope.results.store import write_table
+
+    with tempfile.TemporaryFile() as file:
+        for table in (table for tables in measured for table in tables.values()):
+            write_table(table, file)
 
 
 def _import_late_libraries() -> None:
@@ -162,7 +176,7 @@ def _drawing(study: Study, plan: Plan, measured: Sequence[Mapping[str, Any]]) ->
 
     import pyarrow as pa
 
-    from attnscope.plots import NotDrawable, draw_all, figures_of
+    from attnscope.plots import Drawn, NotDrawable, draw_all, figures_of
     from attnscope.plots.style import freeze_layout, panels, save
     from attnscope.results.results import Results
 
@@ -179,16 +193,22 @@ def _drawing(study: Study, plan: Plan, measured: Sequence[Mapping[str, Any]]) ->
     declared = figures_of(results)
     at_its_end = {table for stage in plan.stages.values() for table in stage.writes} - set(tables)
     late = 0
-    ready, spent = time.perf_counter() - began, []
+    ready, spent, pictures = time.perf_counter() - began, [], dict[str, Drawn]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, figure in declared.items():
             began = time.perf_counter()
             try:
-                if draw_all(results, [name], left_out=[]):
-                    spent.append(time.perf_counter() - began)
+                drawn = draw_all(results, [name], left_out=[])
             except NotDrawable:
                 late += bool(set(figure.tables) & at_its_end)
+            else:
+                if drawn:
+                    spent.append(time.perf_counter() - began)
+                    pictures |= drawn  # a run holds all of them until its report is written
+    if pictures:
+        with tempfile.TemporaryDirectory() as folder:
+            save(next(iter(pictures.values())).figure, f"{folder}/first", ("pdf", "png", "svg"))
     if spent:
         seconds_per_figure = (1 + _WRITTEN) * sum(spent) / len(spent)
     else:  # figures of what a study computes at its end are each like three empty panels
@@ -227,10 +247,20 @@ def _calibrate(engine: Engine, units: Sequence[Unit], measured: list[Mapping[str
     widest = max(_layer_bytes(engine, unit) for unit in units)
     checkpoints = len({unit.checkpoint for unit in units})
     measuring = peak_bytes(widest, engine.plan.heads[units[0].source], inputs[-1].n_tokens)
-    return reading_all + loading * checkpoints, resident_bytes() + measuring
+    alive = resident_bytes() + measuring
+    # what a unit takes besides its layers, and what the allocator keeps of it, shows in the process itself
+    if reading_all * min(2, len(units)) / len(units) < _SHORT:
+        for unit in units[:2]:
+            engine.work(unit)
+    return reading_all + loading * checkpoints, alive
 
 
 def _layer_bytes(engine: Engine, unit: Unit) -> int:
+    """Return the bytes of a layer's attention in the widest batch of a unit."""
     heads = engine.plan.heads[unit.source]
-    groups = batches(unit, heads, engine.layer_budget)
-    return max(len(group) * heads * max(text.n_tokens for text in group) ** 2 * 4 for group in groups)
+    return max(_squares(group) * heads * 4 for group in batches(unit, heads, engine.layer_budget))
+
+
+def _squares(group: Sequence[Any]) -> int:
+    """Return the entries of a head's padded maps of a batch of texts."""
+    return len(group) * max(text.n_tokens for text in group) ** 2
