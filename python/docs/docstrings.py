@@ -16,16 +16,16 @@ _BARE = re.compile(r"(?m)^>>> .*\n?(?:^(?!\n).+\n?)*")
 
 
 def with_code(text: str) -> str:
-    """A docstring whose `Example:` is the section that griffe knows, and whose bare doctests are fenced."""
+    """Return a docstring whose `Example:` is the section that griffe knows; bare doctests are fenced."""
     text = re.sub(r"(?m)^Example:$", "Examples:", text)
-    return _BARE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text)
+    return _BARE.sub(lambda doctest: f"```pycon\n{doctest[0].rstrip()}\n```\n", text)
 
 
 def with_columns(metric: str) -> str:
-    """The columns that a metric gives in tables, as the last section of its docstring."""
+    """Return the columns that a metric gives in tables, as the last section of its docstring."""
     from attnscope.metrics.discovery import columns_of
 
-    lines = [f"* `{one.name}`: {one.label}. {one.meaning}" for one in columns_of(metric)]
+    lines = [f"* `{quantity.name}`: {quantity.label}. {quantity.meaning}" for quantity in columns_of(metric)]
     return "\n\n**Columns in tables**\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
@@ -33,7 +33,7 @@ class Doctests(griffe.Extension):
     """Applies `with_code` to every docstring."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Called for each object that is found."""
+        """Change the docstring of an object; objects of the metrics that are not public lose theirs."""
         inside = obj.parent is not None and obj.parent.is_module and obj.path.startswith("attnscope.metrics.")
         if inside and not obj.is_module and obj.name not in PUBLIC:
             obj.docstring = None

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = str(Path(__file__).resolve().parent)
+DOCS = str(Path(__file__).resolve().parent)
 #: What the site tells a formula's browser to draw it with, and the image of the examples.
 _PICTURE = "assets/worked-{}.svg"
 
 
 def _worked() -> Any:
-    """The module of the examples, which stands beside this one and in no package."""
-    if HERE not in sys.path:
-        sys.path.insert(0, HERE)
+    """Return the module of the examples, which is next to this one and in no package."""
+    if DOCS not in sys.path:
+        sys.path.insert(0, DOCS)
     return importlib.import_module("worked")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages."""
+    """Add the pages."""
     from mkdocs.structure.files import File
 
     for address, content in {**pages(), **notebooks(ROOT / "notebooks"), **pictures()}.items():
@@ -35,15 +35,17 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **rest: Any) -> str:
-    """Puts the worked examples under the headings of the definitions."""
+    """Put the worked examples under the headings of the definitions."""
     return with_examples(markdown) if page.file.src_uri == "definitions.md" else markdown
 
 
 def pages() -> dict[str, str]:
     """Pages that are made of the package and of the repository's own pages, by address."""
-    own = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
-    made = {"commands.md": commands(), "settings.md": settings(), "glossary.md": glossary()}
-    return made | {address: (ROOT / name).read_text("utf-8") for address, name in own.items()}
+    files_by_address = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+    generated = {"commands.md": commands(), "settings.md": settings(), "glossary.md": glossary()}
+    return generated | {
+        address: (ROOT / name).read_text("utf-8") for address, name in files_by_address.items()
+    }
 
 
 def commands() -> str:
@@ -53,13 +55,13 @@ def commands() -> str:
     from attnscope.commands.cli import app
 
     os.environ["COLUMNS"] = "100"
-    whole: Any = typer.main.get_command(app)
+    command_line: Any = typer.main.get_command(app)
     parts = [
         "# Command line\n",
         "`attnscope COMMAND --help` prints what stands here. Help and version come without torch.\n",
-        f"{whole.epilog}\n",
+        f"{command_line.epilog}\n",
     ]
-    for name, command in whole.commands.items():
+    for name, command in command_line.commands.items():
         with command.make_context(name, [], resilient_parsing=True) as context:
             context.info_name = f"attnscope {name}"
             text = command.get_help(context)
@@ -81,7 +83,7 @@ def settings() -> str:
 
 
 def glossary() -> str:
-    """The words, and every quantity with the one name that it has in tables, figures, report and view."""
+    """Return the words, and every quantity with its one name in tables, figures, report and view."""
     from attnscope.metrics.discovery import metric_of, registry
 
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
@@ -100,56 +102,64 @@ def glossary() -> str:
         "Another protocol's number has the column of the exact one in rows of that protocol.\n"
     )
     lines += ["| column | label, and what it is | function |", "|---|---|---|"]
-    quantities = {one.name: one for one in registry().quantities if one.protocol == "exact"}
-    for name, one in sorted(quantities.items()):
-        label = one.label.replace("|", r"\|")
-        meaning = one.meaning.replace("|", r"\|")
-        functions = [each for each in (metric_of(one), *one.also) if not each.startswith("_")]
-        given = ", ".join(f"`{each}`" for each in functions) or "of a layer's sinks"
-        lines.append(f"| `{name}` | **{label}**: {meaning} | {given} |")
+    quantities = {
+        quantity.name: quantity for quantity in registry().quantities if quantity.protocol == "exact"
+    }
+    for name, quantity in sorted(quantities.items()):
+        label = quantity.label.replace("|", r"\|")
+        meaning = quantity.meaning.replace("|", r"\|")
+        functions = [
+            function for function in (metric_of(quantity), *quantity.also) if not function.startswith("_")
+        ]
+        functions_in_code = ", ".join(f"`{function}`" for function in functions) or "of a layer's sinks"
+        lines.append(f"| `{name}` | **{label}**: {meaning} | {functions_in_code} |")
     return "\n".join(lines) + "\n"
 
 
 def pictures() -> dict[str, bytes]:
-    """The pictures of the worked examples, and that of the page of heads."""
-    made = _worked()
+    """Return the pictures of the worked examples, and that of the page of heads."""
+    worked = _worked()
     view = {"images/view.png": (ROOT / "python" / "docs" / "images" / "view.png").read_bytes()}
-    return view | {_PICTURE.format(number): made.example(name)[1] for number, name in enumerate(made.WORKED)}
+    return view | {
+        _PICTURE.format(number): worked.example(name)[1] for number, name in enumerate(worked.WORKED)
+    }
 
 
 def with_examples(markdown: str) -> str:
-    """The definitions, each section beginning with its worked example."""
-    made = _worked()
-    for number, section in enumerate(made.WORKED):
+    """Return the definitions, each section beginning with its worked example."""
+    worked = _worked()
+    for number, section in enumerate(worked.WORKED):
         heading = f"## {section}\n"
         if heading not in markdown:
             raise ValueError(f"the definitions have no section {section!r}")
         picture = f"![{section}]({_PICTURE.format(number)})"
-        markdown = markdown.replace(heading, f"{heading}\n{made.example(section)[0]}\n{picture}\n", 1)
+        markdown = markdown.replace(heading, f"{heading}\n{worked.example(section)[0]}\n{picture}\n", 1)
     return markdown
 
 
 def notebooks(folder: Path) -> dict[str, str | bytes]:
-    """A page for every notebook with its stored outputs, and a gallery of their first figures."""
-    made: dict[str, str | bytes] = {}
+    """Return a page for every notebook with its stored outputs, and a gallery of their first figures."""
+    files_by_address: dict[str, str | bytes] = {}
     gallery = ["# Gallery\n", "Notebooks with what they print and draw; `notebooks/` holds them to be run.\n"]
     for file in sorted(folder.glob("*.ipynb")):
         cells = json.loads(file.read_text("utf-8"))["cells"]
         images: dict[str, bytes] = {}
         page = "\n\n".join(_cell(cell, file.stem, images) for cell in cells)
-        made[f"notebooks/{file.stem}.md"] = re.sub(r"\((\d\d_\w+)\.ipynb\)", r"(\1.md)", page) + "\n"
-        made |= {f"notebooks/{name}": image for name, image in images.items()}
+        files_by_address[f"notebooks/{file.stem}.md"] = (
+            re.sub(r"\((\d\d_\w+)\.ipynb\)", r"(\1.md)", page) + "\n"
+        )
+        files_by_address |= {f"notebooks/{name}": image for name, image in images.items()}
         first = "".join(cells[0]["source"])
         title = first.partition("\n")[0].lstrip("# ")
         question = first.split("**")[1]
         gallery.append(f"## [{title}](notebooks/{file.stem}.md)\n\n{' '.join(question.split())}\n")
         if images:
             gallery.append(f"[![{title}](notebooks/{next(iter(images))})](notebooks/{file.stem}.md)\n")
-    return {**made, "gallery.md": "\n".join(gallery)}
+    return {**files_by_address, "gallery.md": "\n".join(gallery)}
 
 
 def _cell(cell: dict[str, Any], stem: str, images: dict[str, bytes]) -> str:
-    """A cell as Markdown; its figures go into `images`."""
+    """Return a cell as Markdown; its figures go into `images`."""
     source = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
         return source

@@ -41,8 +41,10 @@ def main() -> None:
              f"--screenshot={shot}", f"{page.as_uri()}#metric=sink_share&layer=1&head=0"],
             check=True, capture_output=True, timeout=300,
         )  # fmt: skip
-        with Image.open(shot) as whole:
-            whole.convert("RGB").quantize(96, dither=Image.Dither.NONE).save(PICTURE, "PNG", optimize=True)
+        with Image.open(shot) as screenshot:
+            screenshot.convert("RGB").quantize(96, dither=Image.Dither.NONE).save(
+                PICTURE, "PNG", optimize=True
+            )
     print(PICTURE, PICTURE.stat().st_size)
 
 

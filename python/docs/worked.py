@@ -247,7 +247,7 @@ WORKED: dict[str, Worked] = {
 
 
 def run(code: str, names: dict[str, Any]) -> str:
-    """What some code prints."""
+    """Return the output of some code."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(compile(textwrap.dedent(code), "worked.py", "exec"), names)
@@ -256,7 +256,7 @@ def run(code: str, names: dict[str, Any]) -> str:
 
 @functools.cache
 def example(section: str) -> tuple[str, bytes]:
-    """A section's example as Markdown, and its picture as SVG."""
+    """Return a section's example as Markdown, and its picture as SVG."""
     from matplotlib.figure import Figure
 
     from attnscope.plots import style

@@ -78,8 +78,8 @@ def dry_run(
     """Plan a study and measure a few texts of every model, without writing anything.
 
     The shortest, the median and the longest text are run through the first checkpoint of each model; the
-    time of the others is interpolated in their length. Of texts of one length a whole unit is run. A stage
-    that cannot do without what earlier ones store is named and not measured.
+    time of the others is interpolated in their length. If all texts have one length, a whole unit is run. A
+    stage that cannot do without what earlier ones store is named and not measured.
 
     Args:
         say: gets the notes of the plan and of the study, before any weight is read.
@@ -97,10 +97,7 @@ def dry_run(
     measured: list[Mapping[str, Any]] = []
     later: dict[str, None] = {}
     refused: set[int] = set()
-    kinds: dict[tuple[int, str, str], list[Unit]] = {}
-    for unit in plan.units:
-        if unit.inputs:
-            kinds.setdefault((unit.source, unit.stage, unit.variant), []).append(unit)
+    kinds = _units_by_kind(plan)
     for (source, stage, _), units in kinds.items():
         if source in refused:
             continue
@@ -145,6 +142,15 @@ def dry_run(
     )
 
 
+def _units_by_kind(plan: Plan) -> dict[tuple[int, str, str], list[Unit]]:
+    """Return the units that read texts, by model, stage and variant: those of one kind take like times."""
+    kinds: dict[tuple[int, str, str], list[Unit]] = {}
+    for unit in plan.units:
+        if unit.inputs:
+            kinds.setdefault((unit.source, unit.stage, unit.variant), []).append(unit)
+    return kinds
+
+
 def _store(measured: Sequence[Mapping[str, Any]]) -> None:
     """Write what was measured and remove it, so that the memory of what writes counts."""
     import tempfile
@@ -167,7 +173,7 @@ def _import_late_libraries() -> None:
 def _drawing(study: Study, plan: Plan, measured: Sequence[Mapping[str, Any]]) -> float:
     """Seconds to draw a study: its figures are drawn from what was measured, and not written.
 
-    Those of tables that the study makes at its end cost as much as the others. The report's tables and the
+    Figures of tables that the study makes at its end cost as much as the others. The report's tables and the
     page of heads cost about as much as two more.
     """
     began = time.perf_counter()

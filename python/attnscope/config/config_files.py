@@ -25,7 +25,7 @@ def as_mapping(value: object) -> object:
 
 
 def read_config(source: str | Path) -> dict[str, Any]:
-    """The keys of a YAML file or of a packaged study, unchecked.
+    """Return the keys of a YAML file or of a packaged study, unchecked.
 
     `extends: NAME` starts from the keys of another study, which the file's own replace.
     """
@@ -54,7 +54,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
 
 
 def split_analysis(source: str | Path) -> tuple[str | Path, str]:
-    """A packaged study's name and the analysis behind its colon, "" when there is none.
+    """Return a packaged study's name and the analysis behind its colon, "" when there is none.
 
     >>> split_analysis("phi-2:topology"), split_analysis("study.yaml")
     (('phi-2', 'topology'), ('study.yaml', ''))
@@ -68,7 +68,7 @@ def split_analysis(source: str | Path) -> tuple[str | Path, str]:
 
 
 def set_key(data: dict[str, Any], assignment: str) -> None:
-    """Applies one `key=value` to a configuration, in place; the value is read as YAML.
+    """Apply one `key=value` to a configuration, in place; the value is read as YAML.
 
     >>> data = {"texts": ["a.txt", {"path": "b.csv"}]}
     >>> set_key(data, "texts.samples=5")
@@ -86,7 +86,7 @@ def set_key(data: dict[str, Any], assignment: str) -> None:
 
 
 def assign(data: dict[str, Any], key: str, value: Any) -> None:
-    """Gives one key of a configuration a value, in place.
+    """Set one key of a configuration to a value, in place.
 
     The key may be a path (`options.extra`, `texts.0.samples`, `texts[0].samples`); without the index
     (`models.dtype`) the value goes to every entry.

@@ -17,7 +17,7 @@ from attnscope.config.study_folders import find_study, studies
 
 @dataclass(frozen=True)
 class Packaged:
-    """What a packaged study says about itself.
+    """A packaged study's description of itself.
 
     Attributes:
         name: `attnscope run NAME` takes it.
@@ -38,12 +38,12 @@ def packaged() -> list[str]:
 
 
 def is_packaged(name: str) -> bool:
-    """Whether `packaged_text` knows the name."""
+    """Return True if `packaged_text` knows the name."""
     return _own_name(name) in packaged()
 
 
 def analyses() -> dict[str, dict[str, Any]]:
-    """What each analysis of a paper sets, by its name: keys as `--set` takes them, with their values.
+    """Return the settings of each analysis of a paper, by its name: keys as `--set` takes them, and values.
 
     `NAME:ANALYSIS` is a packaged study with the sentences and the token cap of the analysis.
 
@@ -54,7 +54,7 @@ def analyses() -> dict[str, dict[str, Any]]:
 
 
 def packaged_text(name: str) -> str:
-    """The YAML of a packaged study."""
+    """Return the YAML of a packaged study."""
     name = _own_name(name)
     if name in _files():
         return _files()[name].read_text("utf-8")
@@ -94,7 +94,7 @@ def _files() -> dict[str, Path]:
 
 
 def _entries(stem: str) -> dict[str, dict[str, Any]]:
-    """What `configs/STEM.yaml` of every study holds by name."""
+    """Return the entries of `configs/STEM.yaml` of every study, by name."""
     homes = (one.path / "configs" / f"{stem}.yaml" for one in studies().values())
     return {name: keys for home in homes if home.is_file() for name, keys in _read(home).items()}
 

@@ -64,7 +64,7 @@ Names = Annotated[list[str], BeforeValidator(as_list)]
 
 
 def parse_bytes(value: int | str) -> int:
-    """Reads ``4GB``, ``512 MiB`` or a number of bytes; units are powers of 1024, with or without the i.
+    """Return the bytes of ``4GB``, ``512 MiB`` or a number; units are powers of 1024, with or without the i.
 
     >>> parse_bytes("1.5GB"), parse_bytes(4096)
     (1610612736, 4096)
@@ -87,7 +87,7 @@ class Strict(BaseModel):
 
 
 class ModelSource(Strict):
-    """Which model: a folder, a hub id, or a pattern that names a series of checkpoint folders.
+    """A model: a folder, a hub id, or a pattern that names a series of checkpoint folders.
 
     Args:
         path: the folder, the hub id, or the pattern (`runs/demo/model/step*`).
@@ -114,7 +114,7 @@ class ModelSource(Strict):
 
 
 class Workers(Strict):
-    """What each worker of a cluster takes; of no meaning for the numbers.
+    """Resources of each worker of a cluster; they do not change the numbers.
 
     Args:
         most: workers at a time; null: as many as the cluster has room for.
@@ -128,7 +128,7 @@ class Workers(Strict):
 
 
 class TextSource(Strict):
-    """Which sentences: a file or the name of a data set, a column, and how many of them by which rule.
+    """A source of sentences: a file or the name of a data set, a column, and how many of them by which rule.
 
     A `.txt` file holds a sentence per line; `per: paragraph` joins the lines between two blank ones. A text
     with newlines of its own belongs into CSV, JSONL or Parquet.
@@ -195,7 +195,7 @@ Texts = Annotated[list[Annotated[TextSource, BeforeValidator(as_mapping)]], Befo
 
 
 class Settings(Strict):
-    """What to measure on which models and sentences; `attnscope.run` takes it.
+    """The settings of a run: models, sentences and metrics; `attnscope.run` takes them.
 
     Args:
         study: what is measured, by the name of its folder.
@@ -260,16 +260,16 @@ class Settings(Strict):
         return found.name if found else value
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole configuration, defaults included, as plain data."""
+        """Return the configuration, defaults included, as plain data."""
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """The whole configuration as YAML that `Settings.from_yaml` and `attnscope run` read."""
+        """Return the configuration as YAML that `Settings.from_yaml` and `attnscope run` read."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=100)
 
     @classmethod
     def from_yaml(cls, source: str | Path, *, overrides: Sequence[str] = (), **values: Any) -> Settings:
-        """Reads a YAML file or a packaged study.
+        """Read a YAML file or a packaged study.
 
         Args:
             source: a file, or the name of a packaged study, with `:ANALYSIS` behind it to take the sentences,
@@ -315,7 +315,7 @@ Study = Settings
 def refuse_stored_trust(settings: Settings, function: str) -> None:
     """Raise ConfigError if settings that were read from a run folder let a model's own Python code run.
 
-    Whoever wrote the folder has agreed to that, which says nothing of whoever opens it.
+    The author of the folder has agreed to that, but its reader may not have.
     """
     for source in settings.models:
         if source.trust_remote_code:
@@ -353,7 +353,7 @@ def explain(error: ValidationError, model: type[BaseModel], key: str = "", more:
 
 
 def models_in(kind: Any) -> list[type[BaseModel]]:
-    """The models that a value of this type can be or hold."""
+    """Return the pydantic models that a value of this type can be or contain."""
     inside = typing.get_args(kind)
     if not inside:
         return [kind] if isinstance(kind, type) and issubclass(kind, BaseModel) else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which studies there are: a folder of `attnscope.studies` each, or a package that an entry point names.
+"""The installed studies: a folder of `attnscope.studies` each, or a package that an entry point names.
 
 A study is a package with these parts, each optional but the first:
 
@@ -38,7 +38,7 @@ class StudyFolder:
     package: str
 
     def part(self, name: str) -> ModuleType | None:
-        """A module of the study, None where it has none of this name."""
+        """Return a module of the study, None if it has none of this name."""
         full = f"{self.package}.{name}"
         return importlib.import_module(full) if importlib.util.find_spec(full) else None
 
@@ -77,12 +77,12 @@ def find_study(name: str) -> StudyFolder | None:
 
 
 def default_study() -> str:
-    """The study that is meant where none is named, as the package of studies says; "" where it says none."""
+    """Return the study that is meant where none is named, as the package of studies says; it may be empty."""
     return str(getattr(importlib.import_module(_PARTS), "DEFAULT", ""))
 
 
 def study_of(results: Any) -> StudyFolder | None:
-    """The study that made some results, None where they name none that is installed."""
+    """Return the study that made some results, None if they name none that is installed."""
     return find_study(str(dict(getattr(results, "study", None) or {}).get("study", "")))
 
 

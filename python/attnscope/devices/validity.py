@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which maps hold finite entries only."""
+"""Detection of maps that hold entries which are not finite."""
 
 from __future__ import annotations
 

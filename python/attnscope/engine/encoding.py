@@ -32,7 +32,7 @@ SAMPLES = Table("samples", (*CHECKPOINT_KEYS, "sample"), columns=None)
 
 
 def encode(plan: Plan, study: Study, position: int) -> list[Input]:
-    """The texts of a run as one model reads them; what a person should know of them goes into the plan."""
+    """Return the texts of a run as one model reads them; notes about them go into the plan."""
     settings, model = plan.settings, plan.series[position][0].model
     config, tokenizer = _config_and_tokenizer(plan, position)
     if getattr(config, "is_encoder_decoder", False):
@@ -111,9 +111,9 @@ def _notes(model: str, counts: dict[str, int], settings: Settings, limit: int | 
 def samples_table(
     unit: Unit, encoder: Encoder, extras: Mapping[str, pa.Array], causal: Mapping[int, bool], study: str
 ) -> pa.Table:
-    """The table `samples` of one unit: what its model read, where it came from, and the sources' own columns.
+    """Return the table `samples` of one unit: its texts as the model read them, and the sources' own columns.
 
-    Whether every map of a sample was causal stands there where anybody looked.
+    The column `causal` says if every map of a sample was causal; it is null where the maps were not tested.
     """
     import pyarrow as pa
 

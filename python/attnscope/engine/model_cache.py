@@ -29,7 +29,7 @@ class HeldModel:
         self._held: tuple[Any, LoadedModel] | None = None
 
     def get(self, checkpoint: Checkpoint, source: ModelSource, seed: int, control: int | None) -> LoadedModel:
-        """A checkpoint, or the random-weight control of it whose seed has that position among the run's."""
+        """Return a checkpoint, or its random-weight control whose seed has that position among the run's."""
         key = (checkpoint, control)
         if self._held is None or self._held[0] != key:
             self.release()
@@ -57,7 +57,7 @@ class HeldModel:
 def needed_bytes(plan: Plan) -> int:
     """Memory of a process that holds the largest checkpoint of a plan and measures its longest text.
 
-    Of a hub id the weights are not known before they are fetched and count as nothing.
+    The weights of a hub id are not known before they are fetched, and count as nothing.
     """
     folders = (Path(checkpoint.path) for checkpoint in plan.checkpoints if checkpoint.local)
     files = (folder.glob("*.safetensors") for folder in folders)
@@ -68,7 +68,7 @@ def needed_bytes(plan: Plan) -> int:
 
 
 def about_model(loaded: LoadedModel, encoder: Encoder | None) -> dict[str, Any]:
-    """What the provenance tells of a model."""
+    """Return the provenance's entry of a model."""
     return {
         "path": loaded.checkpoint.path,
         "revision": loaded.checkpoint.revision,

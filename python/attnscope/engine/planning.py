@@ -192,7 +192,7 @@ def _add_blocks(plan: Plan, stage: Stage, inputs: Sequence[Input], fields: dict[
 
 
 def _check_free_disk(plan: Plan) -> None:
-    """A checkpoint can be removed from the disk only where nothing loads it again."""
+    """Raise ConfigError if a checkpoint that is to be removed from the disk is loaded again."""
     again = [
         stage.name
         for stage in plan.stages.values()

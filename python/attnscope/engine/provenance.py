@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What a run folder says of the numbers in it - versions, machine, weights, seeds, state of the code - and
-whether a run may go there.
+"""The provenance of a run folder's numbers - versions, machine, weights, seeds, state of the code - and the
+test that another run may write there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "sci
 
 
 def provenance(study: Settings, digest: str) -> dict[str, Any]:
-    """The facts known before a run begins."""
+    """Return the facts that are known before a run begins."""
     import attnscope
 
     here = machine()
@@ -54,7 +54,7 @@ def provenance(study: Settings, digest: str) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What decides the last bits of a number on this machine."""
+    """Return the facts of this machine that decide the last bits of a number."""
     import attnscope
     from attnscope import _isa
 
@@ -70,7 +70,7 @@ def machine() -> dict[str, Any]:
 
 
 def other_numbers(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Why numbers of two machines, or runs' provenances, do not go into one table, "" where they do.
+    """Return why numbers of two machines, or runs' provenances, do not go into one table, "" where they do.
 
     >>> other_numbers({"attnscope": "1", "instructions": {"core": "v4"}}, {"attnscope": "2"})
     'attnscope is 1 there, 2 here'
@@ -123,7 +123,7 @@ def _own_git_state(file: Path) -> dict[str, Any] | None:
 
 @cache
 def installed(name: str) -> str | None:
-    """The version of a package, None where it is not installed."""
+    """Return the version of a package, None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -200,7 +200,7 @@ def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def begun(folder: Path) -> bool:
-    """Whether a folder holds more than a process leaves that is killed before its first file."""
+    """Return True if a folder holds more than a process leaves that is killed before its first file."""
     return bool(_content(folder))
 
 
@@ -213,7 +213,7 @@ def _content(folder: Path) -> list[Path]:
 
 
 def default_name(study: Settings) -> str:
-    """The run's name when the settings give none: the study's and its models'."""
+    """Return the run's name when the settings give none: the study's and its models'."""
     from attnscope.engine.planning import checkpoints_of
 
     models = [checkpoints_of(study, position)[0].model for position in range(len(study.models))]
@@ -228,7 +228,7 @@ def default_name(study: Settings) -> str:
 
 
 def resolved(study: Settings) -> Settings:
-    """The same study with absolute paths, so that a run can be resumed from any folder."""
+    """Return the settings with absolute paths, so that a run can be resumed from any folder."""
     values = study.to_dict()
     for entry in (*values["models"], *values["texts"]):
         for key in ("path", "tokenizer"):
@@ -258,7 +258,7 @@ def differences(there: Any, here: Any, key: str = "") -> Iterator[tuple[str, str
 
 
 def settings_of(config: str | Path | Settings, **overrides: Any) -> Settings:
-    """The settings that `run` takes, with absolute paths."""
+    """Return the settings that `run` takes, with absolute paths."""
     if isinstance(config, Settings):
         return resolved(Settings(**{**config.to_dict(), **overrides}) if overrides else config)
     return resolved(Settings.from_yaml(config, **overrides))

@@ -24,7 +24,7 @@ def run(
     executor: Executor | None = None,
     **overrides: Any,
 ) -> Results:
-    """Does a study and stores its results in `OUTPUT/NAME`.
+    """Run a study and store its results in `OUTPUT/NAME`.
 
     Args:
         config: a YAML file, the name of a packaged study, or a `Study`.

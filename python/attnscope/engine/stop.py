@@ -12,7 +12,7 @@ from types import FrameType
 
 @contextmanager
 def stop_signals(say: Callable[[str], None]) -> Iterator[list[int]]:
-    """The SIGINT or SIGTERM that came while inside; Python handles signals in its main thread alone."""
+    """Collect SIGINT and SIGTERM while inside; Python handles signals in its main thread alone."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which functions of the core have a derivative, and where a call goes that must keep the gradient.
+"""The functions of the core that have a derivative, and the dispatch of calls that must keep the gradient.
 
 A tensor that requires a gradient is handed to an operator of `attnscope.gradients`, which calls the same
 function of the core and knows its derivative. The same operators stand for the core inside `torch.compile`,

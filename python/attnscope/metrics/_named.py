@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How named results print: a single number as it is, of several their dtype and shape."""
+"""Printing of named results: a single number as it is, of several their dtype and shape."""
 
 from __future__ import annotations
 

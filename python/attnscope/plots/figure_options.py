@@ -34,7 +34,7 @@ _COLOURS = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecol
 
 @dataclass(frozen=True)
 class Options:
-    """How figures are drawn.
+    """Options of how figures are drawn.
 
     Args:
         width: of a figure that fills the text, in inches, or "single" (3.4, a column) or "double" (7, the

@@ -254,9 +254,9 @@ def _beside_baselines(
     ax: Axes, heads: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, along: str,
     threshold: float | None = None,
 ) -> Axes:  # fmt: skip
-    """Draws what a metric is held against, and names and limits its axis.
+    """Draw the references of a metric, and name and limit its axis.
 
-    That is uniform attention, and the measured nulls that a run holds: along "step" a line each, elsewhere
+    They are uniform attention, and the measured nulls that a run holds: along "step" a line each, elsewhere
     its level.
     """
     uniform = uniform_value(heads, baselines, metric, threshold)

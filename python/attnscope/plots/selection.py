@@ -42,7 +42,7 @@ def series_noun(frame: pd.DataFrame) -> str:
 def rows_of(source: Any, metric: str, table: str = "heads", threshold: float | None = None) -> pd.DataFrame:
     """Rows of single heads with their series, from any source that a drawing function takes.
 
-    That is results; a table of them or of one's own, in which a missing axis has one place; or numbers
+    A source is results; a table of them or of the user's, in which a missing axis has one place; or numbers
     [layer, head], [layer, sample, head] or [step, layer, sample, head] that are called `metric`.
     """
     if hasattr(source, "tables"):

@@ -228,7 +228,8 @@ BARS = ("dimension", "birth", "death")
 def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Figure:
     """Draw stored attention maps next to their spectrum, persistence diagram and Betti curve.
 
-    Of more than `most` maps the highest and the lowest by `rank` of the matrix are drawn, or the first.
+    If there are more than `most` maps, the highest and the lowest by `rank` of the matrix are drawn, or the
+    first.
     """
 
     def draw(results: Results, options: Options) -> Drawn:

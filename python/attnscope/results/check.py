@@ -59,12 +59,12 @@ class FolderCheck:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is damaged, here and in the shards."""
+        """True if nothing is damaged, in the folder and in its shards."""
         return not self.damaged and all(shard.is_whole for shard in self.shards)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run is finished and nothing of it is missing."""
+        """True if the run is finished and nothing of it is missing."""
         return self.state == "finished" and not self.missing
 
     def __str__(self) -> str:

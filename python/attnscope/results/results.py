@@ -120,7 +120,7 @@ class Results:
         return stored.copy() if columns is None else stored[list(columns)].copy()
 
     def keys(self, name: str) -> list[str]:
-        """The columns that tell the rows of a table apart, as its file names them.
+        """Return the columns that tell the rows of a table apart, as its file names them.
 
         A DataFrame that `table` gave carries them in its `attrs`; of any other they are the columns that are
         called like an axis (model, revision, step, sample, layer, head, protocol, ...).
@@ -147,7 +147,7 @@ class Results:
     def to_xarray(
         self, table: str = "heads", *, metrics: Sequence[str] | None = None, protocol: str = "exact"
     ) -> xr.Dataset:
-        """The numeric columns of a table as arrays with named axes.
+        """Return the numeric columns of a table as arrays with named axes.
 
         Axes: model, revision, sample, layer, head (those that the table has; `graphs` adds threshold); `step`
         is a second index along revision, so `.sel(step=512)` works. Cells that the table lacks are NaN.
@@ -202,13 +202,13 @@ class Results:
         return list(files.values())
 
     def _files(self, folder: str | Path, ending: str) -> dict[str, Path]:
-        """A file for every table, in a folder that is made when missing."""
+        """Return a file's path for every table, in a folder that is made when missing."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         return {name: target / f"{name}.{ending}" for name in self.tables()}
 
     def save(self, path: str | Path) -> Results:
-        """Writes a run folder (`tables/`, `study.yaml`, `provenance.json`) that `attnscope.load` reads.
+        """Write a run folder (`tables/`, `study.yaml`, `provenance.json`) that `attnscope.load` reads.
 
         Raises:
             FileExistsError: the folder has something in it.

@@ -55,7 +55,7 @@ def variants_of(table: str) -> str:
 
 
 def check_columns(table: str, columns: Sequence[str], present: Iterable[str]) -> None:
-    """Raises MissingError where a column is not there."""
+    """Raise MissingError if a column is missing."""
     names = list(present)
     for column in columns:
         if column not in names:

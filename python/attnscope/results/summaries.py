@@ -61,7 +61,7 @@ class StoredTables(Protocol):
 def as_xarray(
     results: StoredTables, table: str, *, metrics: Sequence[str] | None = None, protocol: str = "exact"
 ) -> xr.Dataset:
-    """The numeric columns of a table; `attnscope.results.results.Results.to_xarray` says more."""
+    """Return the numeric columns of a table, as `attnscope.results.results.Results.to_xarray` documents."""
     import pandas as pd
     import xarray as xr
 
@@ -132,7 +132,7 @@ def kinds_of(results: StoredTables, table: str) -> dict[str, str]:
 
 
 def typical(values: np.ndarray[Any, Any], kind: str) -> float:
-    """The statistic of the finite values of a kind; NaN where there is none.
+    """Return the statistic of the finite values of a kind; NaN if there are none.
 
     >>> typical(np.array([1.0, 1.0, 7.0]), "position"), typical(np.array([1.0, 1.0, 7.0]), "value")
     (1.0, 3.0)
@@ -147,7 +147,7 @@ def typical(values: np.ndarray[Any, Any], kind: str) -> float:
 
 
 def grouped(frame: pd.DataFrame, by: Sequence[str], kinds: Mapping[str, str]) -> pd.DataFrame:
-    """The statistic of every column within groups, undefined entries left out; groups sorted."""
+    """Return the statistic of every column within groups, undefined entries left out; groups sorted."""
     import pandas as pd
 
     plain = frame[list(kinds)].apply(lambda column: column.to_numpy(float, na_value=np.nan))
@@ -218,7 +218,7 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
 
 
 def _other_sentences(results: StoredTables, other: StoredTables, numbers: set[int]) -> list[int]:
-    """Which of the samples are not the same text in both runs; none where a run does not say."""
+    """Return the samples that are not the same text in both runs; none where a run does not say."""
     texts = []
     for run in (results, other):
         table = optional(run, "samples")
@@ -229,7 +229,7 @@ def _other_sentences(results: StoredTables, other: StoredTables, numbers: set[in
 
 
 def optional(results: StoredTables, name: str) -> pd.DataFrame | None:
-    """A table, infinite measurements as missing ones; None when the run has no rows of it."""
+    """Return a table, infinite measurements as missing ones; None when the run has no rows of it."""
     if name not in results.tables():
         return None
     table = results.table(name)
@@ -240,7 +240,7 @@ def optional(results: StoredTables, name: str) -> pd.DataFrame | None:
 
 
 def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFrame:
-    """Adds input set (`group`), length (`n_tokens`) and kind (`causal`) of each row's sample, and a `series`.
+    """Add input set (`group`), length (`n_tokens`) and kind (`causal`) of each row's sample, and a `series`.
 
     A series is an input set of a model; the part that all rows share is left out of its name.
     """
@@ -274,7 +274,7 @@ def measured_columns(frame: pd.DataFrame) -> list[str]:
 
 
 def defined(table: pd.DataFrame) -> pd.DataFrame:
-    """A table table_of_rows counts of −1, which stand for "undefined", enter no mean."""
+    """Return a table whose counts of −1, which stand for "undefined", are missing and enter no mean."""
     counts = [
         name for name in table.select_dtypes("integer") if name not in (*CHECKPOINT_KEYS, "layer", "head")
     ]
@@ -284,7 +284,7 @@ def defined(table: pd.DataFrame) -> pd.DataFrame:
 def uniform_value(
     frame: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, threshold: float | None = None
 ) -> float:
-    """The metric on uniform attention, averaged over the lengths of the frame's samples.
+    """Return the metric on uniform attention, averaged over the lengths of the frame's samples.
 
     Each row is held against uniform attention among the keys that its queries see, causal samples against
     causal and others against full attention; where the frame does not say which they are, the table must hold
@@ -317,7 +317,7 @@ def null_value(
     metric: str,
     threshold: float | None = None,
 ) -> float:
-    """The metric under a measured null, averaged over the lengths of the frame's samples."""
+    """Return the metric under a measured null, averaged over the lengths of the frame's samples."""
     table = _baseline_rows(frame, baselines, kind, metric, threshold)
     if table is None or "scope" not in table:
         return float("nan")
@@ -328,7 +328,7 @@ def null_value(
 
 
 def _mean_at(frame: pd.DataFrame, table: pd.DataFrame, keys: list[str]) -> float:
-    """The mean of a baseline's values at the keys of a frame's rows."""
+    """Return the mean of a baseline's values at the keys of a frame's rows."""
     values = table.drop_duplicates(keys)[[*keys, "value"]]
     return float(frame[keys].merge(values, on=keys, how="left")["value"].mean())
 

@@ -44,7 +44,7 @@ def shuffled_rows(
     """Return maps whose rows hold the same entries in another order, each row inside its visible keys.
 
     A sentence's draw depends on the seed, its number and the layer, and not on the batch it is in; other
-    numbers `draw` than 0 give further draws. Of maps [b, m, n, n] the support is bool [n, n] or [b, 1, n, n];
+    numbers `draw` than 0 give further draws. The support of maps [b, m, n, n] is bool [n, n] or [b, 1, n, n];
     without one each text's maps are causal or full.
     """
     result = torch.zeros(maps.shape, dtype=maps.dtype, device="cpu")
@@ -71,7 +71,7 @@ def write_baselines(
 ) -> None:
     """Write to `baselines` the numbers of uniform attention of every length and support, and of controls.
 
-    Of controls these are mean and deviation over texts of one length. What queries see is read from `tables`;
+    Numbers of controls are mean and deviation over texts of one length. The support is read from `tables`;
     `chosen` gives the quantities of each protocol under a support.
     """
     samples = run.read("samples")

@@ -90,7 +90,7 @@ def self_attention(
 ) -> Iterator[tuple[int, Layer]]:
     """Stream the self-attention layers of one forward pass with a number that is unique in the model.
 
-    The vocabulary head is left out: its logits can outweigh all else. Of an encoder-decoder the encoder is
+    The vocabulary head is left out: its logits can outweigh all else. An encoder-decoder's encoder is
     run, unless the decoder has inputs. `extra` sites are captured too where the model lets them, and
     `reasons` takes why one is not; `outputs` gets what the model returns.
 

@@ -45,7 +45,7 @@ class Partials:
         self._sums: dict[str, dict[tuple[tuple[str, Any], ...], Reduced]] = {}
 
     def add(self, name: str, tensor: Any, **keys: Any) -> None:
-        """Adds a term."""
+        """Add a term."""
         term = np.array(
             tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else tensor, dtype=np.float64
         )

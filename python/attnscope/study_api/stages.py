@@ -42,7 +42,7 @@ class Stage:
 
 
 def phases(stages: Sequence[Stage]) -> dict[str, int]:
-    """Number of barriers before each stage.
+    """Return the number of barriers before each stage.
 
     A stage that reads the whole run stands behind a barrier: a model is loaded again for it.
 

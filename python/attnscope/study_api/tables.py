@@ -2,8 +2,8 @@
 """Tables as a study declares them, and rows on their way into one.
 
 A stored table explains itself: its file holds the engine's schema, the study, the table's version and keys,
-and of each column what it is, so that a table can be read where the package of its study is gone. What has no
-value is null: NaN, the masked entries of a `numpy.ma` array, and "" in a column of kind text are stored as
+and of each column what it is, so that a table can be read where the package of its study is gone. Missing
+values are null: NaN, the masked entries of a `numpy.ma` array, and "" in a column of kind text are stored as
 null, a column that a call does not give is null in its rows, infinity stays. Keys are never null; where one
 is −1, `about` says what that means.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a study is cut into: stages, and the units of work of each.
+"""The division of a study: stages, and the units of work of each.
 
 A stage is one function called once for each of its units: a checkpoint with a block of texts, a checkpoint, a
 pair of checkpoints, or the run as a whole. Units are planned before the run, do not know each other, and are

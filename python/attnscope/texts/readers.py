@@ -159,7 +159,7 @@ def _read_txt(path: Path, source: TextSource) -> Iterator[Row]:
 
 
 def looks_wrapped(source: TextSource) -> bool:
-    """Whether a text file read line by line has the shape of prose: blocks of lines, blank between."""
+    """Return True if a text file read line by line has the shape of prose: blocks of lines, blank between."""
     path = Path(source.path)
     if path.suffix.lower() != ".txt" or source.per != "line" or not path.is_file():
         return False

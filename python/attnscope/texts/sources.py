@@ -41,7 +41,7 @@ Sampler = Callable[[Sequence[Row], TextSource, np.random.Generator], Sequence[in
 def read_sentences(
     sources: Sequence[TextSource], seed: int = 0, samplers: Mapping[str, Sampler] = MappingProxyType({})
 ) -> list[Sentence]:
-    """Reads every source, applies its sampling rule and numbers the chosen sentences from 0.
+    """Read every source, apply its sampling rule and number the chosen sentences from 0.
 
     A source that is cut into windows is one text here, all its sentences joined. Each draws from its own
     stream.
@@ -138,7 +138,7 @@ def _sample_rows(
 
 
 def origin(source: TextSource) -> str:
-    """A source as tables name it."""
+    """Return a source's name in tables."""
     return Path(source.path).name if Path(source.path).exists() else source.path
 
 
@@ -178,7 +178,7 @@ def choose(
 
 
 def extra_columns(sentences: Sequence[Sentence]) -> dict[str, pa.Array]:
-    """The sources' own columns, one value per sentence, under names that are free in the `samples` table.
+    """Return the sources' columns, one value per sentence, under names that are free in `samples`.
 
     Numbers and texts stay what they are when the whole column is of one kind; anything else becomes text.
     """

@@ -26,7 +26,7 @@ from attnscope.texts.sources import choose
 def windows(
     joined: Sequence[Sentence], settings: Settings, encoder: Encoder, model: str, notes: list[str]
 ) -> list[Sentence]:
-    """The windows of all sources, numbered from 0; each holds its token ids.
+    """Return the windows of all sources, numbered from 0; each holds its token ids.
 
     Where the first ones are wanted, no more of a long text is encoded than they need.
 

@@ -71,7 +71,7 @@ def example_rows(synsets: Iterable[Synset], split: Callable[[str], list[str]] | 
 
 
 def splitter() -> tuple[Callable[[str], list[str]], str]:
-    """What splits a text into words and marks, and its name."""
+    """Return the function that splits a text into words and marks, and its name."""
     try:
         import spacy  # type: ignore[import-not-found, unused-ignore]
     except ImportError:

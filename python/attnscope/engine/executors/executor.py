@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an executor is: it does units of a plan in any order that their reads allow, and says what came of it.
+"""The interface of an executor: it executes units of a plan in any order that their reads allow.
 
 The engine plans, asks the executor, and stores what comes back; tables are written in the order of the plan,
 so that they are the same whoever did which unit when.

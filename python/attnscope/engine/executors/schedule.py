@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which worker gets which unit next: a worker keeps its checkpoint, and long checkpoints are divided.
+"""Assignment of units to workers: a worker keeps its checkpoint, and long checkpoints are divided.
 
 A phase of the plan begins when the one before is through. A unit that a worker could not finish goes to
 whoever is free, `ATTEMPTS` times at most; a checkpoint that one node cannot load is tried on every other.
@@ -36,7 +36,7 @@ class Schedule:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to hand out or to wait for; looks for the next phase first."""
+        """True if nothing is left to hand out or to wait for; the next phase is begun first."""
         while not self.at_work and not self._groups and self._phases and not self._given_up:
             phase = self._phases.pop(0)
             for unit in self._engine.plan.units:
@@ -46,7 +46,7 @@ class Schedule:
 
     @property
     def left(self) -> bool:
-        """Whether units of this phase are still to be handed out."""
+        """True if units of this phase are still to be handed out."""
         return bool(self._groups)
 
     def next(self, worker: Any, node: str) -> Unit | None:

@@ -69,7 +69,7 @@ def job_name(run: str) -> str:
 
 
 def slurm_script(config: str, shards: int, *, overrides: Sequence[str] = (), time: str = "24:00:00") -> str:
-    """A script for `bash`, which submits itself with `sbatch`.
+    """Return a script for `bash` that submits itself with `sbatch`.
 
     A shard that reaches its time limit or is preempted stores its unit and is done again from there.
 

@@ -2,8 +2,8 @@
 """A process of a cluster that does units for a driver elsewhere.
 
 It is given the study's YAML, the checkpoints that the driver found, and numbers of units, all of it text and
-numbers; it makes the plan for itself from the texts and models that it can read. What it runs is what is
-installed where it runs.
+numbers; it makes the plan for itself from the texts and models that it can read. It runs the
+packages that are installed on its machine.
 """
 
 from __future__ import annotations

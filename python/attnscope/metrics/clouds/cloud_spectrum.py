@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How many directions carry the spread of a cloud of points."""
+"""The number of directions that carry the spread of a cloud of points."""
 
 from __future__ import annotations
 

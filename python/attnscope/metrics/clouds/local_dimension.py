@@ -52,7 +52,7 @@ def local_dimension(
     """Return the dimension in which the number of neighbours grows with distance, pooled over the points of a
     cloud.
 
-    Of the distances r_1 <= … <= r_k of a point's nearest others, S_i = Σ_{j<k} log(r_k/r_j); the value is
+    With the distances r_1 <= … <= r_k of a point's nearest others, S_i = Σ_{j<k} log(r_k/r_j); the value is
     Σ (k − 1)/Σ S_i, the maximum likelihood of points that are spread evenly at the scale of r_k. Points at
     distance 0 are no neighbours. From about ten dimensions on it is too small (a cube of 20 dimensions, 500
     points: 13.6 at k = 10), so clouds are compared, at one k and one number of points.

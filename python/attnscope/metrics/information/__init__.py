@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""How attention is distributed: sinks, entropy, divergence of heads, sensitivity of the loss."""
+"""Measures of how attention is distributed: sinks, entropy, divergence of heads, sensitivity of the loss."""

@@ -238,7 +238,7 @@ def pooled_sinks(
     """Apply the test of `sink_test` to sums over texts: find labels at which heads have a sink in text after
     text.
 
-    Of keys that are eligible in their own text the sums are added, `largest` as the maximum. A label is
+    The sums of keys that are eligible in their own text are added, `largest` as the maximum. A label is
     eligible with such a key in at least half of the texts and in at least min(3, texts). It is a sink when
     the test holds on the sums, with ln(eligible labels/alpha), when its mean far attention exceeds twice
     that of uniform attention on the sums, and in more than half of the texts that have it.

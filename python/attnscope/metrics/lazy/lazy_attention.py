@@ -245,7 +245,7 @@ class LazyAttention(Unmaterialized):
 
     @property
     def visibility(self) -> Visibility:
-        """Who sees whom."""
+        """The keys that each query sees."""
         return self._visibility
 
     @property
@@ -492,7 +492,7 @@ class LazyAttention(Unmaterialized):
     def _on_host(self) -> tuple[Tensor, Tensor]:
         """Return queries and keys as the core reads them, [..., key heads, queries of each, tokens, d].
 
-        What an accelerator holds is copied once, when the core is first asked.
+        Vectors on an accelerator are copied once, when the core first asks for them.
         """
         if self._host_views is None:
             query, key = _checks.to_host(self.query), _checks.to_host(self.key)

@@ -14,7 +14,7 @@ _PAIRS = 1 << 24
 
 
 class Visibility(NamedTuple):
-    """Who sees whom: key j is visible at position i if j < length, j <= i, i − j < window, and by the mask.
+    """The keys of each query: key j is visible at i if j < length, j <= i, i − j < window, and by the mask.
 
     positions: int64 [..., q]. lengths: int64 [...]. mask: bool [..., q, k] or None.
     """

@@ -46,7 +46,7 @@ def _memory_errors() -> Iterator[None]:
 def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
     """Fit the best function of the offset; return its R², and the ΔR² of the position.
 
-    Of one text both hold its content; `leakage_share` holds what texts have in common.
+    For one text both hold its content; `leakage_share` holds the part that texts have in common.
 
     Args:
         scores: [..., n, n], -inf where a key is invisible; entries above the diagonal play no part.

@@ -81,7 +81,7 @@ def toeplitz_split(
     "late": the second half of the queries, m … 2m − 1 with m = n // 2, is the reference: T_D is the mean of
     s_{i,i−D} over them, m pairs at every offset and none with key 0, and the first half is described.
     "simple": T_D is the mean over all queries, and all are described; it has few pairs at long offsets and
-    holds key 0. Of one text the residual measures its content; means over texts have `PositionProfile`.
+    holds key 0. A single text's residual measures its content; means over texts have `PositionProfile`.
 
     Args:
         scores: arguments of the softmax [..., n, n], -inf where a key is invisible; entries above the

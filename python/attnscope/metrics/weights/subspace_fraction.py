@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How much of a weight matrix, or of its change, lies in a subspace of what it reads or writes."""
+"""The share of a weight matrix, or of its change, in a subspace of what it reads or writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ORTHONORMAL = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 2e-3, to
 
 @shown_by_shape
 class SubspaceFraction(NamedTuple):
-    """Of every matrix and every k, [..., len(k)] float64.
+    """The fractions of every matrix and every k, [..., len(k)] float64.
 
     Attributes:
         fraction: f, the share of the matrix's energy in the first k directions, in [0, 1].

@@ -15,9 +15,9 @@ from attnscope.protocols.ruscio2025.persistence import RING, bars_of
 def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
     """Return the number of bars of a head mean [..., n, n], which the topology notebook calls β.
 
-    Of the whole diagram, the infinite bar included, where a Betti number belongs to one scale, as the exact
-    `betti_numbers` has it. On a causal map whose tokens all give themselves some attention this is
-    (min(n, 30), 0) for all other attention.
+    The bars are those of the whole diagram, the infinite bar included, where a Betti number belongs to one
+    scale, as the exact `betti_numbers` has it. On a causal map whose tokens all give themselves some
+    attention this is (min(n, 30), 0) for all other attention.
 
     Returns:
         [..., 2] int64; −1 for a map with a NaN or infinite entry.

@@ -75,8 +75,8 @@ def graph_statistics(
 
     Not reproduced: for n > 50 the Laplacian notebook asks ARPACK for the three smallest eigenvalues
     (`eigsh(which="SM")`), which misses repeated zeros: on uniform causal attention of 51 tokens at 0.02,
-    whose last two tokens are isolated, it gives λ2 = 24.5; the true value, and this function's, is 0. What it
-    finds depends on the build of ARPACK and cannot be frozen.
+    whose last two tokens are isolated, it gives λ2 = 24.5; the true value, and this function's, is 0. Its
+    result depends on the build of ARPACK and cannot be frozen.
 
     Args:
         attention: head mean [..., n, n]; bfloat16, which the notebooks cannot hold, counts as float32.

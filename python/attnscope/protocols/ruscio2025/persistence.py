@@ -27,10 +27,10 @@ RING = (identity(4) + ring()) / 2
 def persistence(attention: torch.Tensor) -> Barcodes:
     """Return the topology notebook's bars of D = 1 − A in float32: not symmetrised, with its diagonal.
 
-    What the ripser package makes of a matrix with a non-zero diagonal: vertex i is born at D_ii; only
+    As in the ripser package's treatment of a non-zero diagonal, vertex i is born at D_ii; only
     entries above the diagonal are read, and an edge enters at its own D_ij even before its ends; entries
     that are exactly 0 are lost in a sparse conversion, so a loop or a second component can be infinite. Bars
-    whose death does not exceed their birth are dropped. Of n > 30 tokens 30 are kept.
+    whose death does not exceed their birth are dropped. If n > 30, 30 tokens are kept.
 
     On a causal map nothing above the diagonal differs: every edge enters at 1, so there are min(n, 30) bars
     of H0 of lengths A_ii and never a loop, for any attention.
@@ -92,7 +92,7 @@ def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
 def _with_vertices(births: Array, bars: Array) -> Array:
     """Return one map's bars with its vertices born at `births` instead of before all edges.
 
-    Those of H0 are found anew, by the elder rule over the tree of the edges that end them.
+    The bars of H0 are found anew, by the elder rule over the tree of the edges that end them.
     """
     joins = bars[(bars[:, 2] == 0) & np.isfinite(bars[:, 1])]
     loops = bars[bars[:, 2] == 1]

@@ -113,7 +113,7 @@ def leakage_significance(
 def rank_adjusted(p_values: Any) -> Array:
     """Return the notebook's "q-values": the k-th smallest p-value over the rank *of head k*, not over k.
 
-    q_(k) = min over l >= k of p_(l)·M/rank(head l), where Benjamini and Hochberg have p_(l)·M/l. Of 512
+    q_(k) = min over l >= k of p_(l)·M/rank(head l), where Benjamini and Hochberg have p_(l)·M/l. Among 512
     heads without any effect it declares some in every run, 20 on average.
 
     Args:

@@ -37,8 +37,8 @@ def softmax_statistics(
 ) -> SoftmaxStatistics:
     """Entropy, largest probabilities and margin of softmax(s/T) over the keys j <= i.
 
-    Differs from `attention_entropy`: rows from 5 on, in which the five largest are fewer than all. That the
-    notebook leaves out the same rows here as in its ablation is inferred.
+    Differs from `attention_entropy`: rows from 5 on, in which the five largest are fewer than all. It is
+    inferred that the notebook leaves out the same rows here as in its ablation.
 
     Args:
         scores: scaled arguments of the softmax [..., n, n]; entries above the diagonal play no part.

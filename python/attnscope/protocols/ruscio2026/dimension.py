@@ -95,8 +95,8 @@ def isotropy(points: Tensor) -> Tensor:
 def entropy(points: Tensor) -> Tensor:
     """exp(−Σ p log(p + 1e-10)) with p = σ/Σσ, called "spectral entropy" there.
 
-    Differs from the effective rank of `cloud_spectrum` by 1e-10 in the logarithm. That the points are centred
-    is inferred. It grows with n: at n = 1,000 against 500 one law gives nearly twice as much.
+    Differs from the effective rank of `cloud_spectrum` by 1e-10 in the logarithm. It is inferred that the
+    points are centred. The entropy grows with n: at n = 1,000 against 500 one law gives nearly twice as much.
 
     Args:
         points: one cloud [n, d], four float types.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Identities that every causal model keeps, tried before anything is measured.
 
-What is tried on tokens of the model's own vocabulary: a model that fails one is left with the name of the
+Checks are tried on tokens of the model's own vocabulary: a model that fails one is left with the name of the
 check, and the others go on. A check that does not apply to a model gives the reason.
 """
 

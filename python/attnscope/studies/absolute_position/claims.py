@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The claims of the paper (C) and of its precursor (P): what is measured of each.
+"""The claims of the paper (C) and of its precursor (P), and the measurement of each.
 
 The verdict is made by `attnscope.study_api.claims`. Identities of any causal model (C1, C4, half of C8) hold
-for untrained models too, as their reason states. What a model with random weights shows as well is no
+for untrained models too, as their reason states. An effect that a model with random weights also shows is no
 evidence: C3, C5, C9, C10, C11 and P3 are held against such models.
 """
 

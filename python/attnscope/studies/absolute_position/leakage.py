@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The precursor's question (*Once upon a token*, Ruscio 2025): what position adds to the offset, by text.
 
-Of one text both fits measure its content too, which is why `leakage_share` in the table `position` is made of
+Both fits of one text measure its content too, which is why `leakage_share` in the table `position` is made of
 means over texts, and why every text is compared with itself with its tokens turned round.
 """
 

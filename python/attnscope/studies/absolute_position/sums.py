@@ -2,7 +2,7 @@
 """Stored sums of every pass: those of `PositionProfile` by arm, input, layer and group of texts.
 
 Means over texts are all that the estimates need. A unit stores its part of each sum; a profile of the whole
-run is put together from them. Of squares and triangles only the entries at keys 1 … i of a query are stored.
+run is put together from them. Squares and triangles are stored at the keys 1 … i of a query alone.
 
 Example:
     >>> import numpy as np
@@ -37,9 +37,9 @@ ROWS = tuple(name for name, axes in PositionProfile.SUMS.items() if axes == "m")
 
 
 def softmax_of(layer: Layer) -> tuple[Tensor, bool]:
-    """Scores [B, h, n, n], and whether they are the softmax's own argument; where not, log A.
+    """Return scores [B, h, n, n], and True if they are the softmax's own argument; otherwise log A.
 
-    Such a model's attention of 0 on a visible key has no logarithm: NaN, and so is the map.
+    An attention of 0 on a visible key has no logarithm: it is NaN, and so is the map.
     """
     if "scores" in layer.tensors:
         return layer.matrices("scores"), True

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What are you sinking? A geometric approach on attention sink (Ruscio et al., arXiv 2508.02546)."""
+"""The study of *What are you sinking? A geometric approach on attention sink* (arXiv 2508.02546)."""

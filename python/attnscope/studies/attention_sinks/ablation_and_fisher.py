@@ -106,7 +106,7 @@ def _write(run: StageRun, protocol: str, sample: int, table: Any, **traces: Any)
 
 
 def _without_loss(loaded: LoadedModel) -> str:
-    """Why a model has no head that predicts tokens, "" where it has one."""
+    """Return why a model has no head that predicts tokens, "" where it has one."""
     if any(mark in type(loaded.model).__name__ for mark in ("CausalLM", "LMHead", "MaskedLM")):
         return ""
     if getattr(loaded.model.config, "is_encoder_decoder", False):

@@ -162,9 +162,9 @@ def _mean(values: np.ndarray[Any, np.dtype[np.float64]] | None) -> float:
 
 
 def null_tests(results: Results) -> list[dict[str, Any]]:
-    """Rows of `null_tests`: every number of `heads` against each empirical null.
+    """Return rows of `null_tests`: every number of `heads` against each empirical null.
 
-    Shuffled rows are paired with the same sentences. Of random weights the unit is the initialisation: an
+    Shuffled rows are paired with the same sentences. The unit of random weights is the initialisation: an
     interval over texts of one of them shrinks with the number of texts and does not include other
     initialisations.
     """

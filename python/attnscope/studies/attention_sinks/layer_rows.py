@@ -190,8 +190,9 @@ def write_rows(
 ) -> None:
     """Write the measured numbers of the maps [batch, maps] of a layer.
 
-    Those are heads of these numbers or, without `names`, the head mean, as the model has them or a `variant`;
-    `supports` name the visible keys of each text's queries, `of_layer` holds further columns of `layers`.
+    The maps are heads of these numbers or, without `names`, the head mean, as the model has them or a
+    `variant`; `supports` name the visible keys of each text's queries, `of_layer` holds further columns of
+    `layers`.
     """
     columns: dict[str, dict[str, Any]] = {"heads": {}, "graphs": {}, "layers": {}}
     thresholds: Sequence[float | str] = ()

@@ -125,9 +125,9 @@ class HeadSinks:
 def by_group(
     results: Results, protocol: str, numbers: Sequence[str]
 ) -> Iterator[tuple[dict[str, Any], str, pd.DataFrame, pd.DataFrame]]:
-    """Keys of every checkpoint, "all" texts and each group if there are several, and their rows.
+    """Yield keys of every checkpoint, "all" texts and each group if there are several, and their rows.
 
-    That are their rows of `samples`, and their numbers, a column for each number, layer and head.
+    The rows are those of `samples`, and the numbers, a column for each number, layer and head.
     """
     samples = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group", "tokens", "n_tokens", "causal"])
     head_rows = results.table("heads", [*HEAD_KEYS, *numbers])

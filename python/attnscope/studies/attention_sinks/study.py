@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What are you sinking? A geometric approach on attention sink (Ruscio et al., arXiv 2508.02546).
+"""The study of *What are you sinking? A geometric approach on attention sink* (arXiv 2508.02546).
 
 Every metric of every head and of the head mean in both protocols, per layer and per sentence, with its
 value on uniform attention, on shuffled rows and under random weights; the model without its sinks; the

@@ -120,9 +120,9 @@ def _modal(values: Sequence[Any]) -> tuple[Any, float]:
 
 
 def specialization(results: Results) -> list[dict[str, Any]]:
-    """Rows of `specialization`: does a head keep to one sink, by the test and by position?
+    """Return rows of `specialization`: does a head keep to one sink, by the test and by position?
 
-    Of the texts that could be tested; as published by token string, of any head's strongest key.
+    They are of the texts that could be tested; as published by token string, of any head's strongest key.
     """
     heads = results.table("heads", [*HEAD_KEYS, *_BY_TEST, "sink_token"])
     has_sink = np.where(
