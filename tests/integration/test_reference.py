@@ -164,7 +164,7 @@ def test_every_stored_number_is_there(reference_and_run):
     same_machine = metadata["instructions"] == _isa.live() and minor[0] == minor[1]
     same_attention = metadata["same_attention"]
     for name, table in stored.items():
-        keys = results.keys(name)
+        keys = results.key_columns(name)
         sides = [compared(name, side, table, metadata["study"]) for side in (table, results.table(name))]
         if name in TESTS:
             count, sides = len(sides[0]), [meaningful(*pair, keys) for pair in (sides, sides[::-1])]
@@ -224,7 +224,7 @@ def test_what_another_rule_decides_is_stored_too(reference_and_run):
         name for name, rows in stored.items() if len(rows)
     }
     for name, rows in stored.items():
-        keys = [key for key in results.keys(name) if key in tables[name]]
+        keys = [key for key in results.key_columns(name) if key in tables[name]]
         a, b = (table.sort_values(keys).reset_index(drop=True) for table in (rows.to_pandas(), tables[name]))
         assert len(a) == len(b), name
         for column in a:

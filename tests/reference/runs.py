@@ -130,10 +130,10 @@ def of_rules(results):
         if name in RULES:
             tables[name] = rows[~RULES[name](rows)]
         elif name in OF_HEADS:
-            columns = [*results.keys(name), *rows.columns.intersection(BY_TEST)]
+            columns = [*results.key_columns(name), *rows.columns.intersection(BY_TEST)]
             tables[name] = rows.loc[rows["protocol"] == "exact", columns]
         elif name == "fisher":
-            tables[name] = rows[[*results.keys(name), "trace_sampled"]]
+            tables[name] = rows[[*results.key_columns(name), "trace_sampled"]]
     return {name: rows.reset_index(drop=True) for name, rows in tables.items()}
 
 

@@ -114,7 +114,7 @@ def tables(
             raise ResultsError(f"tables: {error}") from error
         return
     table = table or "heads"
-    keys = listed_in(by) or [key for key in ("model", "layer") if key in results.keys(table)]
+    keys = listed_in(by) or [key for key in ("model", "layer") if key in results.key_columns(table)]
     frame = statistics(results, table, keys, "" if columns == "all" else columns)
     if as_json:
         show(frame.to_json(orient="records"))
@@ -272,7 +272,7 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
     from attnscope.results.summaries import grouped, kinds_of
 
     frame = results.table(table)
-    keys = results.keys(table)
+    keys = results.key_columns(table)
     if frame.empty:
         raise ResultsError(f"tables: table {table!r} has no rows")
     if not by:

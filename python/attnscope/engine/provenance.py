@@ -143,7 +143,10 @@ def refuse_existing(folder: Path, settings: Settings) -> None:
     if (folder / SHARDS).is_dir() and not (folder / "study.yaml").is_file():
         raise FileExistsError(f"{folder} holds shards of a run: {command('gather', folder)}")
     refuse_another(folder, settings)
-    raise FileExistsError(f"{folder} exists and holds this very study: {command('resume', folder)}")
+    raise FileExistsError(
+        f"{folder} exists and holds this very study: {command('resume', folder)}, in Python "
+        f"attnscope.resume({str(folder)!r}) or run(..., exist_ok=True)"
+    )
 
 
 def refuse_another(folder: Path, settings: Settings) -> None:

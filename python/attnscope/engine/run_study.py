@@ -11,7 +11,7 @@ from attnscope.config.run_config import Settings, refuse_stored_trust
 from attnscope.engine.engine import Engine, Notify
 from attnscope.engine.executors.executor import Executor
 from attnscope.engine.executors.shards import merge_shards, shard_folders
-from attnscope.engine.provenance import refuse_other_study, settings_of, stored
+from attnscope.engine.provenance import refuse_another, refuse_other_study, settings_of, stored
 from attnscope.errors import ConfigError
 from attnscope.results.results import Results, load
 
@@ -22,6 +22,7 @@ def run(
     progress: bool = True,
     say: Notify | None = None,
     executor: Executor | None = None,
+    exist_ok: bool = False,
     **overrides: Any,
 ) -> Results:
     """Run a study and store its results in `OUTPUT/NAME`.
@@ -31,6 +32,8 @@ def run(
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
         say: called with what a person should know; None prints to standard error.
         executor: who does the units; None is this process, `Cluster("auto")` the workers of a Ray cluster.
+        exist_ok: where the run folder holds this very study, give its results if it is finished, else go on
+            with it, so that a cell of a notebook can be run again.
         overrides: keys that replace those of the config.
 
     Returns:
@@ -39,7 +42,8 @@ def run(
     Raises:
         ConfigError: the study cannot be understood or done.
         LoadError: no model could be loaded.
-        FileExistsError: the run folder exists; the message says whether and how to resume.
+        FileExistsError: the run folder exists, or with `exist_ok` holds another study; the message says
+            whether and how to resume.
         Interrupted: after Ctrl-C or SIGTERM, when the unit at work was stored.
         DiskFull: no room; everything done before is intact.
         UnitsFailed: units were given up after three attempts; everything else is stored.
@@ -50,7 +54,13 @@ def run(
         Traceback (most recent call last):
         attnscope.errors.ConfigError: models[0]: there is no model folder ./no/such/folder
     """
-    return Engine(settings_of(config, **overrides), progress=progress, say=say, executor=executor).run()
+    engine = Engine(settings_of(config, **overrides), progress=progress, say=say, executor=executor)
+    if not exist_ok or not (engine.folder / "study.yaml").is_file():
+        return engine.run()
+    refuse_another(engine.folder, engine.settings)
+    if stored(engine.folder).get("state") == "finished":
+        return load(engine.folder)
+    return engine.run(resume=True)
 
 
 def resume(

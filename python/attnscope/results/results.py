@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-class Results:
-    """The tables of one run, with the study and the provenance they come from.
+class Results(Mapping[str, "pd.DataFrame"]):
+    """The tables of one run by name, with the study and the provenance they come from.
+
+    A mapping: `results["heads"]` is a DataFrame, `"heads" in results`, `len(results)`, `dict(results)`. Two
+    results are equal if they are the same object. They can be pickled, without the model that they are of.
 
     Args:
         tables: DataFrames or Arrow tables by name; key columns first.
@@ -77,12 +80,36 @@ class Results:
         """Return the table of that name."""
         return self.table(name)
 
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the tables, as `tables` gives them."""
+        return iter(self.tables())
+
+    def __len__(self) -> int:
+        """Return the number of tables."""
+        return len(self.tables())
+
+    def __contains__(self, name: object) -> bool:
+        """Return True if there is a table of that name; it is not read."""
+        return name in self.tables()
+
+    def __bool__(self) -> bool:
+        """Return True: results are there, with or without tables."""
+        return True
+
+    # tables are compared cell by cell, which makes no truth value
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: all but the reference to a model in memory."""
+        return {**vars(self), "model": None}
+
     def _repr_html_(self) -> str:
         """Tables with their rows and keys, and the folder."""
         import pandas as pd
 
         names = self.tables()
-        rows = [(f"{self._rows(name):,}", ", ".join(self.keys(name))) for name in names]
+        rows = [(f"{self._rows(name):,}", ", ".join(self.key_columns(name))) for name in names]
         shown = pd.DataFrame(rows, names, ["rows", "keys"])
         where = html.escape(str(self.path) if self.path else "in memory")
         return f"<p>Results, {where}; <code>results[name]</code> is a DataFrame</p>{shown.to_html()}"
@@ -119,7 +146,7 @@ class Results:
         check_columns(name, columns or (), stored.columns)
         return stored.copy() if columns is None else stored[list(columns)].copy()
 
-    def keys(self, name: str) -> list[str]:
+    def key_columns(self, name: str) -> list[str]:
         """Return the columns that tell the rows of a table apart, as its file names them.
 
         A DataFrame that `table` gave carries them in its `attrs`; of any other they are the columns that are
@@ -198,7 +225,7 @@ class Results:
         files = self._files(folder, "parquet")
         for name, file in files.items():
             with atomic_file(file) as out:
-                write_table(with_keys(self.arrow(name), name, self.keys(name)), out)
+                write_table(with_keys(self.arrow(name), name, self.key_columns(name)), out)
         return list(files.values())
 
     def _files(self, folder: str | Path, ending: str) -> dict[str, Path]:

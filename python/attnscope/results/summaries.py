@@ -51,7 +51,7 @@ class StoredTables(Protocol):
     def table(self, name: str) -> pd.DataFrame:
         """Return one table."""
 
-    def keys(self, name: str) -> list[str]:
+    def key_columns(self, name: str) -> list[str]:
         """Return the columns that tell the rows of a table apart."""
 
     def schema(self, name: str) -> pa.Schema:
@@ -73,7 +73,7 @@ def as_xarray(
             raise ResultsError(
                 f"to_xarray: table {table!r} has no rows of protocol {protocol!r}, only {kinds}"
             )
-    axes = [key for key in results.keys(table) if key not in ("protocol", "step")]
+    axes = [key for key in results.key_columns(table) if key not in ("protocol", "step")]
     if metrics is None:
         numbers = frame.select_dtypes(["number", "bool", "boolean"]).columns
         metrics = [name for name in numbers if name not in (*axes, "step", "protocol")]
@@ -122,7 +122,7 @@ def kinds_of(results: StoredTables, table: str) -> dict[str, str]:
     """Kind of each numeric column that is no key, as the stored file says; "value" where it says none."""
     import pyarrow as pa
 
-    keys = results.keys(table)
+    keys = results.key_columns(table)
     kinds = {}
     for field in results.schema(table):
         numeric = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
@@ -171,7 +171,7 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
     import pandas as pd
 
     rows_here, rows_there = results.table(table), other.table(table)
-    keys = [key for key in results.keys(table) if key in rows_there]
+    keys = [key for key in results.key_columns(table) if key in rows_there]
     one_model_each = "model" in keys and rows_here["model"].nunique() == rows_there["model"].nunique() == 1
     if one_model_each and not set(rows_here["model"]) & set(rows_there["model"]):
         keys.remove("model")

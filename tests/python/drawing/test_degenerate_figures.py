@@ -118,7 +118,7 @@ def replaced(table: pd.DataFrame, columns: list[str], value: float) -> pd.DataFr
 
 
 def measured(results: Results, name: str) -> list[str]:
-    keys = results.keys(name)
+    keys = results.key_columns(name)
     return [column for column in results.table(name).columns if column not in keys]
 
 

@@ -5,10 +5,12 @@ A position has no mean, a count and a ratio have a median.
 """
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
 import warnings
+import weakref
 from hashlib import sha256
 from pathlib import Path
 
@@ -74,6 +76,33 @@ def test_a_saved_run_comes_back_equal(run):
     assert list(again.table("samples")["tokens"][0]) == ["<s>", "ä", ","]
     assert list(again.table("heads", ["step", "fiedler_value"]).columns) == ["step", "fiedler_value"]
     assert "heads 36" in repr(again)
+
+
+def test_results_are_a_mapping_of_tables(run):
+    assert list(run) == ["samples", "heads"]
+    assert len(run) == 2
+    assert "heads" in run
+    assert "fiedler_value" not in run
+    assert run.get("nothing") is None
+    assert {name: len(table) for name, table in run.items()} == {"samples": 1, "heads": len(heads())}
+    assert run == run
+    assert run != load(run.path)
+    assert len({run, run}) == 1
+    assert bool(Results())
+    with pytest.raises(KeyError, match="did you mean 'heads'"):
+        run["head"]
+
+
+def test_results_are_pickled_without_their_model(run):
+    model = object.__new__(type("Model", (), {}))
+    in_memory = Results({"heads": heads()}, study={"name": "toy"})
+    in_memory.model = weakref.ref(model)
+    again = pickle.loads(pickle.dumps(in_memory))
+    assert again.model is None
+    assert in_memory.model() is model
+    pd.testing.assert_frame_equal(again["heads"], heads())
+    stored = pickle.loads(pickle.dumps(run))
+    pd.testing.assert_frame_equal(stored["heads"], run["heads"])
 
 
 def test_save_refuses_a_folder_with_something_in_it(run):

@@ -2,6 +2,7 @@
 """The folder of a run: who may write into it, what it says of itself, what blocks it and what does not."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 import attnscope as asc
+from attnscope.engine.engine import Engine
 from attnscope.engine.provenance import _own_git_state
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError, FolderLocked
@@ -33,6 +35,26 @@ def test_an_existing_folder_is_refused_with_the_way_on(tmp_path, llama, texts):
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
     again = resume(tmp_path / "runs" / "a")
     assert again.provenance["units"]["done_by_this_process"] == 0
+
+
+def test_a_study_that_may_exist_is_given_gone_on_with_or_refused(tmp_path, llama, texts, monkeypatch):
+    settings = study(tmp_path, str(llama), str(texts))
+    first = run(settings, exist_ok=True)
+    units = sorted(first.path.glob("units/*/unit.json"))
+    times = [unit.stat().st_mtime_ns for unit in units]
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "work", lambda *_: pytest.fail("a finished study is computed again"))
+        again = run(settings, exist_ok=True)
+    assert again["heads"].equals(first["heads"])
+    with pytest.raises(FileExistsError, match=r"another study \(block: 3 there, 2 here\)"):
+        run(settings, block=2, exist_ok=True)
+    shutil.rmtree(units[0].parent)
+    facts = json.loads((first.path / "provenance.json").read_text("utf-8"))
+    (first.path / "provenance.json").write_text(json.dumps({**facts, "state": "interrupted"}), "utf-8")
+    resumed = run(settings, exist_ok=True)
+    assert resumed.provenance["units"]["done_by_this_process"] == 1
+    assert resumed["heads"].equals(first["heads"])
+    assert [unit.stat().st_mtime_ns for unit in units[1:]] == times[1:]
 
 
 def test_one_folder_one_writer(tmp_path, llama, texts):

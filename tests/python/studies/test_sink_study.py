@@ -76,7 +76,7 @@ def test_every_table_is_there_with_its_keys(results):
     }
     for name in results.tables():
         table = results.table(name)
-        keys = results.keys(name)
+        keys = results.key_columns(name)
         assert list(table.columns[: len(keys)]) == keys
         assert name == "bars" or not table.duplicated(keys).any(), name
         assert table[keys].drop(columns="threshold", errors="ignore").notna().all().all()

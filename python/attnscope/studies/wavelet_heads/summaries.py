@@ -41,7 +41,7 @@ def phases(results: Results) -> pd.DataFrame:
     keys, parts = [*CHECKPOINT_KEYS, "sample"], []
     stored_tables = results.tables()
     if "heads" in stored_tables:
-        key_columns = {*results.keys("heads"), "n_tokens", "support"}
+        key_columns = {*results.key_columns("heads"), "n_tokens", "support"}
         heads = results.table("heads")
         parts.append(heads.groupby(keys)[[name for name in heads if name not in key_columns]].mean())
     if "uncertainty" in stored_tables:
