@@ -5,6 +5,7 @@ from attnscope import _core as _core
 from attnscope import devices as devices
 from attnscope import errors as errors
 from attnscope import inference as inference
+from attnscope import metrics as metrics
 from attnscope import protocols as protocols
 from attnscope.capture import capture as capture
 from attnscope.capture import edit as edit

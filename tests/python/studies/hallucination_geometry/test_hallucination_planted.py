@@ -358,9 +358,9 @@ def known_model(name, tmp_path):
 def test_models_that_know_no_facts_show_nothing(name, seed, tmp_path):
     """On the packaged prompts no primary p is below .05, and the report says that nothing was found.
 
-    Outside of it is the amplification (C14). The questions of a pair have unlike words, whose small mean
-    difference stories260K does amplify: by the exchange within pairs it is none of chance (p .036 and .006 in
-    two of five layers).
+    Outside of that family, trained models may amplify the small mean difference that buckets of unlike words
+    have (C14). In stories260K it is none of chance by the exchange within pairs (p .036 and .006 in two of
+    five layers). Untrained models amplify none.
     """
     texts = {"path": "builtin:hallucination_geometry", "column": "question"}
     study = asc.Study(
@@ -376,7 +376,8 @@ def test_models_that_know_no_facts_show_nothing(name, seed, tmp_path):
     primary = claims[claims["correction"] == "holm"]
     assert not (primary["p_adjusted"] < 0.05).any(), primary[primary["p_adjusted"] < 0.05]
     others = claims[(claims["p_adjusted"] < 0.05) & (claims["correction"] != "holm")]
-    assert set(others["claim"]) <= {"C14 impossible"}, others
+    trained = name in ("stories260K", "llama2xs")
+    assert set(others["claim"]) <= ({"C14 impossible", "C14 unknown"} if trained else set()), others
     assert (claims[claims["claim"].str.startswith("C1 ")]["verdict"] != "supported").all()
     for sentence in findings(results):
         assert sentence.startswith(("It is undecided whether states tell ", "States do not tell "))
