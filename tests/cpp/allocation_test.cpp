@@ -56,10 +56,15 @@ void __wrap_free(void* block) { give_back(block); }
 }
 void* operator new(std::size_t bytes) { return take_or_throw(bytes); }
 void* operator new[](std::size_t bytes) { return take_or_throw(bytes); }
+// A stable sort asks for room that it can do without; a sanitizer has its own of these too.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return take(bytes); }
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return take(bytes); }
 void operator delete(void* block) noexcept { give_back(block); }
 void operator delete[](void* block) noexcept { give_back(block); }
 void operator delete(void* block, std::size_t) noexcept { give_back(block); }
 void operator delete[](void* block, std::size_t) noexcept { give_back(block); }
+void operator delete(void* block, const std::nothrow_t&) noexcept { give_back(block); }
+void operator delete[](void* block, const std::nothrow_t&) noexcept { give_back(block); }
 
 namespace attnscope {
 namespace {
@@ -117,17 +122,21 @@ std::int64_t fail_every_allocation(const RowMatrix<Scalar>& matrix) {
   return count;
 }
 
+void expect_some(std::int64_t count) {
+  std::printf("allocations that failed: %lld\n", static_cast<long long>(count));
+  EXPECT_GT(count, 250);
+}
+
 TEST(Allocation, EveryOneFailsOnceInEveryKernel) {
-  std::int64_t count = 0;
   for (const bool causal : {false, true}) {
     const RowMatrix<double> wide = testing::random_attention(20, causal, 1);
-    count += fail_every_allocation(wide);
-    count += fail_every_allocation(RowMatrix<float>(wide.cast<float>()));
+    expect_some(fail_every_allocation(wide));
+    expect_some(fail_every_allocation(RowMatrix<float>(wide.cast<float>())));
   }
-  // beyond the sizes that are packed
-  count += fail_every_allocation(testing::random_attention(100, true, 2));
-  std::printf("allocations that failed: %lld\n", static_cast<long long>(count));
-  EXPECT_GT(count, 500);
+}
+
+TEST(Allocation, EveryOneFailsOnceBeyondTheSizesThatArePacked) {
+  expect_some(fail_every_allocation(testing::random_attention(100, true, 2)));
 }
 
 }  // namespace

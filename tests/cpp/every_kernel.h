@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/clouds/fragmentation.h"
@@ -17,6 +21,7 @@
 #include "kernels/information/entropy.h"
 #include "kernels/information/sinks.h"
 #include "kernels/information/span_attention.h"
+#include "kernels/lazy_attention/lazy_attention.h"
 #include "kernels/positions/toeplitz.h"
 #include "kernels/signals/locality.h"
 #include "kernels/signals/power_spectrum.h"
@@ -77,7 +82,146 @@ struct EveryWorkspace {
   Neighbours neighbours;
   NeighbourScratch neighbour_scratch;
   std::vector<double> numbers;
+  LazyWorkspace lazy;
 };
+
+// Room for what lazy attention says of each query, and the pointers to it.
+class LazyRowNumbers {
+ public:
+  LazyRowNumbers(Index queries, const LazyRequest& request) : keys_(queries * request.top, -1) {
+    auto firsts = static_cast<Index>(request.firsts.size());
+    const std::pair<double**, Index> places[] = {
+        {&rows_.log_z, 1},
+        {&rows_.entropy, 1},
+        {&rows_.collision, 1},
+        {&rows_.largest, 1},
+        {&rows_.distance, 1},
+        {&rows_.mass, 1},
+        {&rows_.first, firsts},
+        {&rows_.near, request.near_count},
+        {&rows_.beyond, request.near_count},
+        {&rows_.far_mass, 1},
+        {&rows_.far_squares, 1},
+        {&rows_.far_largest, 1},
+        {&rows_.product, request.right_channels},
+        {&rows_.top_weights, request.top},
+    };
+    Index width = 0;
+    for (const auto& [place, columns] : places) width += columns;
+    numbers_.assign(static_cast<std::size_t>(queries * width), 0.0);
+    double* free = numbers_.data();
+    for (const auto& [place, columns] : places) {
+      *place = free;
+      free += queries * columns;
+    }
+    rows_.top_keys = keys_.data();
+  }
+
+  const LazyRows& rows() const { return rows_; }
+  void record(Record& write) const {
+    write(numbers_);
+    for (const std::int64_t key : keys_) write(key);
+  }
+
+ private:
+  LazyRows rows_;
+  std::vector<double> numbers_;
+  std::vector<std::int64_t> keys_;
+};
+
+// Calls lazy attention with the rows of the matrix as queries and as keys: every sum, then the
+// entries above a threshold, then a tile of weights.
+template <class Float, class Scalar>
+void record_lazy_attention(const RowMatrix<Scalar>& matrix, EveryWorkspace& work, Record& write) {
+  const Index n = matrix.rows();
+  const VectorType type =
+      std::is_same_v<Scalar, double> ? VectorType::float64 : VectorType::float32;
+  LazyHead head;
+  head.query = {matrix.data(), type, n, 1};
+  head.key = {matrix.data(), type, n, 1};
+  head.queries = head.keys = head.length = head.width = n;
+  head.scaling = 8.0;
+  head.slope = 0.01;
+  const Index distances[] = {2, 5};
+  const Index channels = lazy_channels(std::is_same_v<Float, double>);
+  const std::vector<Float> right(static_cast<std::size_t>(3 * n), Float(0.5));
+  const std::vector<Float> left(static_cast<std::size_t>(channels * n), Float(0.25));
+  LazyRequest request;
+  request.exact = std::is_same_v<Float, double>;
+  request.firsts = {1, 4};
+  request.nears = distances;
+  request.near_count = 2;
+  request.far = far_distance(n);
+  request.columns = true;
+  request.top = std::min<Index>(3, n);
+  request.right = right.data();
+  request.left = left.data();
+  request.right_channels = 3;
+  request.left_channels = channels;
+  LazyColumns columns;
+  LazyEntries entries;
+  std::vector<double> log_z(static_cast<std::size_t>(n));
+  for (const bool of_entries : {false, true}) {
+    if (of_entries) request.top = 0;
+    request.threshold = of_entries ? 0.04 : 0.0;
+    const LazyRowNumbers numbers(n, request);
+    measure_lazy_rows(head, 0, n, request, numbers.rows(), columns, entries, work.lazy);
+    numbers.record(write);
+    std::copy_n(numbers.rows().log_z, n, log_z.data());
+    for (const auto* sums :
+         {&columns.incoming, &columns.squares, &columns.far_incoming, &columns.product}) {
+      write(*sums);
+    }
+  }
+  write(entries.weights);
+  for (const std::int32_t key : entries.keys) write(std::int64_t{key});
+  std::vector<double> tile(static_cast<std::size_t>(n * n));
+  lazy_tile(head, 0, n, 0, n, request.exact, log_z.data(), tile.data(), work.lazy);
+  write(tile);
+}
+
+// Calls the kernels that read all heads of a layer, with the matrix as two heads of it.
+template <class Scalar>
+void record_heads(const RowMatrix<Scalar>& matrix, EveryWorkspace& work, Record& write) {
+  const Index n = matrix.rows();
+  const MatrixView<Scalar> head = testing::view(matrix);
+  const MatrixView<Scalar> heads[] = {head, head};
+  const Support support = auto_support(head);
+  const Support supports[] = {support, support};
+  std::vector<double> numbers(static_cast<std::size_t>(2 * n));
+  head_divergence(std::span<const MatrixView<Scalar>>(heads), std::span<const Support>(supports), 0,
+                  n, numbers.data(), n, work.divergence);
+  write(numbers);
+
+  const auto flags = std::make_unique<bool[]>(static_cast<std::size_t>(3 * n));
+  flags[0] = true;
+  std::vector<double> rows(static_cast<std::size_t>(4 * n));
+  std::vector<double> maps(static_cast<std::size_t>(2 * n * n));
+  const RemovalRows removal{rows.data(), rows.data() + 2 * n, flags.get() + n, maps.data(), n};
+  sink_removal(std::span<const MatrixView<Scalar>>(heads), std::span<const Support>(supports),
+               flags.get(), 0, 0, n, removal, work.divergence);
+  write(rows);
+  write(maps);
+
+  std::vector<double> far(static_cast<std::size_t>(5 * n));
+  std::vector<std::int64_t> queries(static_cast<std::size_t>(n));
+  double* const place = far.data();
+  far_attention(
+      head, support,
+      FarAttention{place, place + n, place + 2 * n, place + 3 * n, place + 4 * n, queries.data()},
+      work.sinks);
+  write(far);
+  for (const std::int64_t count : queries) write(count);
+
+  std::vector<double> spectra(static_cast<std::size_t>(2 * n));
+  double* const values[] = {spectra.data(), spectra.data() + n};
+  const auto pack = static_cast<std::size_t>(std::min<Index>(2, laplacian_pack_width(n)));
+  laplacian_spectra(std::span<const MatrixView<Scalar>>(heads, pack), GraphOptions{}, n,
+                    std::span<double* const>(values, pack), work.laplacian);
+  write(spectra);
+  graph_weights(head, GraphOptions{}, work.laplacian);
+  laplacian_from_weights(false, work.laplacian);
+}
 
 // Calls every kernel on one matrix, with the given scratch, and records the results.
 template <class Scalar>
@@ -109,9 +253,6 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
   sink_tokens(view, support, SinkRule{}, tokens.get(), work.sinks);
   for (Index j = 0; j < n; ++j) write(std::int64_t{tokens[static_cast<std::size_t>(j)]});
 
-  head_divergence(one, supports, 0, n, numbers.data(), n, work.divergence);
-  write(numbers);
-
   std::vector<double> states(static_cast<std::size_t>(4 * n));
   widen_states(matrix.data(), n, Index{1}, Index{4}, Index{0}, n, true, states.data());
   const AlignedHead<Scalar> head{view, support};
@@ -120,6 +261,7 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
   alignment_moments(std::span<const AlignedHead<Scalar>>(&head, 1), states.data(), 4, 0, end,
                     &moments, work.alignment);
   write(moments.ac);
+  write(alignment_of(std::span<const PairMoments>(&moments, 1)));
   std::vector<double> influence(static_cast<std::size_t>(3 * n), 0.0);
   reference_influence(
       view, support, states.data(), 4, tokens.get(), Index{1}, Index{0}, std::min(n, state_rows(n)),
@@ -266,6 +408,10 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
     persistence(apart, of_distances, work.persistent, bars);
     for (const Bar& bar : bars) write(bar.death);
   }
+
+  record_heads(matrix, work, write);
+  record_lazy_attention<float>(matrix, work, write);
+  record_lazy_attention<double>(matrix, work, write);
 }
 
 }  // namespace attnscope::testing

@@ -332,14 +332,14 @@ class BlockMeasures {
 
   void finish() {
     for (Index lane = 0; lane < kWidth; ++lane) {
-      spoiled_[lane] = false;
+      non_finite_[lane] = false;
       share_[lane] = Float(0);
       if (!tiles_.is_real(lane)) continue;
       const bool sees_nothing = mass_[lane] == 0.0;
       const double m = sees_nothing ? 0.0 : static_cast<double>(max_[lane]);
       const double z = mass_[lane] + std::exp2(head_.sink_logit / kLog2 - m);
       share_[lane] = sees_nothing ? Float(0) : static_cast<Float>(1.0 / z);
-      spoiled_[lane] = std::isnan(z);
+      non_finite_[lane] = std::isnan(z);
       write_row(lane, m, z);
     }
   }
@@ -356,7 +356,7 @@ class BlockMeasures {
     write(rows_.entropy,
           sees_nothing ? 0.0
                        : std::max(0.0, kLog2 * (mass_[lane] * log2_z - entropy_[lane]) * scale));
-    if (rows_.entropy != nullptr && spoiled_[lane]) rows_.entropy[row] = kNaN;
+    if (rows_.entropy != nullptr && non_finite_[lane]) rows_.entropy[row] = kNaN;
     write(rows_.collision, collision_[lane] * scale * scale);
     write(rows_.largest, scale);
     write(rows_.distance, distance_[lane] * scale);
@@ -380,8 +380,8 @@ class BlockMeasures {
   // Weights become final and columns take them. A head whose weights did not stay is gone through
   // once more.
   void take_columns(Index first, Index last) {
-    const bool spoiled =
-        std::any_of(spoiled_, spoiled_ + kWidth, [](bool is_nan) { return is_nan; });
+    const bool any_non_finite =
+        std::any_of(non_finite_, non_finite_ + kWidth, [](bool is_nan) { return is_nan; });
     for (Index lane = 0; lane < kWidth; ++lane) {
       below_[lane] = std::numeric_limits<Float>::infinity();
       if (!tiles_.is_real(lane)) continue;
@@ -406,7 +406,7 @@ class BlockMeasures {
       if (only_seeks) {
         seek_unscaled(key, keys, tile);
       } else {
-        if (spoiled) spoil(key, keys, tile);
+        if (any_non_finite) fill_non_finite(key, keys, tile);
         add_columns(key, keys, tile);
       }
       if (stays_) tile += kScoreTile * kWidth;
@@ -424,9 +424,9 @@ class BlockMeasures {
   }
 
   // A query with a NaN score is NaN where it sees a key, and nowhere else.
-  void spoil(Index key, Index keys, Float* tile) {
+  void fill_non_finite(Index key, Index keys, Float* tile) {
     for (Index lane = 0; lane < kWidth; ++lane) {
-      if (!spoiled_[lane]) continue;
+      if (!non_finite_[lane]) continue;
       factor_[lane] = Float(1);
       for (Index j = 0; j < keys; ++j) {
         tile[j * kWidth + lane] =
@@ -579,7 +579,7 @@ class BlockMeasures {
       if (!tiles_.is_real(lane)) continue;
       double* const weights = rows_.top_weights + (query_ + lane) * request_.top;
       std::int64_t* const keys = rows_.top_keys + (query_ + lane) * request_.top;
-      std::fill_n(weights, request_.top, spoiled_[lane] ? kNaN : 0.0);
+      std::fill_n(weights, request_.top, non_finite_[lane] ? kNaN : 0.0);
       std::fill_n(keys, request_.top, std::int64_t{-1});
       while (hit != hits_.end() && hit->row < lane) ++hit;
       for (Index k = 0; k < request_.top && hit != hits_.end() && hit->row == lane; ++k, ++hit) {
@@ -607,7 +607,7 @@ class BlockMeasures {
   alignas(64) Float far_max_[kWidth];
   double mass_[kWidth], entropy_[kWidth], collision_[kWidth], distance_[kWidth], far_mass_[kWidth],
       far_squares_[kWidth];
-  bool spoiled_[kWidth];
+  bool non_finite_[kWidth];
 };
 
 }  // namespace

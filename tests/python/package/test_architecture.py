@@ -45,6 +45,29 @@ def test_a_concept_has_its_file_in_every_folder(folder, name):
     assert {name: file_counts[name] for name in expected if file_counts[name] != 1} == {}
 
 
+def functions_with_scratch(header):
+    """Return the functions of a header that allocate: their declaration names a workspace or scratch."""
+    declarations = re.sub(r"//.*", "", header.read_text())
+    pattern = r"^(?!inline|class|struct)[\w:<>, ]+? (\w+)\(([^;{]*)\);"
+    return [
+        name
+        for name, parameters in re.findall(pattern, declarations, re.MULTILINE)
+        if re.search("Workspace|Scratch", parameters)
+    ]
+
+
+def test_every_kernel_is_among_those_whose_allocations_fail():
+    """And among those that run from eight threads: both tests call what tests/cpp/every_kernel.h calls."""
+    calls = (ROOT / "tests/cpp/every_kernel.h").read_text()
+    functions = [
+        function
+        for header in sorted((ROOT / "cpp/kernels").rglob("*.h"))
+        for function in functions_with_scratch(header)
+    ]
+    assert len(functions) > 30
+    assert [function for function in functions if not re.search(rf"\b{function}\(", calls)] == []
+
+
 # The layers of the core from the bottom up, and below each what its folder may include.
 LAYERS = {
     "simd": (),
