@@ -13,17 +13,31 @@ from __future__ import annotations
 import copy
 import signal
 import warnings
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
+import support_matrix
 from attnscope.capture import capture, module_tracing
+from attnscope.capture.sites import SITES
 from fingerprint import differing, fingerprint
 from models import sharpen
 
 #: Parameters of the largest model that is built.
 LARGEST = 30_000_000
-KINDS = ("causal", "masked", "seq2seq")
+#: The lists of transformers' auto classes by kind.
+MAPPINGS = {
+    "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "masked": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "image": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "image-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "audio": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+}
+KINDS = tuple(MAPPINGS)
 TOKENS = 24
 #: Seconds for one type.
 LIMIT = 240
@@ -53,19 +67,44 @@ _SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
+#: Sizes of models of pictures and sounds.
+_PICTURE: dict[str, Any] = {"image_size": 64, "patch_size": 16, "num_channels": 3, "in_channels": 3}
+_SMALL |= {
+    "depth": 2, "num_mel_bins": 16, "max_source_positions": 50, "max_target_positions": 64, "encoder_dim": 64,
+    "encoder_attention_dim": 64, "projection_dim": 32, "num_labels": 3, "classifier_proj_size": 32,
+}  # fmt: skip
+
+
 class TooSlowError(BaseException):
     """A type took longer than it may."""
+
+
+@dataclass
+class Outcome:
+    """The result of one type.
+
+    Attributes:
+        result: a word of the module's list.
+        words: the reason, or what a warning says.
+        tier: the way of the capture; None without one.
+        sites: names of the tensors that can be captured.
+        difference: the largest gap to eager attention by padding; None where no eager map has the shape.
+        layers: number of captured layers by stack.
+    """
+
+    result: str
+    words: str = ""
+    tier: int | None = None
+    sites: list[str] = field(default_factory=list)
+    difference: dict[str, float | None] = field(default_factory=dict)
+    layers: dict[str, int] = field(default_factory=dict)
 
 
 def types(kind: str) -> dict[str, str]:
     """Return the names of an auto class's models by model type."""
     from transformers.models.auto import modeling_auto as auto
 
-    names = {
-        "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        "seq2seq": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    }[kind]
+    names = getattr(auto, MAPPINGS[kind])
     return {name: model if isinstance(model, str) else model[0] for name, model in names.items()}
 
 
@@ -79,8 +118,9 @@ def classes(kind: str, name: str) -> tuple[Any, Any]:
 
 def variants(config_class: Any) -> list[dict[str, Any]]:
     """Return choices of the small sizes that a configuration knows; some contradict others in some types."""
-    names = set(vars(config_class())) | set(getattr(config_class, "attribute_map", {}))
-    sizes = {name: value for name, value in _SMALL.items() if name in names}
+    default = config_class()
+    names = set(vars(default)) | set(getattr(config_class, "attribute_map", {}))
+    sizes = _sizes(default)
     widths = ("head_dim", "d_kv", "attention_head_size", "kv_channels")
     layers = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
     without = (
@@ -91,9 +131,26 @@ def variants(config_class: Any) -> list[dict[str, Any]]:
         (*widths, *layers),
     )
     size_choices = [{name: value for name, value in sizes.items() if name not in left} for left in without]
+    # hybrid stacks whose first layers all lack attention
+    size_choices.append({**sizes, **dict.fromkeys(set(layers) & names, 8)})
     if "num_key_value_heads" in names:  # compressed keys and values have as many heads as queries
         size_choices.append({**size_choices[1], "num_key_value_heads": 4})
     return size_choices
+
+
+def _sizes(default: Any) -> dict[str, Any]:
+    """Return the small sizes that a configuration knows, those of its parts as mappings."""
+    names = set(vars(default)) | set(getattr(type(default), "attribute_map", {}))
+    sizes = {name: value for name, value in _SMALL.items() if name in names}
+    for part in getattr(default, "sub_configs", {}):
+        config = getattr(default, part, None)
+        if config is not None and hasattr(config, "to_dict"):
+            sizes[part] = {"model_type": config.model_type, **_sizes(config)}
+            if hasattr(config, "image_size"):
+                sizes[part] |= {name: value for name, value in _PICTURE.items() if hasattr(config, name)}
+    if hasattr(default, "image_size"):
+        sizes |= {name: value for name, value in _PICTURE.items() if name in names}
+    return sizes
 
 
 def build(config_class: Any, model_class: Any) -> Any:
@@ -137,6 +194,8 @@ def eager_copy(model: Any) -> Any:
 def inputs_of(model: Any, padding: str) -> dict[str, torch.Tensor]:
     """Return two texts of tokens; the second has padding on the given side."""
     generator = torch.Generator().manual_seed(1)
+    if model.main_input_name != "input_ids":
+        return _media(model, generator)
     ids = torch.randint(5, VOCABULARY, (2, TOKENS), generator=generator)
     mask = torch.ones_like(ids)
     cut = slice(0, 7) if padding == "left" else slice(TOKENS - 7, TOKENS)
@@ -148,18 +207,61 @@ def inputs_of(model: Any, padding: str) -> dict[str, torch.Tensor]:
     return inputs
 
 
-def outcome(config_class: Any, model_class: Any) -> tuple[str, str]:
-    """Return what came of one type, and more about it."""
+def _media(model: Any, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Return two pictures or sounds of noise."""
+    config, main = model.config, model.main_input_name
+    size = getattr(config, "image_size", 64)
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    bands, frames = getattr(config, "num_mel_bins", 16), 2 * getattr(config, "max_source_positions", 50)
+    shape = {
+        "pixel_values": (2, getattr(config, "num_channels", 3), height, width),
+        "input_features": (2, bands, frames),
+        "input_values": (2, getattr(config, "max_length", 0), bands)
+        if hasattr(config, "frequency_stride")
+        else (2, 8000),
+    }.get(main, (2, 8000))
+    inputs = {main: torch.randn(shape, generator=generator)}
+    if module_tracing.takes(model, "decoder_input_ids"):
+        inputs["decoder_input_ids"] = torch.randint(5, VOCABULARY, (2, 11), generator=generator)
+    return inputs
+
+
+def outcome(config_class: Any, model_class: Any) -> Outcome:
+    """Return the outcome of one type."""
     try:
         model = build(config_class, model_class)
     except ValueError as error:
-        return "not built", str(error)
+        return Outcome("not built", str(error))
+    result = Outcome("equal")
+    result.result, result.words = _captured(model, result)
+    if result.tier is not None:
+        result.sites = _sites(model)
+    return result
+
+
+def _sites(model: Any) -> list[str]:
+    """Return the names of the layers' tensors that can be captured next to the maps."""
+    inputs, names = inputs_of(model, "none"), []
+    for site in SITES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                with capture(model, sites=(site,)) as recording:
+                    next(recording.run(**inputs))
+            except (RuntimeError, ValueError, TypeError):
+                continue
+        names.append(site)
+    return names
+
+
+def _captured(model: Any, facts: Outcome) -> tuple[str, str]:
+    """Return the outcome of a built model, and its words; the facts take tier, layers and differences."""
     sharpen(model, 3.0)
     reference = eager_copy(model)
     result = "equal"
     words: list[str] = []
     before = fingerprint(model)
-    for padding in ("none", "left", "right"):
+    for padding in ("none", "left", "right") if model.main_input_name == "input_ids" else ("none",):
         inputs = inputs_of(model, padding)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -178,7 +280,9 @@ def outcome(config_class: Any, model_class: Any) -> tuple[str, str]:
             ]
             if changed := differing(before, fingerprint(model)):
                 return "changed", f"{changed[:3]}"
-            problem = _compare(layers, reference, inputs, words)
+            facts.tier = recording.tier
+            facts.layers = dict(Counter(layer.stack for layer in layers))
+            problem, facts.difference[padding] = _compare(layers, reference, inputs, words)
             before = fingerprint(model)  # the reference may have drawn random numbers
         if problem:
             return problem[0], f"{padding} padding, tier {recording.tier}: {problem[1]}"
@@ -189,16 +293,19 @@ def outcome(config_class: Any, model_class: Any) -> tuple[str, str]:
     return result, f"tier {recording.tier} " + " | ".join(dict.fromkeys(words))
 
 
-def _compare(layers: Any, reference: Any, inputs: Any, words: list[str]) -> tuple[str, str] | None:
-    """Return what is wrong with captured layers; None if nothing is."""
+def _compare(
+    layers: Any, reference: Any, inputs: Any, words: list[str]
+) -> tuple[tuple[str, str] | None, float | None]:
+    """Return what is wrong with captured layers, None if nothing is; and the largest gap to eager maps."""
     rows = [(layer.stack, layer.index, layer.call) for layer in layers]
     if len(set(rows)) < len(rows):
-        return "numbers", f"rows are there twice: {rows}"
+        return ("numbers", f"rows are there twice: {rows}"), None
     for layer in layers:
         if layer.cross or not layer._is_square():
             continue
         if (problem := disagreement(layer)) is not None:
-            return "visibility", f"{layer.stack} {layer.index}: {layer.visibility.name}: {problem}"
+            words_of_layer = f"{layer.stack} {layer.index}: {layer.visibility.name}: {problem}"
+            return ("visibility", words_of_layer), None
         if layer.visibility.kind == "auto":
             words.append(f"auto: {layer.stack}")
     with torch.no_grad():
@@ -213,19 +320,21 @@ def _compare(layers: Any, reference: Any, inputs: Any, words: list[str]) -> tupl
         if torch.is_tensor(tensor) and tensor.ndim == 4
     ]
     free = list(maps)
+    largest: float | None = None
     for layer in layers:
         result = layer.tensors["attention"]
         candidates = [candidate for candidate in free if candidate.shape == result.shape]
         if not candidates:
             continue
         gaps = [_gap(result, candidate, layer) for candidate in candidates]
+        largest = max(largest or 0.0, min(gaps))
         if min(gaps) > 2e-5 * max(1.0, _scale(reference)):
-            return "different", f"{layer.stack} {layer.index}: {min(gaps):.2g}"
+            return ("different", f"{layer.stack} {layer.index}: {min(gaps):.2g}"), largest
         best = candidates[gaps.index(min(gaps))]
         free = [candidate for candidate in free if candidate is not best]
     if maps and len(free) == len(maps):
         words.append(f"none of {len(maps)} maps of eager attention has the shape of a captured one")
-    return None
+    return None, largest
 
 
 def _scale(reference: Any) -> float:
@@ -271,35 +380,41 @@ def _stop(*_: Any) -> None:
     raise TooSlowError
 
 
-def _limited(kind: str, name: str) -> tuple[str, str]:
+def _limited(kind: str, name: str) -> Outcome:
     """Return the outcome of a type, which has a limited time."""
     result = classes(kind, name)  # an import must not be interrupted
     signal.alarm(LIMIT)
     try:
         return outcome(*result)
     except TooSlowError:
-        return "not built", f"more than {LIMIT} seconds"
+        return Outcome("not built", f"more than {LIMIT} seconds")
     finally:
         signal.alarm(0)
 
 
 def main() -> None:
-    """Print the outcome of every type, and the counts."""
-    import sys
+    """Print the outcome of every type, and the counts; with `--store FILE` keep them in a support matrix."""
+    import argparse
     import time
-    from collections import Counter
+    from pathlib import Path
 
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kinds", nargs="*", default=KINDS, help="KIND or KIND:TYPE,TYPE")
+    parser.add_argument("--store", type=Path, help="support.json, whose rows of the same types are replaced")
+    options = parser.parse_args()
     signal.signal(signal.SIGALRM, _stop)
-    counts: dict[str, Counter[str]] = {}
-    for argument in sys.argv[1:] or KINDS:
+    for argument in options.kinds:
         kind, _, names = argument.partition(":")
-        counts[kind] = Counter()
+        counts: Counter[str] = Counter()
         for name in names.split(",") if names else types(kind):
             start = time.time()
-            result, words = _limited(kind, name)
-            counts[kind][result] += 1
-            print(f"{kind}\t{name}\t{result}\t{time.time() - start:.1f}s\t{words}", flush=True)
-        print(kind, dict(counts[kind]), flush=True)
+            result = _limited(kind, name)
+            counts[result.result] += 1
+            seconds = time.time() - start
+            print(f"{kind}\t{name}\t{result.result}\t{seconds:.1f}s\t{result.words}", flush=True)
+            if options.store:
+                support_matrix.store(options.store, kind, name, asdict(result))
+        print(kind, dict(counts), flush=True)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from attnscope.capture.positions import fingerprint as fingerprint
 from attnscope.capture.positions import first_token_trajectory as first_token_trajectory
 from attnscope.capture.positions import output_projection as output_projection
 from attnscope.capture.positions import position_profile as position_profile
+from attnscope.capture.verification.verify import Verification as Verification
+from attnscope.capture.verification.verify import verify as verify
 from attnscope.capture.weights.rank_one import RankOneEffect as RankOneEffect
 from attnscope.capture.weights.rank_one import rank_one_effect as rank_one_effect
 from attnscope.capture.weights.second_moments import second_moments as second_moments

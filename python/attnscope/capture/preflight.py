@@ -67,12 +67,14 @@ class _Trials:
         signature: of the model when it was tried.
         plans: by the names of the images, sounds and the like among the inputs; none for tokens.
         on_tokens: False for a model that trial tokens say nothing about.
+        refusal: why the model is not captured any more; empty while it is.
     """
 
     def __init__(self, signature: tuple[Any, ...]) -> None:
         self.signature = signature
         self.plans: dict[frozenset[str], CapturePlan] = {}
         self.on_tokens = True
+        self.refusal = ""
 
 
 _trials: weakref.WeakKeyDictionary[nn.Module, _Trials] = weakref.WeakKeyDictionary()
@@ -87,11 +89,9 @@ def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Captur
     Args:
         batch: the real inputs, where there are some.
     """
-    kind = next(((parameter.dtype, parameter.device) for parameter in model.parameters()), ())
-    signature = (*kind, sum(1 for _ in model.modules()))
-    trials = _trials.get(model)
-    if trials is None or trials.signature != signature:
-        trials = _trials[model] = _Trials(signature)
+    trials = _trials_of(model)
+    if trials.refusal:
+        raise RuntimeError(f"capture: {type(model).__name__}: {trials.refusal}")
     modalities = frozenset(filter(None, (_modality(name, value) for name, value in (batch or {}).items())))
     if (plan := trials.plans.get(modalities)) is not None:
         return plan
@@ -114,20 +114,40 @@ def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Captur
     return plan
 
 
+def _trials_of(model: nn.Module) -> _Trials:
+    """Return the remembered plans of a model as it is now."""
+    kind = next(((parameter.dtype, parameter.device) for parameter in model.parameters()), ())
+    signature = (*kind, sum(1 for _ in model.modules()))
+    trials = _trials.get(model)
+    if trials is None or trials.signature != signature:
+        trials = _trials[model] = _Trials(signature)
+    return trials
+
+
+def refuse(model: nn.Module, reason: str) -> None:
+    """Make every later capture of the model, or of a model inside it, raise while their modules stay."""
+    from transformers import PreTrainedModel
+
+    model = getattr(model, "_orig_mod", model)
+    for module in model.modules():
+        if module is model or isinstance(module, PreTrainedModel):
+            _trials_of(module).refusal = reason
+
+
 def _modality(name: str, value: Any) -> str:
     """Return the name of an input that is an image, a sound or the like; empty for tokens."""
     of_tokens = "mask" in name or name.endswith("embeds") or not torch.is_tensor(value)
     return "" if of_tokens or not value.is_floating_point() or value.ndim < 2 else name
 
 
-def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
-    """Return sixteen seeded tokens in three paddings (none, left, right); None for models of other inputs."""
+def trial_inputs(model: nn.Module, tokens: int = TOKENS) -> dict[str, Tensor] | None:
+    """Return seeded tokens in three paddings (none, left, right); None for models of other inputs."""
     text = text_config(getattr(model, "config", None))
     vocabulary = getattr(text, "vocab_size", None)
     if getattr(model, "main_input_name", None) != "input_ids" or not isinstance(vocabulary, int):
         return None
     longest = getattr(text, "max_position_embeddings", None)
-    n = min(TOKENS, longest // 2) if isinstance(longest, int) and longest > 1 else TOKENS
+    n = min(tokens, longest // 2) if isinstance(longest, int) and longest > 1 else tokens
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(min(5, vocabulary - 1), vocabulary, (3, n), generator=generator, device="cpu").to(
         input_device(model)

@@ -99,6 +99,21 @@ def preserved_run(model: nn.Module) -> Iterator[None]:
             _restore_random(states)
 
 
+class EvaluationMode:
+    """Every module of a model in evaluation mode, until `put_back`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._training = [module for module in model.modules() if module.training]
+        for module in self._training:
+            module.training = False
+
+    def put_back(self) -> None:
+        """Set the modules in training mode that were."""
+        for module in self._training:
+            module.training = True
+        self._training = []
+
+
 def _snapshot(model: nn.Module | None, modules: Iterable[nn.Module]) -> Callable[[Effects], None]:
     """Return a function that puts the modules and a model's configurations back and notes the changes."""
     owners: list[tuple[str, Any]] = [(type(module).__name__, module) for module in modules]

@@ -33,7 +33,7 @@ from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
 from attnscope.capture.lazy.lazy_recording import LazyRecording
 from attnscope.capture.module_tracing import resolve_indices
-from attnscope.capture.preservation import preserved_run
+from attnscope.capture.preservation import EvaluationMode, preserved_run
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked
 from attnscope.capture.softmax_watch import SoftmaxWatch
@@ -86,13 +86,13 @@ def capture(
 
     Returns:
         A context manager that gives a ``Recording``, or a ``LazyRecording``. The model is as it was
-        whenever no run is under way.
+        whenever no run is under way; one in training mode is evaluated inside the block and put back.
 
     Raises:
         TypeError: when there is no transformers model in ``model``.
         ValueError: for an unknown site, or layers or heads out of range.
         RuntimeError: when the model's attention cannot be captured (with the reasons), when a site is out of
-            reach for it, or when it is in training mode.
+            reach for it, or when it is set in training mode inside the block.
 
     Example:
         >>> import torch, attnscope as asc
@@ -176,7 +176,6 @@ class Recording:
                 f"{module_tracing.model_hint(self._model)}; pass attention tensors of other frameworks to "
                 "measure(...) directly"
             )
-        self._check()
         if preflight.lacks_weights(self._model):
             raise RuntimeError(
                 f"capture: {self._name} has parameters on the meta device, which hold no "
@@ -184,7 +183,12 @@ class Recording:
             )
         if not configs(self._model):
             raise RuntimeError(f"capture: {self._name} has no configuration that names its attention")
-        self._settle(preflight.plan_for(self._model))
+        self._mode = EvaluationMode(self._model)
+        try:
+            self._settle(preflight.plan_for(self._model))
+        except BaseException:
+            self._mode.put_back()
+            raise
         self._inside = True
         return self
 
@@ -192,6 +196,7 @@ class Recording:
         self._inside = False
         for run in list(self._open):
             run.close()
+        self._mode.put_back()
 
     def run(self, *unnamed: Any, **inputs: Any) -> Iterator[Layer]:
         """Run the model on ``inputs`` and yield its layers in the order they are computed.

@@ -32,6 +32,7 @@ from attnscope.metrics.support import LayerSupport, measure_layer
 from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.architecture import depth, largest_setting, text_config
 from attnscope.models.inputs.context_length import context_length
+from attnscope.models.inputs.media_inputs import read_media, tokenizer_in
 from attnscope.models.inputs.text_inputs import read_inputs
 from attnscope.results.results import Results
 from attnscope.results.schema import HEAD_KEYS
@@ -57,7 +58,9 @@ def analyze(
     metrics: Metrics | None = None,
     *,
     tokenizer: Any = None,
+    processor: Any = None,
     layers: Sequence[int] | int | None = None,
+    stack: str = "",
     name: str = "",
     column: str = "",
     **options: Any,
@@ -76,7 +79,10 @@ def analyze(
             model can give.
         tokenizer: of the model, for sentences and for readable tokens, or its folder or hub id; None: of a
             model that is a folder or hub id, its own.
+        processor: of the model, for pictures, sounds, either with a text (a pair), and conversations with
+            pictures as inputs; tokens are then called by their places: `CLS`, `patch (2, 3)`, `0.34 s`.
         layers: only these layers.
+        stack: only layers of stacks whose name contains this, such as "vision" for the tower of pictures.
         name: of the model in the tables; empty takes its own.
         column: of a table, the one that holds the texts; empty takes text, sentence, content, or the only
             column of texts.
@@ -113,13 +119,16 @@ def analyze(
     """
     _check_first_arguments(model, metrics)
     recipe = _all_quantities(options) if metrics is None else _chosen(metrics, options)
+    if processor is not None:
+        inputs = read_media("analyze", inputs, processor)
+        tokenizer = tokenizer_in(processor) if tokenizer is None else tokenizer
     loaded, tokenizer, own_name = _model_of(model, tokenizer)
     label = name or own_name
     layers = [layers] if isinstance(layers, int) else layers
     resolve_indices(layers, depth(loaded), f"layers of {type(loaded).__name__}")
     limit = context_length(loaded.config, tokenizer, loaded)
     encoder = Encoder(tokenizer, limit, "keep", largest_setting(text_config(loaded.config), "vocab_size"))
-    texts = prepare_texts("analyze", loaded, read_inputs("analyze", inputs, column), encoder)
+    texts = prepare_texts("analyze", loaded, read_inputs("analyze", inputs, column), encoder, processor)
     if cut := sum(text.encoded.truncated for text in texts.inputs):
         warn(f"analyze: {cut} of {len(texts.inputs)} texts were longer than {limit} tokens and are cut")
     rows: dict[str, Rows] = {}
@@ -128,6 +137,7 @@ def analyze(
     needed, optional_sites = ((), states) if metrics is None else (states, ())
     checkpoint = {"model": label, "revision": "", "step": -1}
     left_out = LeftOut(recipe.columns)
+    others = OtherMaps(type(loaded).__name__)
     with collect_warnings() as undefined:
         for forward_pass in texts.passes(label, loaded):
             for number, layer in self_attention(
@@ -137,7 +147,11 @@ def analyze(
                 sites=("attention", *needed),
                 extra=optional_sites,
                 reasons=left_out.sites,
+                stack=stack,
             ):
+                if not forward_pass.is_of(layer):
+                    others.add(layer, len(forward_pass.batch.samples))
+                    continue
                 batch = forward_pass.batch_of(layer)
                 for table, columns in recipe.measure(layer, number, batch, left_out):
                     declared = Table(table, _KEYS[table], None)
@@ -146,6 +160,7 @@ def analyze(
                     table_rows = rows.setdefault(declared.name, Rows(declared, "analyze", checkpoint))
                     table_rows.add(**columns)
     summarize(undefined)
+    others.report(is_all=not rows)
     reasons = left_out.reasons(undefined)
     tables = {table: table_rows.arrow() for table, table_rows in rows.items()}
     if metrics is None:
@@ -226,6 +241,35 @@ class LeftOut:
                 "tokens, more visible keys, sinks or more variation"
             )
         return reasons
+
+
+class OtherMaps:
+    """The layers whose maps are not of the inputs as wholes: of windows, or of each of several pictures."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    def add(self, layer: Layer, samples: int) -> None:
+        """Note a layer that read some samples."""
+        self._counts.setdefault(layer.stack, (len(layer.valid), samples))
+
+    def report(self, *, is_all: bool) -> None:
+        """Warn of the layers that are left out.
+
+        Raises:
+            ValueError: if those are all (`is_all`).
+        """
+        if not self._counts:
+            return
+        words = ", ".join(f"{stack} ({maps} for {n})" for stack, (maps, n) in self._counts.items())
+        message = (
+            f"analyze: {self._model}: maps of windows or of single pictures, not one for each input: "
+            f"{words}; capture(model) gives them"
+        )
+        if is_all:
+            raise ValueError(message)
+        warn(f"{message}; these layers are left out")
 
 
 def _span(numbers: Collection[int]) -> str:

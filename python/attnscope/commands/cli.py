@@ -121,11 +121,19 @@ def init(
     show(f"{output}: name the model and the texts in it, then: attnscope run {output}")
 
 
-def doctor(as_json: Json = False) -> None:
-    """Check build, instruction sets, threads, torch, and every kernel on a known answer.
+def doctor(
+    model: Annotated[
+        str, Option(metavar="MODEL", help="A folder or hub id: check what is captured of this model instead.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Check build, instruction sets, threads, torch, and every kernel on a known answer; or a model.
 
-    Example: attnscope doctor
+    Example: attnscope doctor --model gpt2
     """
+    if model:
+        _examine_model(model, as_json)
+        return
     from attnscope.commands.doctor import examine, facts, show_config, verdict
 
     checks = examine()
@@ -140,6 +148,21 @@ def doctor(as_json: Json = False) -> None:
             show(f"{mark}  {check.name:<{width}}  {check.result}")
         show(f"\n{verdict(checks)}")
     if not all(check.ok for check in checks):
+        raise typer.Exit(FAILED)
+
+
+def _examine_model(name: str, as_json: bool) -> None:
+    """Show the checks of a model by its name; a fault fails."""
+    from attnscope.capture.verification.verify import verify
+    from attnscope.models import find_checkpoints, load_model
+
+    verification = verify(load_model(find_checkpoints(name)[-1]).model)
+    if as_json:
+        checks = [vars(check) for check in verification.checks]
+        show(json.dumps({"model": verification.model, "checks": checks}, ensure_ascii=False))
+    else:
+        show(repr(verification))
+    if not verification.ok:
         raise typer.Exit(FAILED)
 
 

@@ -21,6 +21,7 @@ from attnscope.models.architecture import input_device, largest_setting, text_co
 from attnscope.models.inputs.forward_inputs import ForwardInputs, names_taken
 from attnscope.models.inputs.prompt_learning import virtual_names, virtual_tokens
 from attnscope.models.inputs.text_inputs import Chat, Entry, Pair, encode_text
+from attnscope.models.inputs.token_layout import NO_TEXT, MediaLayouts, with_images
 from attnscope.study_api.batches import BATCH_TOKENS, LAYER_BYTES, batches
 from attnscope.study_api.forward import Batch, attention_body, batch_of, padded
 from attnscope.study_api.units import Input, Unit
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 #: Texts of one pass whose number of tokens is not known beforehand.
 _OTHERS_A_PASS = 8
-#: Parts of the names of stacks that read something else than the text.
-_NO_TEXT = ("vision", "visual", "image", "audio", "speech")
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class ForwardPass:
         virtual: number of virtual tokens before each text.
         decoder: tokens of the decoder's texts, where there is a decoder.
         names: takes the tokens of samples that are no text, by sample.
+        media: the layouts of pictures and sounds among the arguments; None without any.
     """
 
     batch: Batch
@@ -54,6 +54,11 @@ class ForwardPass:
     virtual: int = 0
     decoder: Sequence[Sequence[str]] = ()
     names: dict[int, list[str]] = field(default_factory=dict)
+    media: MediaLayouts | None = None
+
+    def is_of(self, layer: Layer) -> bool:
+        """Return True for a layer with a map for each sample: windows and pictures of a text have others."""
+        return len(layer.valid) == len(self.batch.samples)
 
     def batch_of(self, layer: Layer) -> Batch:
         """Return the batch as a layer sees it: its lengths, and the tokens that it reads."""
@@ -65,15 +70,20 @@ class ForwardPass:
             [*before, *names] if len(names) + self.virtual == n else names
             for names, n in zip(tokens, lengths, strict=True)
         ]
-        other = any(part in layer.stack.lower() for part in _NO_TEXT)
+        other = any(part in layer.stack.lower() for part in NO_TEXT)
         tokens = [
-            [str(place) for place in range(n)] if other or len(names) != n else list(names)
+            self._other_names(n, layer.stack) if other or len(names) != n else list(names)
             for names, n in zip(tokens, lengths, strict=True)
         ]
         for sample, own, names in zip(self.batch.samples, self.batch.tokens, tokens, strict=True):
             if not own:
                 self.names.setdefault(sample, list(names))
         return replace(self.batch, lengths=lengths, tokens=tokens)
+
+    def _other_names(self, n: int, stack: str) -> list[str]:
+        """Return names of n tokens that are no text."""
+        layout = self.media.layout(n, stack) if self.media else None
+        return [str(place) for place in range(n)] if layout is None else list(layout.names)
 
 
 @dataclass(frozen=True)
@@ -85,13 +95,16 @@ class PreparedTexts:
         plain: the places of those that are token ids alone.
         groups: the others: the first sample of each mapping, and its inputs.
         encoder: that made their tokens.
+        processor: of pictures and sounds; None where none was given.
     """
 
     inputs: Sequence[Input]
     plain: Sequence[int]
     groups: Sequence[tuple[int, ForwardInputs]]
     encoder: Encoder
+    processor: Any = None
     _names: dict[int, list[str]] = field(default_factory=dict)
+    _pictures: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -116,14 +129,26 @@ class PreparedTexts:
         unit = _unit(label, [self.inputs[place] for place in self.plain])
         for inputs in batches(unit, heads):
             batch = batch_of(inputs, self.encoder)
-            yield ForwardPass(batch, padded(batch, self.encoder.pad_id, input_device(model)), virtual)
+            arguments = padded(batch, self.encoder.pad_id, input_device(model))
+            yield ForwardPass(batch, arguments, virtual, media=MediaLayouts(model))
         dtype = next((weights.dtype for weights in model.parameters() if weights.is_floating_point()), None)
         for first, group in self.groups:
             for rows in _divided(group, heads):
                 part = _trimmed(group.select(rows)) if group.is_divisible else group
                 batch = batch_of([self.inputs[first + row] for row in rows], self.encoder)
+                layouts = with_images(model, part.tensors, batch.token_ids, batch.tokens)
+                for sample, layout in zip(batch.samples, layouts, strict=True):
+                    if layout.pictures:
+                        self._names[sample] = list(layout.names)
+                        self._pictures[sample] = list(layout.pictures)
+                batch = replace(batch, tokens=[layout.names for layout in layouts])
                 yield ForwardPass(
-                    batch, part.to(input_device(model), dtype), virtual, self._of_decoder(part), self._names
+                    batch,
+                    part.to(input_device(model), dtype),
+                    virtual,
+                    self._of_decoder(part),
+                    self._names,
+                    MediaLayouts(model, part.tensors, self.processor),
                 )
 
     def _of_decoder(self, part: ForwardInputs) -> list[list[str]]:
@@ -134,11 +159,23 @@ class PreparedTexts:
         mask = part.tensors.get("decoder_attention_mask", torch.ones_like(ids)).bool()
         return [self.encoder.names(row[keep].tolist()) for row, keep in zip(ids, mask, strict=True)]
 
+    def _with_pictures(self, table: pa.Table) -> pa.Table:
+        """Return the table with the first token and the number of tokens of each text's pictures."""
+        import pyarrow as pa
+
+        if not self._pictures:
+            return table
+        spans = [self._pictures.get(sample, []) for sample in table["sample"].to_pylist()]
+        kind = pa.list_(pa.int64())
+        for name, at in (("image_start", 0), ("image_tokens", 1)):
+            table = table.append_column(name, pa.array([[span[at] for span in row] for row in spans], kind))
+        return table
+
     def samples_table(self, label: str) -> pa.Table:
         """Return the table `samples`; inputs that are no text have numbers for tokens, and no ids."""
         import pyarrow as pa
 
-        table = samples_table(_unit(label, self.inputs), self.encoder, {}, {}, "analyze")
+        table = self._with_pictures(samples_table(_unit(label, self.inputs), self.encoder, {}, {}, "analyze"))
         if not self._names:
             return table
         samples = table["sample"].to_pylist()
@@ -157,7 +194,9 @@ class PreparedTexts:
         return table
 
 
-def prepare_texts(function: str, model: Any, entries: Sequence[Entry], encoder: Encoder) -> PreparedTexts:
+def prepare_texts(
+    function: str, model: Any, entries: Sequence[Entry], encoder: Encoder, processor: Any = None
+) -> PreparedTexts:
     """Return the entries of inputs as a model reads them, cut to its context.
 
     Args:
@@ -165,6 +204,7 @@ def prepare_texts(function: str, model: Any, entries: Sequence[Entry], encoder: 
         model: of transformers.
         entries: as `read_inputs` gives them.
         encoder: of the model.
+        processor: of the model, which says what the parts of a picture or a sound are.
 
     Raises:
         ValueError: a text without a tokenizer, an entry without a token, an input that the model does not
@@ -195,7 +235,7 @@ def prepare_texts(function: str, model: Any, entries: Sequence[Entry], encoder: 
                 raise ValueError(f"{function}: input {place} has no token")
             plain.append(place)
             inputs.append(Input(_sentence(place, text, ids), encoded))
-    return PreparedTexts(inputs, plain, groups, encoder)
+    return PreparedTexts(inputs, plain, groups, encoder, processor)
 
 
 def _with_more(

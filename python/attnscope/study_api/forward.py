@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from attnscope._warn import warn
 from attnscope.models import Encoder, LoadError
+from attnscope.models.inputs.forward_inputs import MAIN, names_taken
 from attnscope.models.inputs.prompt_learning import virtual_tokens
 from attnscope.study_api.units import Input
 
@@ -87,24 +88,27 @@ def self_attention(
     extra: Sequence[str] = (),
     outputs: list[Any] | None = None,
     reasons: dict[str, str] | None = None,
+    stack: str = "",
 ) -> Iterator[tuple[int, Layer]]:
     """Stream the self-attention layers of one forward pass with a number that is unique in the model.
 
     The vocabulary head is left out: its logits can outweigh all else. An encoder-decoder's encoder is
     run, unless the decoder has inputs. `extra` sites are captured too where the model lets them, and
-    `reasons` takes why one is not; `outputs` gets what the model returns.
+    `reasons` takes why one is not; `outputs` gets what the model returns. Only stacks whose name contains
+    `stack` are yielded.
 
     Raises:
         LoadError: the model cannot be captured, or no layer has a map of tokens by the same tokens.
+        ValueError: no stack of attention modules is called so.
     """
     body = attention_body(model, inputs)
     offsets: dict[tuple[str, int], int] = {}
     size = 0
     uneven: list[str] = []
-    with ExitStack() as stack:
-        recording = _opened(stack, body, layers, sites, extra, inputs, {} if reasons is None else reasons)
+    with ExitStack() as opened:
+        recording = _opened(opened, body, layers, sites, extra, inputs, {} if reasons is None else reasons)
         for layer in recording.run(**inputs):
-            if layer.cross:
+            if layer.cross or stack not in layer.stack:
                 continue
             queries, keys = layer.attention.shape[-2:]
             if queries != keys:
@@ -118,6 +122,8 @@ def self_attention(
         if outputs is not None:
             outputs.append(recording.output)
     name = type(model).__name__
+    if stack and not any(stack in other for other in recording.depths):
+        raise ValueError(f"{name}: no stack is called {stack!r}, only {', '.join(recording.depths)}")
     if not offsets:
         shapes = f"; its maps are no squares: {', '.join(uneven[:3])}" if uneven else ""
         raise LoadError(f"{name}: no layer gave a map of the tokens by the same tokens{shapes}")
@@ -144,9 +150,12 @@ def attention_body(model: Any, inputs: Collection[str]) -> Any:
     if virtual.number:
         return model
     decoder = any(name.startswith("decoder_") for name in inputs)
+    bodies = [getattr(model, "base_model", model), model]
     if getattr(model.config, "is_encoder_decoder", False) and not decoder:
-        return model.get_encoder()
-    return getattr(model, "base_model", model)
+        bodies.insert(0, model.get_encoder())
+    # some models keep their embeddings outside of what they call their base or their encoder
+    main = set(MAIN) & set(inputs)
+    return next((body for body in bodies if main <= names_taken(body)), bodies[0])
 
 
 def _opened(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,12 +18,15 @@ from attnscope.metrics.support import LayerSupport
 from attnscope.models.architecture import input_device
 from attnscope.models.inputs.context_length import context_length
 from attnscope.models.inputs.forward_inputs import ForwardInputs, names_taken
+from attnscope.models.inputs.media_inputs import read_media, tokenizer_in
 from attnscope.models.inputs.prompt_learning import virtual_names, virtual_tokens
 from attnscope.models.inputs.text_inputs import encode_text, read_inputs
+from attnscope.models.inputs.token_layout import NO_TEXT, MediaLayouts, TokenLayout, with_images
 from attnscope.models.tokens import Encoder
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.view.measured import Stack
+from attnscope.view.pictures import pictures_of
 from attnscope.view.table_checks import checked_table, read_token_ids
 
 if TYPE_CHECKING:
@@ -32,45 +35,84 @@ if TYPE_CHECKING:
     from attnscope.config.run_config import Settings
 
 
-def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
-    """Return every layer's attention of one text, layers of one kind together."""
+def stacks_of_model(
+    model: Any, text: Any, tokenizer: Any, processor: Any = None
+) -> tuple[list[Stack], list[dict[str, Any]]]:
+    """Return every layer's attention of one input, layers of one kind together, and its pictures."""
     if text is None:
         raise ValueError('view: a model needs a text: view(model, "a sentence", tokenizer=tokenizer)')
+    given = text
+    if processor is not None:
+        text = read_media("view", text, processor)
+        tokenizer = tokenizer_in(processor) if tokenizer is None else tokenizer
     inputs, limit = _inputs_of(model, text, tokenizer)
     group = inputs.only(model)
     if limit is not None and group.n is not None and group.n > limit:
         warn(f"view: the text of {group.n} tokens is longer than {limit} and is cut")
         group = group.cut(limit)
-    encoder = Encoder(tokenizer)
-    tokens_of_text, virtual = encoder.names(group.ids[0]) if group.ids else [], virtual_tokens(model).number
-    decoder = group.tensors.get("decoder_input_ids")
-    names = {
-        "own": tokens_of_text,
-        "with virtual tokens": [*virtual_names(virtual), *tokens_of_text],
-        "decoder": [] if decoder is None else encoder.names(decoder[0].tolist()),
-    }
+    names = _names_of(model, group, Encoder(tokenizer), processor)
+    has_decoder = "decoder_input_ids" in group.tensors
     stacks: dict[str, list[tuple[Tensor, LayerSupport]]] = {}
     kinds: dict[str, tuple[bool, bool]] = {}
+    several: dict[str, int] = {}
     arguments = group.to(input_device(model), getattr(model, "dtype", None))
     with capture(model) as recording, torch.no_grad():
         for layer in recording.run(**arguments):
+            if len(layer.valid) != 1:  # of windows, or of each of several pictures
+                several.setdefault(layer.stack, len(layer.valid))
+                continue
             maps = layer.attention[0][..., layer.valid[0].to(layer.attention.device)]
             square = not layer.cross and layer.attention.shape[-1] == layer.attention.shape[-2]
             seen = LayerSupport.of(layer) if square else LayerSupport("auto", None)
             maps = layer.matrices()[0] if square else maps
             stacks.setdefault(layer.stack, []).append((maps.float().cpu(), seen))
-            kinds[layer.stack] = layer.cross, "decoder" in layer.stack and decoder is not None
-    if not stacks:
-        raise ValueError(f"view: {type(model).__name__} gave no attention")
-    return [
-        Stack(
-            title,
-            [maps for maps, _ in part],
-            *_tokens(part, names, *kinds[stack]),
-            [seen for _, seen in part],
+            kinds[layer.stack] = layer.cross, "decoder" in layer.stack and has_decoder
+    _refuse_several(type(model).__name__, several, has_stacks=bool(stacks))
+    made = []
+    for stack, (title, part) in _one_size(stacks, kinds, has_decoder).items():
+        keys, queries = _tokens(part, names, *kinds[stack], stack)
+        maps, supports = [maps for maps, _ in part], [seen for _, seen in part]
+        made.append(
+            Stack(title, maps, keys.names, None if queries is None else queries.names, supports, keys.grids)
         )
-        for stack, (title, part) in _one_size(stacks, kinds, decoder is not None).items()
-    ]
+    return made, pictures_of(group.tensors, given, processor)
+
+
+def _refuse_several(model: str, several: Mapping[str, int], *, has_stacks: bool) -> None:
+    """Warn of stacks with more than one map of a head; raise where there are no others."""
+    if several:
+        words = ", ".join(f"{stack} ({count} maps)" for stack, count in several.items())
+        message = (
+            f"view: {model}: maps of windows or of single pictures, not one for the input: {words}; "
+            "capture(model) gives them"
+        )
+        if not has_stacks:
+            raise ValueError(message)
+        warn(f"{message}; these layers are left out")
+    elif not has_stacks:
+        raise ValueError(f"view: {model} gave no attention")
+
+
+class _Names(NamedTuple):
+    """The layouts of an input's tokens: by kind of text, and of what is no text."""
+
+    texts: Mapping[str, TokenLayout]
+    media: MediaLayouts
+
+
+def _names_of(model: Any, group: ForwardInputs, encoder: Encoder, processor: Any) -> _Names:
+    """Return the layouts of the tokens of a model's input."""
+    ids = group.ids[0] if group.ids else []
+    text = with_images(model, group.tensors, [ids], [encoder.names(ids)])[0]
+    before = virtual_names(virtual_tokens(model).number)
+    decoder = group.tensors.get("decoder_input_ids")
+    of_decoder = [] if decoder is None else encoder.names(decoder[0].tolist())
+    texts = {
+        "own": text,
+        "with virtual tokens": TokenLayout([*before, *text.names]),
+        "decoder": TokenLayout(of_decoder),
+    }
+    return _Names(texts, MediaLayouts(model, group.tensors, processor))
 
 
 def _one_size(
@@ -92,24 +134,25 @@ def _one_size(
 
 
 def _tokens(
-    part: Sequence[tuple[Tensor, LayerSupport]],
-    names: Mapping[str, Sequence[str]],
-    cross: bool,
-    of_decoder: bool,
-) -> tuple[Sequence[str], Sequence[str] | None]:
-    """Return the names of keys, and of queries where they are others."""
+    part: Sequence[tuple[Tensor, LayerSupport]], names: _Names, cross: bool, of_decoder: bool, stack: str
+) -> tuple[TokenLayout, TokenLayout | None]:
+    """Return the layout of keys, and of queries where they are others."""
     queries, keys = part[0][0].shape[-2:]
 
-    def names_of(size: int, *kinds: str) -> Sequence[str]:
-        fitting = (names[kind] for kind in kinds if len(names[kind]) == size)
-        return next(fitting, [str(place) for place in range(size)])
+    def layout_of(size: int, *kinds: str, reader: str = stack) -> TokenLayout:
+        texts = [names.texts[kind] for kind in kinds]
+        fitting = next((text for text in texts if len(text.names) == size > 0), None)
+        layout = fitting or names.media.layout(size, reader)
+        return layout or TokenLayout([str(place) for place in range(size)])
 
-    if cross:
-        return names_of(keys, "own"), names_of(queries, "decoder")
-    kinds_of_names = ("decoder",) if of_decoder else ("own", "with virtual tokens")
+    if cross:  # the keys are the encoder's
+        of_queries = "decoder" if names.texts["decoder"].names else "own"
+        return layout_of(keys, "own", reader=""), layout_of(queries, of_queries)
+    is_other = any(word in stack.lower() for word in NO_TEXT)
+    kinds_of_names = () if is_other else ("decoder",) if of_decoder else ("own", "with virtual tokens")
     if queries != keys:  # keys of a learned prefix attend to nothing
-        return names_of(keys, "with virtual tokens"), names_of(queries, *kinds_of_names)
-    return names_of(keys, *kinds_of_names), None
+        return layout_of(keys, "with virtual tokens"), layout_of(queries, *kinds_of_names)
+    return layout_of(keys, *kinds_of_names), None
 
 
 def _inputs_of(model: Any, text: Any, tokenizer: Any) -> tuple[ForwardInputs, int | None]:
@@ -124,7 +167,8 @@ def _inputs_of(model: Any, text: Any, tokenizer: Any) -> tuple[ForwardInputs, in
             raise ValueError("view: the decoder's text must be a sentence or token ids")
         return replace(first, tensors={**first.tensors, "decoder_input_ids": ids}), limit
     inputs = _one_text(model, text, tokenizer, limit)
-    if is_encoder_decoder and not any(name.startswith("decoder_") for name in inputs.tensors):
+    has_texts = is_encoder_decoder and "decoder_input_ids" in names_taken(model)
+    if has_texts and not any(name.startswith("decoder_") for name in inputs.tensors):
         raise ValueError("view: an encoder-decoder needs two texts: (for the encoder, for the decoder)")
     return inputs, limit
 

@@ -11,6 +11,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.spectra.null_law import Word, null_spectrum, undefined_because
 from attnscope.metrics.support import LayerSupport, measure_layer
+from attnscope.models.inputs.token_layout import Grid
 
 _LAW_POINTS = 240
 
@@ -154,6 +156,7 @@ class Stack(NamedTuple):
     keys: Sequence[str]
     queries: Sequence[str] | None = None  # the tokens that attend, where they are others
     supports: Sequence[LayerSupport] = ()  # of each layer; none if unknown
+    grids: Sequence[Grid] = ()  # of the pictures among the keys
 
     def support(self, layer: int) -> LayerSupport:
         """Return what the queries of a layer see."""
@@ -172,7 +175,9 @@ def contents_of_tensors(
     return contents_of_stacks([Stack("", list(maps), tokens)], max_bytes)
 
 
-def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any]:
+def contents_of_stacks(
+    stacks: Sequence[Stack], max_bytes: int, pictures: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
     """Measure every head of every stack; cross attention, which is not square, has only matrices."""
     quantities = _quantities()
     depth = max(len(stack.layers) for stack in stacks)
@@ -210,6 +215,8 @@ def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any
         "checkpoints": [""],
         "inputs": [stack.name for stack in stacks],
         "stacks": len(stacks) > 1,
+        "pictures": list(pictures),
+        "grids": [[asdict(grid) for grid in stack.grids] for stack in stacks],
         "metrics": [
             {"name": quantity.name, "label": quantity.label, "meaning": quantity.meaning, "group": "heads"}
             for quantity in itertools.compress(quantities, has_values)

@@ -89,6 +89,7 @@ def view(
     text: Any = None,
     *,
     tokenizer: Any = None,
+    processor: Any = None,
     model: Any = None,
     tokens: Sequence[str] | None = None,
     title: str | None = None,
@@ -111,6 +112,8 @@ def view(
             encoder-decoder a pair, for the encoder and for the decoder: the page then holds the encoder's
             attention, the decoder's, and that of the decoder to the encoder.
         tokenizer: of the model, for sentences and readable tokens.
+        processor: of the model, for a picture, a sound, or either with a text as the `text`: the attention of
+            a query to a picture is then shown on the picture itself, as the model read it.
         model: of results whose attention is captured again, where it is not the run's own or not on disk.
         tokens: the n tokens as text, for tensors; None numbers them.
         title: the heading; None names the run or the model.
@@ -140,6 +143,7 @@ def view(
     results, network = isinstance(shown, Results), isinstance(shown, torch.nn.Module)
     kind = "stored results" if results else "a model" if network else "tensors"
     options = {"text": text, "tokens": tokens, "tokenizer": tokenizer, "sample": sample, "model": model}
+    options["processor"] = processor
     options["trust_remote_code"] = trust_remote_code or None
     for option, (taker, instead_of_it) in _OPTION_KINDS.items():
         if options[option] is not None and taker != kind:
@@ -153,7 +157,8 @@ def view(
         elif network:
             path = Path(str(getattr(shown.config, "_name_or_path", "") or type(shown).__name__))
             name = "/".join(path.parts[-2:])
-            contents = contents_of_stacks(stacks_of_model(shown, text, tokenizer), max_bytes)
+            stacks, pictures = stacks_of_model(shown, text, tokenizer, processor)
+            contents = contents_of_stacks(stacks, max_bytes, pictures)
         else:
             name = "attention"
             contents = contents_of_tensors(shown, tokens, max_bytes)
@@ -197,6 +202,7 @@ _OPTION_KINDS = {
     "text": ("a model", "only with a model"),
     "tokens": ("tensors", "which bring their own tokens"),
     "tokenizer": ("a model", "only with a model and a text"),
+    "processor": ("a model", "only with a model and a picture or a sound"),
     "sample": ("stored results", "it chooses among stored results"),
     "model": ("stored results", "only with results whose attention is captured again"),
     "trust_remote_code": ("stored results", "only with results whose attention is captured again"),

@@ -40,6 +40,8 @@ const emptied = (id) => {
   return at(id);
 };
 const short = (text) => (text.length > 10 ? text.slice(0, 9) + "…" : text);
+// places in a picture or a spectrogram, without the words that all of them share
+const compact = (token) => token.replace(/^(patch|image) \(/, "(").replace(" s, band ", " s·");
 const visible = (token) => (token.trim() || token.replace(/ /g, "␣") || "∅").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
 const isolated = (text) => `\u2068${text}\u2069`;  // what is written from right to left must not turn the numbers beside it
 const numeric = (value) => (value === null ? null : Number(value));  // JSON has no infinity, which is a word there
@@ -187,6 +189,7 @@ function drawMap() {
   if (!map) return;
   if (state.query === null) state.query = map.rows - 1;
   drawMatrix();
+  drawPictures();
   drawTokens();
   document.querySelectorAll(".square").forEach((node) => { node.hidden = !!map.queries; });  // one text has a graph, two have none
   if (map.queries) return;
@@ -226,11 +229,11 @@ function drawMatrix() {
   context.textBaseline = "middle";
   const every = Math.ceil(11 / side);
   context.textAlign = "right";
-  for (let k = 0; k < rows; k += every) context.fillText(short(visible(queries[k])), MARGIN - 5, MARGIN + (k + 0.5) * side);
+  for (let k = 0; k < rows; k += every) context.fillText(short(compact(visible(queries[k]))), MARGIN - 5, MARGIN + (k + 0.5) * side);
   context.textAlign = "left";
   context.fillText("query ↓  key →", 2, 8);
   context.rotate(-Math.PI / 2);  // keys are written upwards
-  for (let k = 0; k < n; k += every) context.fillText(short(visible(tokens[k])), 5 - MARGIN, MARGIN + (k + 0.5) * side);
+  for (let k = 0; k < n; k += every) context.fillText(short(compact(visible(tokens[k]))), 5 - MARGIN, MARGIN + (k + 0.5) * side);
   const best = Math.max(0, matrix.indexOf(top));
   say(Math.floor(best / n), best % n, "largest: ");
 }
@@ -243,6 +246,62 @@ function under(event) {
   const place = (position, start) => Math.floor((position - start - MARGIN * unit) / side);
   const i = place(event.clientY, box.top), j = place(event.clientX, box.left);
   return i >= 0 && j >= 0 && i < state.map.rows && j < state.map.n ? [i, j] : null;
+}
+
+// --- the attention of one query on the picture that it reads
+function pixelsOf(picture) {  // a picture as a canvas of its own size
+  if (!picture.canvas) {
+    const bytes = Uint8Array.from(atob(picture.rgb), (letter) => letter.charCodeAt(0)), image = new ImageData(picture.width, picture.height);
+    for (let i = 0; i < picture.width * picture.height; i++) image.data.set([bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2], 255], 4 * i);
+    picture.canvas = document.createElement("canvas");
+    Object.assign(picture.canvas, { width: picture.width, height: picture.height });
+    picture.canvas.getContext("2d").putImageData(image, 0, 0);
+  }
+  return picture.canvas;
+}
+function drawPictures() {
+  const map = state.map, grids = (data.grids || [])[map.input] || [], holder = emptied("pictures"), names = map.queries || map.tokens;
+  at("of-picture").hidden = !grids.length;
+  if (!grids.length) return;
+  const row = map.matrix.subarray(state.query * map.n, state.query * map.n + map.n);
+  const top = largest(Array.from(row).filter((_, key) => grids.some((grid) => key >= grid.first && key < grid.first + grid.rows * grid.columns)));
+  let share = 0;
+  grids.forEach((grid, place) => {
+    for (let key = grid.first; key < grid.first + grid.rows * grid.columns; key++) share += row[key];
+    const picture = data.pictures[grid.picture], words = grids.length > 1 ? ` ${place + 1}` : "";
+    drawPicture(holder, grid, picture, row, top, `attention to picture${words}`);
+    if (picture) drawPicture(holder, grid, picture, null, 0, `picture${words}`);
+  });
+  at("picture-facts").textContent = `What the query ${isolated(visible(names[state.query]))} (${state.query}) sees: ${shown(share)} of its attention goes to the picture${grids.length > 1 ? "s" : ""}; the brightest patch gets ${shown(top)}.`;
+}
+function drawPicture(holder, grid, picture, row, top, label) {
+  const canvas = element(element(holder, "figure"), "canvas"), context = canvas.getContext("2d");
+  const ratio = picture ? picture.height / picture.width : grid.rows / grid.columns, wide = 480, high = Math.round(wide * ratio);
+  Object.assign(canvas, { width: wide, height: high, title: label });
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", label);
+  canvas.className = row ? "overlay" : "plain";
+  context.imageSmoothingEnabled = false;
+  if (picture) context.drawImage(pixelsOf(picture), 0, 0, wide, high);
+  const across = wide / grid.columns, down = high / grid.rows, cellOf = (key) => [Math.floor((key - grid.first) / grid.columns) * down, ((key - grid.first) % grid.columns) * across];
+  if (row) for (let key = grid.first; key < grid.first + grid.rows * grid.columns; key++) {
+    const [y, x] = cellOf(key), light = top > 0 ? row[key] / top : 0;
+    context.fillStyle = picture ? `rgba(0,0,0,${(0.88 * (1 - light)).toFixed(3)})` : color(light);
+    context.fillRect(x, y, across + 0.3, down + 0.3);
+  }
+  const inside = !state.map.queries && state.query >= grid.first && state.query < grid.first + grid.rows * grid.columns;
+  if (inside) {  // where the query itself is
+    const [y, x] = cellOf(state.query);
+    context.strokeStyle = ink("--accent");
+    context.lineWidth = 3;
+    context.strokeRect(x + 1.5, y + 1.5, across - 3, down - 3);
+  }
+  const keyAt = (event) => {
+    const box = canvas.getBoundingClientRect(), place = (value, count) => Math.min(count - 1, Math.max(0, Math.floor(value * count)));
+    return grid.first + place((event.clientY - box.top) / box.height, grid.rows) * grid.columns + place((event.clientX - box.left) / box.width, grid.columns);
+  };
+  canvas.addEventListener("mousemove", (event) => say(state.query, keyAt(event)));
+  if (!state.map.queries) canvas.addEventListener("click", (event) => query(keyAt(event)));
 }
 
 function drawTokens() {
@@ -289,7 +348,7 @@ function drawGraph() {
     node.addEventListener("click", () => query(k));
     if (n > 40) continue;
     const angle = 360 * k / n, flip = angle > 180, [u, v] = spot(k, radius + 13);
-    svg(picture, "text", { x: u, y: v, "text-anchor": flip ? "end" : "start", "dominant-baseline": "middle", transform: `rotate(${angle - 90 + (flip ? 180 : 0)} ${u} ${v})` }, short(visible(tokens[k])));
+    svg(picture, "text", { x: u, y: v, "text-anchor": flip ? "end" : "start", "dominant-baseline": "middle", transform: `rotate(${angle - 90 + (flip ? 180 : 0)} ${u} ${v})` }, short(compact(visible(tokens[k]))));
   }
   const hub = degree.indexOf(Math.max(...degree)), total = n * (n - 1) / 2;
   at("graph-facts").textContent = `${edges.length} of ${total} pairs${drawn.length < edges.length ? ` (the strongest ${drawn.length} drawn)` : ""} · β₀ ${components} · β₁ ${loops}` +

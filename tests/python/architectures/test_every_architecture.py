@@ -26,10 +26,10 @@ def parameters():
 @pytest.mark.parametrize(("kind", "name"), parameters())
 def test_what_comes_of_a_type(kind, name):
     """Maps equal eager's, or the type is refused by name; visibility, numbers and the model are right."""
-    outcome, words = sweep.outcome(*sweep.classes(kind, name))
-    if outcome == "not built":
-        pytest.skip(f"{name} is not built from a tiny configuration: {words}")
-    assert outcome not in WRONG, f"{name}: {words}"
+    outcome = sweep.outcome(*sweep.classes(kind, name))
+    if outcome.result == "not built":
+        pytest.skip(f"{name} is not built from a tiny configuration: {outcome.words}")
+    assert outcome.result not in WRONG, f"{name}: {outcome.words}"
 
 
 @pytest.mark.slow

@@ -75,13 +75,14 @@ def test_inputs_that_a_model_refuses_are_named(model):
         list(recording.run(input_ids=torch.arange(1, 9)[None]))
 
 
-def test_a_model_in_training_mode(model):
-    model.train()
-    try:
-        with pytest.raises(RuntimeError, match=r"LlamaForCausalLM is in training mode.*model.eval\(\)"):
-            capture(model).__enter__()
-    finally:
-        model.eval()
+def test_a_model_that_is_set_in_training_mode_inside_the_block(model):
+    with capture(model) as recording:
+        model.train()
+        try:
+            with pytest.raises(RuntimeError, match=r"LlamaForCausalLM is in training mode.*model.eval\(\)"):
+                recording.run(input_ids=torch.arange(6)[None])
+        finally:
+            model.eval()
 
 
 def test_a_model_without_attention_says_which_and_why():

@@ -115,13 +115,14 @@ def test_pairs_have_their_segments():
     assert results["samples"]["tokens"][0].tolist()[4:6] == ["</s>", "it"]
 
 
-def test_images_and_embeddings_are_measured_with_numbers_for_tokens():
+def test_images_and_embeddings_are_measured_with_places_and_numbers_for_tokens():
     vision = dict(image_size=12, patch_size=4)
     vit = transformers.ViTModel(transformers.ViTConfig(**{**SMALL, **vision})).eval()
     pixels = {"pixel_values": torch.randn(2, 3, 12, 12)}
     results = asc.analyze(vit, pixels, ["fiedler_value"])
     np.testing.assert_allclose(analyzed(results)[0], captured(vit, pixels)[0].flatten(), rtol=1e-6)
-    assert results["samples"]["tokens"][1].tolist() == [str(place) for place in range(10)]
+    patches = [f"patch ({row}, {column})" for row in range(3) for column in range(3)]
+    assert results["samples"]["tokens"][1].tolist() == ["CLS", *patches]
     assert results["samples"]["n_tokens"].tolist() == [10, 10]
     assert results["samples"]["token_ids"].map(len).tolist() == [0, 0]
     assert len(asc.view(vit, {"pixel_values": pixels["pixel_values"][:1]}).contents["maps"]) == 2
@@ -129,6 +130,7 @@ def test_images_and_embeddings_are_measured_with_numbers_for_tokens():
     states = {"inputs_embeds": torch.randn(1, 5, 32)}
     results = asc.analyze(llama, states, ["fiedler_value"])
     np.testing.assert_allclose(analyzed(results)[0], captured(llama, states)[0].flatten(), rtol=1e-6)
+    assert results["samples"]["tokens"][0].tolist() == [str(place) for place in range(5)]
 
 
 def test_a_decoder_with_a_text_is_measured_behind_its_encoder():

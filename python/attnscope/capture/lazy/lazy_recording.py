@@ -24,7 +24,7 @@ from attnscope.capture.implementation import configs, implementation
 from attnscope.capture.interface import INERT
 from attnscope.capture.lazy.lazy_layer import LazyLayer
 from attnscope.capture.lazy.mask_rules import MaskRule, MaskRules
-from attnscope.capture.preservation import preserved_run
+from attnscope.capture.preservation import EvaluationMode, preserved_run
 from attnscope.capture.stream import Stream
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
 from attnscope.models.architecture import is_cross, name_pattern
@@ -68,17 +68,14 @@ class LazyRecording:
     def __enter__(self) -> LazyRecording:
         if not configs(self._model):
             raise RuntimeError(f"capture: {self._name} has no configuration that names its attention")
-        if self._model.training:
-            raise RuntimeError(
-                f"capture: {self._name} is in training mode, where dropout changes its attention; call "
-                "model.eval() first"
-            )
         register()
+        self._mode = EvaluationMode(self._model)
         self._inside = True
         return self
 
     def __exit__(self, *_: object) -> None:
         self._inside = False
+        self._mode.put_back()
 
     def run(self, **inputs: Any) -> Iterator[LazyLayer]:
         """Run the model on ``inputs`` and yield its layers in the order they are computed.

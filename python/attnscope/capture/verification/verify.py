@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: MIT
+"""``verify(model)``: a capture of a user's own model against its eager attention, in a second or two.
+
+The maps, the output, the rows' sums and the visible keys are checked on seeded tokens in three paddings or on
+the user's own inputs. A model that fails is refused by `capture` from then on: numbers that are wrong without
+a word are the one outcome that must not exist.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture import module_tracing, preflight
+from attnscope.capture.implementation import float_masks, implementation
+from attnscope.capture.layer import Layer
+from attnscope.capture.preservation import preserved_run
+from attnscope.capture.recording import capture
+from attnscope.capture.verification.model_inputs import model_inputs
+from attnscope.capture.visibility import contradiction
+
+_TIERS = {
+    1: "own attention function",
+    2: "hooks on eager attention",
+    3: "output_attentions=True, all layers at once",
+}
+_REFUSED = "capture refuses this model now; report it with this table"
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """A check of a model.
+
+    Attributes:
+        name: of what is checked.
+        ok: False for a fault.
+        result: the number or the words that came out.
+        remedy: what to do about it; empty where nothing is to do.
+    """
+
+    name: str
+    ok: bool
+    result: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The checks of one model.
+
+    Attributes:
+        model: name of its class.
+        checks: in the order in which they were made.
+    """
+
+    model: str
+    checks: Sequence[ModelCheck]
+
+    @property
+    def ok(self) -> bool:
+        """True if no check found a fault."""
+        return all(check.ok for check in self.checks)
+
+    def __repr__(self) -> str:
+        """Return the checks as a table, and what to do."""
+        width = max(len(check.name) for check in self.checks)
+        lines = [
+            f"{'ok  ' if check.ok else 'BAD '}  {check.name:<{width}}  {check.result}"
+            for check in self.checks
+        ]
+        remedies = dict.fromkeys(check.remedy for check in self.checks if check.remedy)
+        faults = sum(not check.ok for check in self.checks)
+        verdict = f"{faults} fault{'' if faults == 1 else 's'}" if faults else "captured as it computes"
+        return "\n".join([f"{self.model}: {verdict}", *lines, *remedies])
+
+
+def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verification:
+    """Check what `capture` gives of a model against its own eager attention, and its output.
+
+    A check that finds a difference makes `capture` refuse the model until its weights or modules change.
+
+    Args:
+        model: of transformers, in evaluation mode.
+        inputs: of its forward pass, as a tokenizer or a processor gives them; None takes seeded tokens in
+            three paddings, or noise for a picture or a sound.
+
+    Returns:
+        Verification: `.checks`, `.ok`, and a table as its repr.
+
+    Raises:
+        ValueError: the configuration does not say what a forward pass takes; then inputs are needed.
+        TypeError: an object that is no model.
+
+    Example:
+        >>> import attnscope as asc
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        ...                      num_attention_heads=4, num_key_value_heads=2)
+        >>> print(asc.verify(LlamaForCausalLM(config).eval()))
+        LlamaForCausalLM: captured as it computes
+        ok    way        tier 1: own attention function
+        ok    layers     2 of 2 layers: causal 2
+        ok    maps       0 from eager attention at most, 2 of 2 layers compared
+        ok    output     0 from the model's own
+        ok    row sums   ... from 1 at most
+        ok    visible    no mass outside of what queries see
+    """
+    tried = model_inputs(model) if inputs is None and isinstance(model, nn.Module) else inputs
+    if isinstance(model, nn.Module) and tried is None:
+        main = getattr(model, "main_input_name", "its inputs")
+        raise ValueError(
+            f"verify: the configuration of {type(model).__name__} does not say how large its {main} are: "
+            "verify(model, inputs), as its processor gives them"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the checks say what they are about
+            with capture(model) as recording:
+                layers = [_on_cpu(layer) for layer in recording.run(**dict(tried or {}))]
+                output, plan = recording.output, recording._plan
+    except (RuntimeError, ValueError) as error:
+        refused = ModelCheck("way", False, f"refused: {error}", "see the reason; nothing is measured wrongly")
+        return Verification(type(model).__name__, [refused])
+    assert plan is not None
+    checks = [
+        ModelCheck("way", True, f"tier {plan.tier}: {_TIERS[plan.tier]}", plan.caution),
+        _check_layers(layers, plan.missing),
+        _check_maps(model, layers, dict(tried or {})),
+        _check_output(model, output, dict(tried or {})),
+        _check_row_sums(layers),
+        _check_visibility(layers),
+    ]
+    verification = Verification(type(model).__name__, checks)
+    if not verification.ok:
+        faults = "; ".join(f"{check.name}: {check.result}" for check in checks if not check.ok)
+        preflight.refuse(model, f"verify found its maps to differ from what the model computes: {faults}")
+    return verification
+
+
+def _on_cpu(layer: Layer) -> Layer:
+    """Return a layer that outlives its pass, with its support found while the masks are there."""
+    _ = layer.visibility
+    layer.tensors = {site: tensor.cpu() for site, tensor in layer.tensors.items()}
+    layer.valid = layer.valid.cpu()
+    return layer
+
+
+def _tolerance(model: nn.Module) -> float:
+    """Return the gap between maps that rounding explains."""
+    dtype = next((weights.dtype for weights in model.parameters() if weights.is_floating_point()), None)
+    return 0.05 if dtype is not None and dtype.itemsize < 4 else 1e-4
+
+
+def _check_layers(layers: Sequence[Layer], missing: Sequence[str]) -> ModelCheck:
+    """Count the layers by what their queries see, and name those without a map."""
+    kinds = Counter("cross" if layer.cross else layer.visibility.name for layer in layers)
+    words = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+    total = len(layers) + len(missing)
+    remedy = f"no map of {', '.join(missing)}; the others are right" if missing else ""
+    return ModelCheck("layers", True, f"{len(layers)} of {total} layers: {words}", remedy)
+
+
+def _check_maps(model: nn.Module, layers: Sequence[Layer], inputs: dict[str, Any]) -> ModelCheck:
+    """Compare maps with those that eager attention returns."""
+    try:
+        eager = list(_eager_maps(model, inputs))
+    except Exception as error:  # noqa: BLE001  (a model's own code; the reason is shown)
+        return ModelCheck("maps", True, f"not compared: eager attention fails with {type(error).__name__}")
+    largest, compared = 0.0, 0
+    for layer in layers:
+        gaps = [
+            (_gap(layer, candidate), place)
+            for place, candidate in enumerate(eager)
+            if candidate.shape == layer.tensors["attention"].shape
+        ]
+        if gaps:
+            gap, place = min(gaps)
+            largest, compared = max(largest, gap), compared + 1
+            del eager[place]
+    if not compared:
+        return ModelCheck("maps", True, "not compared: eager attention returns no maps of these shapes")
+    words = f"{largest:.2g} from eager attention at most, {compared} of {len(layers)} layers compared"
+    ok = largest <= _tolerance(model)
+    return ModelCheck("maps", ok, words, "" if ok else _REFUSED)
+
+
+def _eager_maps(model: nn.Module, inputs: dict[str, Any]) -> Iterator[Tensor]:
+    """Yield the maps that the model returns under eager attention."""
+    if module_tracing.takes(model, "use_cache"):
+        inputs = {"use_cache": False, **inputs}
+    with preserved_run(model), implementation(model, "eager"), torch.no_grad():
+        output = model(**float_masks(inputs, model), output_attentions=True)
+    for name in output:
+        if not name.endswith("attentions") or output[name] is None:
+            continue
+        for tensor in output[name]:
+            if torch.is_tensor(tensor) and tensor.ndim == 4:
+                yield tensor.detach().cpu()
+
+
+def _gap(layer: Layer, eager: Tensor) -> float:
+    """Return the largest gap at real queries; some eager maps leave a learned sink out."""
+    maps = layer.tensors["attention"].double()
+    real = torch.ones_like(maps, dtype=torch.bool)
+    if maps.shape[-1] == maps.shape[-2] and not layer.cross:
+        real = layer.valid[:, None, :, None].expand_as(maps)
+    rescaled = maps / maps.sum(-1, keepdim=True).clamp_min(1e-30)
+    gaps = [(candidate - eager.double())[real].abs().nan_to_num() for candidate in (maps, rescaled)]
+    return min(float(gap.max()) if gap.numel() else 0.0 for gap in gaps)
+
+
+def _check_output(model: nn.Module, output: Any, inputs: dict[str, Any]) -> ModelCheck:
+    """Compare the output of the captured pass with the model's own."""
+    if module_tracing.takes(model, "use_cache"):
+        inputs = {"use_cache": False, **inputs}
+    with preserved_run(model), torch.no_grad():
+        usual = model(**inputs)
+    tensors = [preflight._output_tensor(value, inputs) for value in (output, usual)]
+    if tensors[0] is None or tensors[1] is None or tensors[0].shape != tensors[1].shape:
+        return ModelCheck("output", True, "not compared: no tensor of numbers comes first in it")
+    gap = (tensors[0] - tensors[1]).abs().nan_to_num()
+    scale = max(1.0, float(tensors[1].abs().nan_to_num().max()))
+    largest = float(gap.max()) if gap.numel() else 0.0
+    ok = largest <= 10 * _tolerance(model) * scale
+    return ModelCheck("output", ok, f"{largest:.2g} from the model's own", "" if ok else _REFUSED)
+
+
+def _check_row_sums(layers: Sequence[Layer]) -> ModelCheck:
+    """Check that rows sum to 1, or to 1 less the mass of a learned sink."""
+    worst, sinks = 0.0, 0
+    for layer in layers:
+        maps = layer.tensors["attention"].double()
+        sums = maps.sum(-1)
+        if maps.shape[-1] == maps.shape[-2] and not layer.cross:
+            sums = sums[layer.valid[:, None].expand_as(sums)]
+        if layer.sink_logits is not None:
+            sinks += 1
+            worst = max(worst, float((sums - 1).clamp_min(0).max()), float((-sums).max()))
+        elif sums.numel():
+            worst = max(worst, float((sums - 1).abs().nan_to_num().max()))
+    low = any(layer.tensors["attention"].dtype.itemsize < 4 for layer in layers)
+    ok = worst <= (2e-2 if low else 1e-4)
+    words = f"{worst:.1g} from 1 at most" + (f", {sinks} layers with a learned sink" if sinks else "")
+    return ModelCheck("row sums", ok, words, "" if ok else _REFUSED)
+
+
+def _check_visibility(layers: Sequence[Layer]) -> ModelCheck:
+    """Check that no map has mass where its layer's queries see nothing."""
+    unknown, problems = 0, []
+    for layer in layers:
+        if layer.cross or not layer._is_square():
+            continue
+        support = layer.visibility.support
+        if isinstance(support, str) and support == "auto":
+            unknown += 1
+            continue
+        problem = contradiction(support, layer.matrices(), layer.lengths.tolist())
+        # entries inside may be too small for their type where scores are large
+        if problem.startswith("entries outside"):
+            problems.append(f"{layer.stack} {layer.index} ({layer.visibility.name}): {problem}")
+    if problems:
+        return ModelCheck("visible", False, "; ".join(problems[:3]), _REFUSED)
+    words = "no mass outside of what queries see"
+    return ModelCheck("visible", True, words + (f", {unknown} layers without a mask" if unknown else ""))

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""`verify`: what a model computes against what is captured of it; a difference is refused from then on."""
+
+import json
+
+import pytest
+import torch
+
+import attnscope as asc
+from media_models import VISION, spectrogram, speech, whisper
+from models import tiny, tiny_llama
+
+
+def named(verification):
+    return {check.name: check for check in verification.checks}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "gpt_oss", "mistral", "bloom"])
+def test_models_are_captured_as_they_compute(name):
+    verification = asc.verify(tiny(name))
+    assert verification.ok, verification
+    checks = named(verification)
+    assert "from eager attention at most" in checks["maps"].result
+    assert checks["way"].result.startswith("tier 2" if name == "bloom" else "tier 1")
+
+
+def test_kinds_of_layers_are_counted():
+    assert "window 7 3" in named(asc.verify(tiny("mistral")))["layers"].result
+    assert "cross 2" in named(asc.verify(tiny("t5")))["layers"].result
+    assert "with a learned sink" in named(asc.verify(tiny("gpt_oss")))["row sums"].result
+
+
+@pytest.mark.parametrize(
+    "make", [VISION["vit"][0], VISION["dinov3"][0], lambda: spectrogram()[0], lambda: speech("Hubert")[0],
+             lambda: whisper()[0]]
+)  # fmt: skip
+def test_pictures_and_sounds_are_tried_on_noise(make):
+    verification = asc.verify(make())
+    assert verification.ok, verification
+    assert "layers compared" in named(verification)["maps"].result
+
+
+def test_a_model_that_differs_on_longer_texts_is_refused_from_then_on(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    eager = modeling_llama.eager_attention_forward
+
+    def sharper(module, query, key, value, mask, scaling, **options):
+        return eager(module, query, key, value, mask, scaling * (1 + (query.shape[2] > 16)), **options)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", sharper)
+    model = tiny_llama()
+    with asc.capture(model):
+        pass
+    verification = asc.verify(model)
+    assert not verification.ok
+    assert not named(verification)["maps"].ok
+    assert "BAD   maps" in repr(verification)
+    assert repr(verification).splitlines()[0] == "LlamaForCausalLM: 1 fault"
+    with pytest.raises(RuntimeError, match=r"capture: LlamaForCausalLM: verify found its maps to differ"):
+        asc.analyze(model, torch.arange(6)[None], ["sink_share"])
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", eager)
+    assert asc.verify(tiny_llama()).ok
+
+
+def test_a_user_s_inputs_and_models_without_sizes():
+    verification = asc.verify(tiny_llama(), {"input_ids": torch.arange(9)[None]})
+    assert verification.ok
+    with pytest.raises(TypeError, match="model must be a torch module, got str"):
+        asc.verify("gpt2")
+
+
+def test_the_model_is_left_as_it_was():
+    from fingerprint import differing, fingerprint
+
+    model = tiny("t5")
+    before = fingerprint(model)
+    asc.verify(model)
+    assert differing(before, fingerprint(model)) == []
+
+
+def test_the_doctor_examines_a_model(call, tmp_path):
+    tiny_llama().save_pretrained(tmp_path)
+    code, out, _ = call("doctor", "--model", str(tmp_path))
+    assert code == 0
+    assert out.splitlines()[0] == "LlamaForCausalLM: captured as it computes"
+    assert "ok    maps" in out
+    code, out, _ = call("doctor", "--model", str(tmp_path), "--json")
+    assert {check["name"] for check in json.loads(out)["checks"]} >= {"maps", "output", "visible", "row sums"}

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""The support matrix: a row for every type of model that the sweep built, in `integration/support.json`."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+#: The matrix of this project.
+FILE = Path(__file__).resolve().parent / "integration" / "support.json"
+#: Outcomes that a capture must never have.
+WRONG = ("different", "visibility", "changed", "numbers", "crashed")
+
+
+def read(file: Path = FILE) -> dict[str, Any]:
+    """Return the matrix: versions, and rows by kind and type; an empty one where there is no file."""
+    if not file.exists():
+        return {"rows": {}}
+    matrix: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return matrix
+
+
+def store(file: Path, kind: str, name: str, row: dict[str, Any]) -> None:
+    """Write the row of one type in the place of an earlier one."""
+    matrix = read(file)
+    rounded = {
+        padding: gap if gap is None else float(f"{gap:.1g}") for padding, gap in row["difference"].items()
+    }
+    earlier = matrix["rows"].get(kind, {}).get(name, {})
+    kept = {key: value for key, value in earlier.items() if key == "generation"}
+    packages = {package: version(package) for package in ("transformers", "torch")}
+    matrix["rows"].setdefault(kind, {})[name] = {**row, "difference": rounded, **packages, **kept}
+    write(file, matrix)
+
+
+def write(file: Path, matrix: dict[str, Any]) -> None:
+    """Write a matrix, a line for every type, so that a change of one type is a change of one line."""
+    kinds = []
+    for kind, rows in sorted(matrix["rows"].items()):
+        lines = [
+            f"  {json.dumps(name)}: {json.dumps(rows[name], sort_keys=True, ensure_ascii=False)}"
+            for name in sorted(rows)
+        ]
+        kinds.append(f" {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n }")
+    file.write_text('{"rows": {\n' + ",\n".join(kinds) + "\n}}\n", "utf-8")
