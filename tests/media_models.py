@@ -43,9 +43,9 @@ def tokenizer(*special: str) -> Any:
     encoder = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, "<unk>"))
     encoder.pre_tokenizer = pre_tokenizers.Whitespace()
     names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), _SPECIAL, strict=True))
-    made = PreTrainedTokenizerFast(tokenizer_object=encoder, **names)
-    made.add_special_tokens({"additional_special_tokens": list(special)})
-    return made
+    words_of_text = PreTrainedTokenizerFast(tokenizer_object=encoder, **names)
+    words_of_text.add_special_tokens({"additional_special_tokens": list(special)})
+    return words_of_text
 
 
 def _square(name: str, **options: Any) -> Any:
@@ -65,9 +65,9 @@ def _model(config: str, model: str, **options: Any) -> Any:
     import transformers
 
     torch.manual_seed(0)
-    made = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
-    sharpen(made, 3.0)
-    return made
+    network = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
+    sharpen(network, 3.0)
+    return network
 
 
 _PATCHES = dict(image_size=SIDE, patch_size=PATCH)
@@ -205,10 +205,10 @@ def _qwen2_vl() -> tuple[Any, Any]:
         vision_start_token_id=words.convert_tokens_to_ids("<|vision_start|>"),
         vision_end_token_id=words.convert_tokens_to_ids("<|vision_end|>"),
     )  # fmt: skip
-    return model, _Merging(images, words)
+    return model, _MergingProcessor(images, words)
 
 
-class _Merging:
+class _MergingProcessor:
     """A processor of pictures and text as Qwen's, which needs torchvision for its videos."""
 
     image_token = "<|image_pad|>"
@@ -252,10 +252,10 @@ def whisper() -> tuple[Any, Any]:
         bos_token_id=1, eos_token_id=2, max_target_positions=32, suppress_tokens=None,
         begin_suppress_tokens=None,
     )  # fmt: skip
-    return model, _Both(extractor, words)
+    return model, _SpeechProcessor(extractor, words)
 
 
-class _Both:
+class _SpeechProcessor:
     """A processor of sounds and text."""
 
     def __init__(self, feature_extractor: Any, words: Any) -> None:

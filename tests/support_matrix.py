@@ -29,9 +29,9 @@ def store(file: Path, kind: str, name: str, row: dict[str, Any]) -> None:
         padding: gap if gap is None else float(f"{gap:.1g}") for padding, gap in row["difference"].items()
     }
     earlier = matrix["rows"].get(kind, {}).get(name, {})
-    kept = {key: value for key, value in earlier.items() if key == "generation"}
+    generation = {key: value for key, value in earlier.items() if key == "generation"}
     packages = {package: version(package) for package in ("transformers", "torch")}
-    matrix["rows"].setdefault(kind, {})[name] = {**row, "difference": rounded, **packages, **kept}
+    matrix["rows"].setdefault(kind, {})[name] = {**row, "difference": rounded, **packages, **generation}
     write(file, matrix)
 
 
@@ -45,3 +45,17 @@ def write(file: Path, matrix: dict[str, Any]) -> None:
         ]
         kinds.append(f" {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n }")
     file.write_text('{"rows": {\n' + ",\n".join(kinds) + "\n}}\n", "utf-8")
+
+
+def sentence(matrix: dict[str, Any]) -> str:
+    """Return the totals of a matrix in words, as README has them."""
+    rows = [row for rows in matrix["rows"].values() for row in rows.values()]
+    counts = {
+        result: sum(row["result"] == result for row in rows) for result in ("equal", "incomplete", "refused")
+    }
+    tried = len(rows) - sum(row["result"] == "not built" for row in rows)
+    return (
+        f"Of {len(rows)} entries of transformers' auto classes {tried} were built small and captured: "
+        f"{counts['equal']} equal eager attention, {counts['incomplete']} do and name modules whose maps are "
+        f"missing, {counts['refused']} are refused by name, and none is different."
+    )

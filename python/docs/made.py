@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def pages() -> dict[str, str]:
     """Pages that are made of the package and of the repository's own pages, by address."""
     files_by_address = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
     generated = {"commands.md": commands(), "settings.md": settings(), "glossary.md": glossary()}
+    generated["models.md"] = models()
     return generated | {
         address: (ROOT / name).read_text("utf-8") for address, name in files_by_address.items()
     }
@@ -114,6 +116,63 @@ def glossary() -> str:
         functions_in_code = ", ".join(f"`{function}`" for function in functions) or "of a layer's sinks"
         lines.append(f"| `{name}` | **{label}**: {meaning} | {functions_in_code} |")
     return "\n".join(lines) + "\n"
+
+
+#: What each kind of the support matrix is called on its page.
+_KINDS = {
+    "causal": "Decoders of text",
+    "masked": "Encoders of text",
+    "seq2seq": "Encoder-decoders",
+    "image": "Pictures",
+    "image-text": "Pictures and text, on text alone",
+    "audio": "Sounds",
+    "speech": "Speech to text",
+}
+#: Outcomes of the sweep in the order of the page, in words.
+_OUTCOMES = {
+    "equal": "equal to eager attention",
+    "incomplete": "equal, some modules' maps are missing and named",
+    "refused": "refused by name",
+    "not built": "not built from a small configuration, not tried",
+}
+
+
+def support_totals(matrix: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Count the outcomes of each kind."""
+    return {
+        kind: dict(Counter(row["result"] for row in rows.values()))
+        for kind, rows in sorted(matrix["rows"].items(), key=lambda item: [*_KINDS].index(item[0]))
+    }
+
+
+def models() -> str:
+    """Return the page of the types of models that capture was tried on, from the support matrix."""
+    matrix = json.loads((ROOT / "tests" / "integration" / "support.json").read_text("utf-8"))
+    versions = sorted({row["transformers"] for rows in matrix["rows"].values() for row in rows.values()})
+    text = (ROOT / "python" / "docs" / "models.md").read_text("utf-8")
+    totals = support_totals(matrix)
+    head = "| kind | " + " | ".join(_OUTCOMES) + " |\n|---|" + "---:|" * len(_OUTCOMES)
+    rows = [
+        f"| {_KINDS[kind]} | " + " | ".join(str(counts.get(outcome, 0)) for outcome in _OUTCOMES) + " |"
+        for kind, counts in totals.items()
+    ]
+    parts = [text, f"With transformers {', '.join(versions)}:\n", head, *rows, ""]
+    parts += [f"* **{outcome}**: {words}" for outcome, words in _OUTCOMES.items()]
+    for kind in totals:
+        parts += ["", f"## {_KINDS[kind]}", "", "| type | outcome | tier | largest difference | layers |"]
+        parts += ["|---|---|---|---|---|", *map(_support_row, sorted(matrix["rows"][kind].items()))]
+    return "\n".join(parts) + "\n"
+
+
+def _support_row(item: tuple[str, dict[str, Any]]) -> str:
+    """Return a type's line of the page of models."""
+    name, row = item
+    gaps = [gap for gap in row["difference"].values() if gap is not None]
+    largest = f"{max(gaps):.0e}" if gaps and max(gaps) else "0" if gaps else ""
+    layers = ", ".join(f"{count} × `{stack}`" for stack, count in row["layers"].items())
+    words = row["words"].replace("|", r"\|").strip()
+    outcome = row["result"] if row["result"] == "equal" else f"{row['result']}: {words}"
+    return f"| `{name}` | {outcome} | {row['tier'] or ''} | {largest} | {layers} |"
 
 
 def pictures() -> dict[str, bytes]:

@@ -100,7 +100,7 @@ def analyze(
         `head_mean_bars`. Sample, layer and head count from 0; what has no value is null. Columns that got no
         value at all are in `results.left_out`, each with the reason; with metrics=None the tables lack them.
         Of an encoder-decoder the encoder is measured; where the mapping holds `decoder_input_ids`, its
-        decoder too, whose layers count on behind the encoder's.
+        decoder too, whose layers count on behind the encoder's; the key `attention` says which is which.
 
     Raises:
         ValueError: inputs of the wrong kind, an input that the model does not take, an unknown metric, a
@@ -119,9 +119,7 @@ def analyze(
     """
     _check_first_arguments(model, metrics)
     recipe = _all_quantities(options) if metrics is None else _chosen(metrics, options)
-    if processor is not None:
-        inputs = read_media("analyze", inputs, processor)
-        tokenizer = tokenizer_in(processor) if tokenizer is None else tokenizer
+    inputs, tokenizer = _read_processor(inputs, tokenizer, processor)
     loaded, tokenizer, own_name = _model_of(model, tokenizer)
     label = name or own_name
     layers = [layers] if isinstance(layers, int) else layers
@@ -131,11 +129,10 @@ def analyze(
     texts = prepare_texts("analyze", loaded, read_inputs("analyze", inputs, column), encoder, processor)
     if cut := sum(text.encoded.truncated for text in texts.inputs):
         warn(f"analyze: {cut} of {len(texts.inputs)} texts were longer than {limit} tokens and are cut")
-    rows: dict[str, Rows] = {}
+    tables_of_rows = _TablesOfRows({"model": label, "revision": "", "step": -1})
     states = recipe.states()
     # without named metrics: all sites that the model gives
     needed, optional_sites = ((), states) if metrics is None else (states, ())
-    checkpoint = {"model": label, "revision": "", "step": -1}
     left_out = LeftOut(recipe.columns)
     others = OtherMaps(type(loaded).__name__)
     with collect_warnings() as undefined:
@@ -153,23 +150,18 @@ def analyze(
                     others.add(layer, len(forward_pass.batch.samples))
                     continue
                 batch = forward_pass.batch_of(layer)
+                kind = _kind_of(layer) if forward_pass.has_decoder else ""
                 for table, columns in recipe.measure(layer, number, batch, left_out):
-                    declared = Table(table, _KEYS[table], None)
-                    if table != "layers" and "head" not in columns:
-                        declared = declared.head_means()
-                    table_rows = rows.setdefault(declared.name, Rows(declared, "analyze", checkpoint))
-                    table_rows.add(**columns)
+                    tables_of_rows.add(table, columns, kind)
     summarize(undefined)
-    others.report(is_all=not rows)
+    others.report(is_all=not tables_of_rows.rows)
     reasons = left_out.reasons(undefined)
-    tables = {table: table_rows.arrow() for table, table_rows in rows.items()}
+    tables = tables_of_rows.arrow()
     if metrics is None:
         tables = {table: _without(arrow_table, reasons) for table, arrow_table in tables.items()}
     if reasons:
-        warn(
-            f"analyze: {len(reasons)} of {len(recipe.columns)} columns have no value; "
-            "results.left_out has the reasons"
-        )
+        count = f"{len(reasons)} of {len(recipe.columns)}"
+        warn(f"analyze: {count} columns have no value; results.left_out has the reasons")
     tables = {"samples": texts.samples_table(label), **tables}
     model_facts = {"model": label, "architecture": type(loaded).__name__, "left_out": reasons}
     results = Results(tables, provenance={**model_facts, "inputs": texts.names})
@@ -241,6 +233,52 @@ class LeftOut:
                 "tokens, more visible keys, sinks or more variation"
             )
         return reasons
+
+
+def _read_processor(inputs: Any, tokenizer: Any, processor: Any) -> tuple[Any, Any]:
+    """Return the inputs as a processor reads them, and its tokenizer where no other is named."""
+    if processor is None:
+        return inputs, tokenizer
+    tokenizer = tokenizer_in(processor) if tokenizer is None else tokenizer
+    return read_media("analyze", inputs, processor), tokenizer
+
+
+class _TablesOfRows:
+    """The rows of every table, as they come.
+
+    Attributes:
+        rows: by name of the table.
+    """
+
+    def __init__(self, checkpoint: Mapping[str, Any]) -> None:
+        self._checkpoint = dict(checkpoint)
+        self.rows: dict[str, Rows] = {}
+
+    def add(self, table: str, columns: Mapping[str, Any], kind: str) -> None:
+        """Add rows of single heads, or of their mean where the columns name no head.
+
+        Args:
+            table: name of the table of single heads.
+            columns: keys and values.
+            kind: of the layer's attention in an encoder-decoder, which then is a key; else empty.
+        """
+        keys = _KEYS[table]
+        if kind:
+            place = keys.index("layer")
+            keys, columns = (*keys[:place], "attention", *keys[place:]), {**columns, "attention": kind}
+        declared = Table(table, keys, None)
+        if table != "layers" and "head" not in columns:
+            declared = declared.head_means()
+        self.rows.setdefault(declared.name, Rows(declared, "analyze", self._checkpoint)).add(**columns)
+
+    def arrow(self) -> dict[str, Any]:
+        """Return the tables by name."""
+        return {table: rows.arrow() for table, rows in self.rows.items()}
+
+
+def _kind_of(layer: Layer) -> str:
+    """Return which attention of an encoder-decoder a layer has."""
+    return "cross" if layer.cross else "decoder" if "decoder" in layer.stack else "encoder"
 
 
 class OtherMaps:

@@ -56,6 +56,11 @@ class ForwardPass:
     names: dict[int, list[str]] = field(default_factory=dict)
     media: MediaLayouts | None = None
 
+    @property
+    def has_decoder(self) -> bool:
+        """True for an encoder-decoder both parts of which read something."""
+        return any(name.startswith("decoder_") for name in self.arguments)
+
     def is_of(self, layer: Layer) -> bool:
         """Return True for a layer with a map for each sample: windows and pictures of a text have others."""
         return len(layer.valid) == len(self.batch.samples)

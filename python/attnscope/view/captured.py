@@ -41,7 +41,7 @@ def stacks_of_model(
     """Return every layer's attention of one input, layers of one kind together, and its pictures."""
     if text is None:
         raise ValueError('view: a model needs a text: view(model, "a sentence", tokenizer=tokenizer)')
-    given = text
+    shown = text
     if processor is not None:
         text = read_media("view", text, processor)
         tokenizer = tokenizer_in(processor) if tokenizer is None else tokenizer
@@ -68,14 +68,14 @@ def stacks_of_model(
             stacks.setdefault(layer.stack, []).append((maps.float().cpu(), seen))
             kinds[layer.stack] = layer.cross, "decoder" in layer.stack and has_decoder
     _refuse_several(type(model).__name__, several, has_stacks=bool(stacks))
-    made = []
+    titled = []
     for stack, (title, part) in _one_size(stacks, kinds, has_decoder).items():
         keys, queries = _tokens(part, names, *kinds[stack], stack)
         maps, supports = [maps for maps, _ in part], [seen for _, seen in part]
-        made.append(
+        titled.append(
             Stack(title, maps, keys.names, None if queries is None else queries.names, supports, keys.grids)
         )
-    return made, pictures_of(group.tensors, given, processor)
+    return titled, pictures_of(group.tensors, shown, processor)
 
 
 def _refuse_several(model: str, several: Mapping[str, int], *, has_stacks: bool) -> None:

@@ -139,10 +139,12 @@ def test_a_decoder_with_a_text_is_measured_behind_its_encoder():
     results = asc.analyze(model, inputs, ["fiedler_value", "sink_position"])
     heads = results["heads"]
     assert heads.groupby("layer")["n_tokens"].first().tolist() == [9, 9, 11, 11]
+    assert heads.groupby("layer")["attention"].first().tolist() == ["encoder"] * 2 + ["decoder"] * 2
     for got, values in zip(analyzed(results), captured(model, inputs), strict=True):
         np.testing.assert_allclose(got, values.flatten(), rtol=1e-5)
     text_results = asc.analyze(model, {"input_ids": inputs["input_ids"]}, ["fiedler_value"])
     assert sorted(set(text_results["heads"]["layer"])) == [0, 1]
+    assert "attention" not in text_results["heads"]
 
 
 def test_cross_attention_is_no_map_of_tokens_by_the_same_tokens():

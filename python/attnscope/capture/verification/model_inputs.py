@@ -41,7 +41,7 @@ def _noise(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu")
 
 
-def _whole(config: Any, *names: str) -> int | None:
+def _integer(config: Any, *names: str) -> int | None:
     """Return the first of some settings that is a whole number, of the configuration or of its parts."""
     parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]
     values = (getattr(part, name, None) for name in names for part in parts)
@@ -50,19 +50,19 @@ def _whole(config: Any, *names: str) -> int | None:
 
 def _picture(config: Any) -> Tensor | None:
     size = getattr(config, "image_size", None)
-    sides = tuple(size) if isinstance(size, (list, tuple)) else (_whole(config, "image_size"),) * 2
+    sides = tuple(size) if isinstance(size, (list, tuple)) else (_integer(config, "image_size"),) * 2
     if None in sides:
         return None
-    return _noise(2, _whole(config, "num_channels") or 3, *sides)  # type: ignore[arg-type]
+    return _noise(2, _integer(config, "num_channels") or 3, *sides)  # type: ignore[arg-type]
 
 
 def _sound(config: Any) -> Tensor | None:
     """Return a second of sound, or a spectrogram [frames, bands] where the model reads those."""
-    bands, frames = _whole(config, "num_mel_bins"), _whole(config, "max_length")
+    bands, frames = _integer(config, "num_mel_bins"), _integer(config, "max_length")
     return _noise(2, frames, bands) if bands and frames else _noise(2, _SECOND)
 
 
 def _features(config: Any) -> Tensor | None:
     """Return a filter bank [bands, frames] of the one length that a speech recogniser reads."""
-    bands, frames = _whole(config, "num_mel_bins"), _whole(config, "max_source_positions")
+    bands, frames = _integer(config, "num_mel_bins"), _integer(config, "max_source_positions")
     return _noise(2, bands, 2 * frames) if bands and frames else None
