@@ -21,7 +21,7 @@ from torch import Tensor
 from attnscope._warn import collect_warnings, summarize, warn
 from attnscope.capture.module_tracing import model_hint, resolve_indices
 from attnscope.capture.sites import SITES
-from attnscope.engine.prepared import prepare_texts
+from attnscope.engine.prepared import PreparedTexts, prepare_texts
 from attnscope.errors import CountedWarning
 from attnscope.metrics.discovery import columns_of, metric_of, registry
 from attnscope.metrics.homology.barcodes import bar_columns
@@ -33,7 +33,7 @@ from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, 
 from attnscope.models.architecture import depth, largest_setting, text_config
 from attnscope.models.inputs.context_length import context_length
 from attnscope.models.inputs.media_inputs import read_media, tokenizer_in
-from attnscope.models.inputs.text_inputs import read_inputs
+from attnscope.models.inputs.text_inputs import Entry, read_inputs
 from attnscope.results.results import Results
 from attnscope.results.schema import HEAD_KEYS
 from attnscope.study_api.forward import Batch, head_mean, self_attention
@@ -124,15 +124,10 @@ def analyze(
     label = name or own_name
     layers = [layers] if isinstance(layers, int) else layers
     resolve_indices(layers, depth(loaded), f"layers of {type(loaded).__name__}")
-    limit = context_length(loaded.config, tokenizer, loaded)
-    encoder = Encoder(tokenizer, limit, "keep", largest_setting(text_config(loaded.config), "vocab_size"))
-    texts = prepare_texts("analyze", loaded, read_inputs("analyze", inputs, column), encoder, processor)
-    if cut := sum(text.encoded.truncated for text in texts.inputs):
-        warn(f"analyze: {cut} of {len(texts.inputs)} texts were longer than {limit} tokens and are cut")
+    texts = _prepared(loaded, read_inputs("analyze", inputs, column), tokenizer, processor)
     tables_of_rows = _TablesOfRows({"model": label, "revision": "", "step": -1})
-    states = recipe.states()
     # without named metrics: all sites that the model gives
-    needed, optional_sites = ((), states) if metrics is None else (states, ())
+    needed, optional_sites = ((), recipe.states()) if metrics is None else (recipe.states(), ())
     left_out = LeftOut(recipe.columns)
     others = OtherMaps(type(loaded).__name__)
     with collect_warnings() as undefined:
@@ -156,15 +151,17 @@ def analyze(
     summarize(undefined)
     others.report(is_all=not tables_of_rows.rows)
     reasons = left_out.reasons(undefined)
-    tables = tables_of_rows.arrow()
-    if metrics is None:
-        tables = {table: _without(arrow_table, reasons) for table, arrow_table in tables.items()}
+    tables = tables_of_rows.arrow(reasons if metrics is None else ())
     if reasons:
         count = f"{len(reasons)} of {len(recipe.columns)}"
         warn(f"analyze: {count} columns have no value; results.left_out has the reasons")
-    tables = {"samples": texts.samples_table(label), **tables}
-    model_facts = {"model": label, "architecture": type(loaded).__name__, "left_out": reasons}
-    results = Results(tables, provenance={**model_facts, "inputs": texts.names})
+    facts = {
+        "model": label,
+        "architecture": type(loaded).__name__,
+        "left_out": reasons,
+        "inputs": texts.names,
+    }
+    results = Results({"samples": texts.samples_table(label), **tables}, provenance=facts)
     results.model, results.inputs = weakref.ref(loaded), texts.arguments
     return results
 
@@ -235,6 +232,16 @@ class LeftOut:
         return reasons
 
 
+def _prepared(model: Any, entries: Sequence[Entry], tokenizer: Any, processor: Any) -> PreparedTexts:
+    """Return the entries of inputs as a model reads them; warn of those that are cut."""
+    limit = context_length(model.config, tokenizer, model)
+    encoder = Encoder(tokenizer, limit, "keep", largest_setting(text_config(model.config), "vocab_size"))
+    texts = prepare_texts("analyze", model, entries, encoder, processor)
+    if cut := sum(text.encoded.truncated for text in texts.inputs):
+        warn(f"analyze: {cut} of {len(texts.inputs)} texts were longer than {limit} tokens and are cut")
+    return texts
+
+
 def _read_processor(inputs: Any, tokenizer: Any, processor: Any) -> tuple[Any, Any]:
     """Return the inputs as a processor reads them, and its tokenizer where no other is named."""
     if processor is None:
@@ -271,9 +278,9 @@ class _TablesOfRows:
             declared = declared.head_means()
         self.rows.setdefault(declared.name, Rows(declared, "analyze", self._checkpoint)).add(**columns)
 
-    def arrow(self) -> dict[str, Any]:
-        """Return the tables by name."""
-        return {table: rows.arrow() for table, rows in self.rows.items()}
+    def arrow(self, left_out: Collection[str]) -> dict[str, Any]:
+        """Return the tables by name, without the columns of these names that hold no value."""
+        return {table: _without(rows.arrow(), left_out) for table, rows in self.rows.items()}
 
 
 def _kind_of(layer: Layer) -> str:

@@ -71,9 +71,9 @@ def stacks_of_model(
     titled = []
     for stack, (title, part) in _one_size(stacks, kinds, has_decoder).items():
         keys, queries = _tokens(part, names, *kinds[stack], stack)
-        maps, supports = [maps for maps, _ in part], [seen for _, seen in part]
+        layers, supports = [maps for maps, _ in part], [seen for _, seen in part]
         titled.append(
-            Stack(title, maps, keys.names, None if queries is None else queries.names, supports, keys.grids)
+            Stack(title, layers, keys.names, None if queries is None else queries.names, supports, keys.grids)
         )
     return titled, pictures_of(group.tensors, shown, processor)
 

@@ -53,7 +53,7 @@ def _picture(config: Any) -> Tensor | None:
     sides = tuple(size) if isinstance(size, (list, tuple)) else (_integer(config, "image_size"),) * 2
     if None in sides:
         return None
-    return _noise(2, _integer(config, "num_channels") or 3, *sides)  # type: ignore[arg-type]
+    return _noise(2, _integer(config, "num_channels") or 3, *sides)
 
 
 def _sound(config: Any) -> Tensor | None:

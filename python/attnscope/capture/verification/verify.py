@@ -104,12 +104,12 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verific
         ...                      num_attention_heads=4, num_key_value_heads=2)
         >>> print(asc.verify(LlamaForCausalLM(config).eval()))
         LlamaForCausalLM: captured as it computes
-        ok    way        tier 1: own attention function
-        ok    layers     2 of 2 layers: causal 2
-        ok    maps       0 from eager attention at most, 2 of 2 layers compared
-        ok    output     0 from the model's own
-        ok    row sums   ... from 1 at most
-        ok    visible    no mass outside of what queries see
+        ok    way       tier 1: own attention function
+        ok    layers    2 of 2 layers: causal 2
+        ok    maps      ... from eager attention at most, 2 of 2 layers compared
+        ok    output    ... from the model's own
+        ok    row sums  ... from 1 at most
+        ok    visible   no mass outside of what queries see
     """
     tried = model_inputs(model) if inputs is None and isinstance(model, nn.Module) else inputs
     if isinstance(model, nn.Module) and tried is None:

@@ -107,8 +107,8 @@ class MediaLayouts:
             if layout := _with_special(self.model, name, patch_names(rows, columns), n):
                 return TokenLayout(layout[0], (Grid(layout[1], rows, columns),))
         if any("backbone" in name for name, _ in self.model.named_modules()):
-            for side in (4, 8, 16, 32, 64):  # of a convolutional network, whose last map is flattened
-                rows, columns = math.ceil(height / side), math.ceil(width / side)
+            for step in (4, 8, 16, 32, 64):  # of a convolutional network, whose last map is flattened
+                rows, columns = math.ceil(height / step), math.ceil(width / step)
                 if rows * columns == n > 1:
                     return TokenLayout(patch_names(rows, columns), (Grid(0, rows, columns),))
         return None
