@@ -25,6 +25,7 @@ SUBJECTS = {
     10: "attention_and_likelihood",
     11: "knowing_and_saying",
     12: "weights",
+    13: "a_picture_s_attention",
 }
 METADATA = {"kernelspec", "language_info", "attnscope"}
 #: Bytes of a notebook with its outputs.

@@ -155,13 +155,9 @@ def analyze(
     if reasons:
         count = f"{len(reasons)} of {len(recipe.columns)}"
         warn(f"analyze: {count} columns have no value; results.left_out has the reasons")
-    facts = {
-        "model": label,
-        "architecture": type(loaded).__name__,
-        "left_out": reasons,
-        "inputs": texts.names,
-    }
-    results = Results({"samples": texts.samples_table(label), **tables}, provenance=facts)
+    tables = {"samples": texts.samples_table(label), **tables}
+    facts = {"model": label, "architecture": type(loaded).__name__, "left_out": reasons}
+    results = Results(tables, provenance={**facts, "inputs": texts.names})
     results.model, results.inputs = weakref.ref(loaded), texts.arguments
     return results
 
