@@ -81,7 +81,7 @@ def without_gradients(call: Callable[[], Any]) -> Callable[[], Any]:
     return run
 
 
-def same(peer: str, ours: Any, theirs: Any) -> None:
+def check_same(peer: str, ours: Any, theirs: Any) -> None:
     if peer != "torch.linalg.svdvals" and str(ours) != str(theirs):
         raise AssertionError(f"{peer}: another answer, {theirs} for {ours}")
 
@@ -97,7 +97,7 @@ def main() -> None:
         if name in others:
             peers["other core"] = often(others[name])
         benchmark.compare(
-            f"core {name}", CALLS, often(call), peers, agree=same, target=1.0 if others else None,
+            f"core {name}", CALLS, often(call), peers, agree=check_same, target=1.0 if others else None,
             against="other core" if others else None,
         )  # fmt: skip
     package = often(lambda: asc.participation_ratio(attention))
@@ -106,7 +106,7 @@ def main() -> None:
     if path:
         peers["other core"] = with_core(other_core(path), ("is_plain_batch", "participation_ratio"), package)
     benchmark.compare(
-        "package participation_ratio", CALLS, package, peers, agree=same, target=1.0 if path else None,
+        "package participation_ratio", CALLS, package, peers, agree=check_same, target=1.0 if path else None,
         against="other core" if path else None,
     )  # fmt: skip
     benchmark.finish()

@@ -59,9 +59,9 @@ def packaged_text(name: str) -> str:
     if name in _files():
         return _files()[name].read_text("utf-8")
     keys = dict(_entries("models")[name])
-    about = keys.pop("about", f"{keys['models'][0]['label']} in the study {keys['extends']}")
-    first, dot, more = about.partition(". ")
-    lines = [f"{first}: attnscope run {name}{dot.strip()}", *textwrap.wrap(more, 110)]
+    description = keys.pop("about", f"{keys['models'][0]['label']} in the study {keys['extends']}")
+    first, dot, details = description.partition(". ")
+    lines = [f"{first}: attnscope run {name}{dot.strip()}", *textwrap.wrap(details, 110)]
     text: str = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
     return "".join(f"# {line}\n" for line in lines) + text
 
@@ -72,14 +72,14 @@ def catalogue() -> list[Packaged]:
     >>> [one.models for one in catalogue() if one.name == "phi-2"]
     [('microsoft/phi-2',)]
     """
-    found = []
+    configs = []
     for name in packaged():
         text = packaged_text(name)
         models = yaml.safe_load(text).get("models") or []
-        about = text.splitlines()[0].removeprefix("#").strip().partition(":")[0]
+        description = text.splitlines()[0].removeprefix("#").strip().partition(":")[0]
         revisions = tuple(str(revision) for model in models for revision in model.get("revisions", ()))
-        found.append(Packaged(name, about, tuple(model["path"] for model in models), revisions))
-    return sorted(found, key=lambda one: (bool(one.models), one.name))
+        configs.append(Packaged(name, description, tuple(model["path"] for model in models), revisions))
+    return sorted(configs, key=lambda study: (bool(study.models), study.name))
 
 
 def _own_name(name: str) -> str:
@@ -89,13 +89,15 @@ def _own_name(name: str) -> str:
 
 def _files() -> dict[str, Path]:
     """`configs/NAME.yaml` of every study by name."""
-    files = [file for one in studies().values() for file in sorted((one.path / "configs").glob("*.yaml"))]
+    files = [
+        file for config in studies().values() for file in sorted((config.path / "configs").glob("*.yaml"))
+    ]
     return {file.stem: file for file in files if file.stem not in ("analyses", "models")}
 
 
 def _entries(stem: str) -> dict[str, dict[str, Any]]:
     """Return the entries of `configs/STEM.yaml` of every study, by name."""
-    homes = (one.path / "configs" / f"{stem}.yaml" for one in studies().values())
+    homes = (study.path / "configs" / f"{stem}.yaml" for study in studies().values())
     return {name: keys for home in homes if home.is_file() for name, keys in _read(home).items()}
 
 

@@ -250,14 +250,14 @@ class Settings(Strict):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            more = study.Options.model_fields if study else ()
-            raise ConfigError(explain(error, type(self), more=more)) from None
+            option_keys = study.Options.model_fields if study else ()
+            raise ConfigError(explain(error, type(self), extra_keys=option_keys)) from None
 
     @field_validator("study")
     @classmethod
     def _study(cls, value: str) -> str:
-        found = find_study(value)
-        return found.name if found else value
+        study_folder = find_study(value)
+        return study_folder.name if study_folder else value
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration, defaults included, as plain data."""
@@ -326,7 +326,9 @@ def refuse_stored_trust(settings: Settings, function: str) -> None:
             )
 
 
-def explain(error: ValidationError, model: type[BaseModel], key: str = "", more: Iterable[str] = ()) -> str:
+def explain(
+    error: ValidationError, model: type[BaseModel], key: str = "", extra_keys: Iterable[str] = ()
+) -> str:
     """One line per mistake: where it is, what was expected, what was given."""
     lines = []
     for item in error.errors(include_url=False):
@@ -339,16 +341,16 @@ def explain(error: ValidationError, model: type[BaseModel], key: str = "", more:
             for part in parents:
                 if part in owner.model_fields:
                     owner = models_in(owner.model_fields[part].annotation)[0]
-            known = [*owner.model_fields, *(() if parents else more)]
+            known_keys = [*owner.model_fields, *(() if parents else extra_keys)]
             inside = f" in {where.rpartition('.')[0]}" if parents or key else ""
-            lines.append(f"unknown key {str(last)!r}{inside}{nearest(str(last), known)}")
+            lines.append(f"unknown key {str(last)!r}{inside}{nearest(str(last), known_keys)}")
         elif item["type"] == "missing":
             option = " (--model on the command line)" if where == "models" else ""
             lines.append(f"{where} is missing{option}")
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-            given = "" if "got " in message else f", got {item['input']!r}"
-            lines.append(f"{where}: {message[0].lower()}{message[1:]}{given}")
+            received = "" if "got " in message else f", got {item['input']!r}"
+            lines.append(f"{where}: {message[0].lower()}{message[1:]}{received}")
     return "; ".join(dict.fromkeys(lines))
 
 
@@ -357,4 +359,4 @@ def models_in(kind: Any) -> list[type[BaseModel]]:
     inside = typing.get_args(kind)
     if not inside:
         return [kind] if isinstance(kind, type) and issubclass(kind, BaseModel) else []
-    return [model for one in inside for model in models_in(one)]
+    return [model for argument in inside for model in models_in(argument)]

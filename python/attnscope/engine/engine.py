@@ -30,13 +30,13 @@ from attnscope.engine.model_cache import HeldModel, about_model
 from attnscope.engine.planning import make_plan
 from attnscope.engine.progress import progress_bar
 from attnscope.engine.provenance import (
-    begun,
     default_name,
+    has_content,
     machine,
     provenance,
+    read_provenance,
     refuse_changed,
     refuse_existing,
-    stored,
 )
 from attnscope.engine.stop import stop_signals
 from attnscope.errors import DiskFull, Interrupted, UnitsFailed, command
@@ -168,7 +168,7 @@ class Engine:
         is_new = make_folder(self.folder)
         refuse_links(self.folder)
         with FolderLock(self.folder) as lock:
-            is_new = is_new and not begun(self.folder)
+            is_new = is_new and not has_content(self.folder)
             if refuse is not None:
                 refuse()
             try:
@@ -368,7 +368,7 @@ def _print_line(text: str) -> None:
 
 def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> None:
     """Write `provenance.json` of the run so far; models and machines of earlier processes stay in it."""
-    plan, tally, before = engine.plan, engine.tally, stored(engine.folder)
+    plan, tally, before = engine.plan, engine.tally, read_provenance(engine.folder)
     manifests = [engine.store.manifest(unit.id) for unit in plan.units if engine.store.is_in_folder(unit.id)]
     machines = {**before.get("machines", {}), **engine.machines}
     counts = Counter(str(unit.get("machine", "")) for unit in manifests)

@@ -80,8 +80,8 @@ class ForwardPass:
             self._other_names(n, layer.stack) if other or len(names) != n else list(names)
             for names, n in zip(tokens, lengths, strict=True)
         ]
-        for sample, own, names in zip(self.batch.samples, self.batch.tokens, tokens, strict=True):
-            if not own:
+        for sample, token_names, names in zip(self.batch.samples, self.batch.tokens, tokens, strict=True):
+            if not token_names:
                 self.names.setdefault(sample, list(names))
         return replace(self.batch, lengths=lengths, tokens=tokens)
 
@@ -120,12 +120,14 @@ class PreparedTexts:
     @property
     def arguments(self) -> dict[int, Callable[[], ForwardInputs] | None]:
         """Functions that give inputs of samples that are more than ids; None where a pass needs others."""
-        found: dict[int, Callable[[], ForwardInputs] | None] = {}
+        inputs_of_samples: dict[int, Callable[[], ForwardInputs] | None] = {}
         for first, group in self.groups:
             for row in range(group.size):
-                whole = partial(replace, group) if group.size == 1 else None
-                found[first + row] = partial(group.select, [row]) if group.is_divisible else whole
-        return found
+                select_all = partial(replace, group) if group.size == 1 else None
+                inputs_of_samples[first + row] = (
+                    partial(group.select, [row]) if group.is_divisible else select_all
+                )
+        return inputs_of_samples
 
     def passes(self, label: str, model: Any) -> Iterator[ForwardPass]:
         """Yield the forward passes, as many texts in each as the attention of a layer has room for."""
@@ -185,13 +187,16 @@ class PreparedTexts:
             return table
         samples = table["sample"].to_pylist()
         tokens = [
-            self._names.get(at, own) for at, own in zip(samples, table["tokens"].to_pylist(), strict=True)
+            self._names.get(at, text_tokens)
+            for at, text_tokens in zip(samples, table["tokens"].to_pylist(), strict=True)
         ]
         # lists that are all empty have no type of their own
         columns = {
             "tokens": pa.array(tokens, pa.list_(pa.string())),
             "token_ids": pa.array(table["token_ids"].to_pylist(), pa.list_(pa.int64())),
-            "n_tokens": pa.array([len(own) for own in tokens], table.schema.field("n_tokens").type),
+            "n_tokens": pa.array(
+                [len(text_tokens) for text_tokens in tokens], table.schema.field("n_tokens").type
+            ),
         }
         for name, values in columns.items():
             place = table.column_names.index(name)

@@ -35,9 +35,9 @@ def provenance(study: Settings, digest: str) -> dict[str, Any]:
     """Return the facts that are known before a run begins."""
     import attnscope
 
-    here = machine()
+    machine_facts = machine()
     return {
-        "attnscope": here["attnscope"],
+        "attnscope": machine_facts["attnscope"],
         "study": study.study,
         "config_hash": hashlib.sha256(study.to_yaml().encode()).hexdigest()[:16],
         "plan": digest,
@@ -46,7 +46,7 @@ def provenance(study: Settings, digest: str) -> dict[str, Any]:
         "packages": {name: installed(name) for name in _PACKAGES} | {"torch": str(torch.__version__)},
         "python": platform.python_version(),
         "system": platform.platform(),
-        **{name: here[name] for name in ("cpu", "instructions", "threads", "cuda")},
+        **{name: machine_facts[name] for name in ("cpu", "instructions", "threads", "cuda")},
         "blas": _blas(),
         "git": git_state(Path.cwd()),
         "git_attnscope": _own_git_state(Path(attnscope.__file__)),
@@ -69,27 +69,27 @@ def machine() -> dict[str, Any]:
     }
 
 
-def other_numbers(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+def incompatibility(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     """Return why numbers of two machines, or runs' provenances, do not go into one table, "" where they do.
 
-    >>> other_numbers({"attnscope": "1", "instructions": {"core": "v4"}}, {"attnscope": "2"})
+    >>> incompatibility({"attnscope": "1", "instructions": {"core": "v4"}}, {"attnscope": "2"})
     'attnscope is 1 there, 2 here'
     """
     words = {"attnscope": "attnscope", "torch": "torch", "instructions": "the instruction set"}
     return "; ".join(
-        f"{word} is {_plain(there[key])} there, {_plain(here[key])} here"
+        f"{word} is {_plain(first[key])} there, {_plain(second[key])} here"
         for key, word in words.items()
-        if key in there and key in here and there[key] != here[key]
+        if key in first and key in second and first[key] != second[key]
     )
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
-        return " with ".join(f"{name} {one}" for name, one in value.items())
+        return " with ".join(f"{name} {item}" for name, item in value.items())
     return str(value)
 
 
-def stored(folder: Path) -> dict[str, Any]:
+def read_provenance(folder: Path) -> dict[str, Any]:
     """Return the provenance that a folder holds, empty where it holds none.
 
     Raises:
@@ -137,8 +137,8 @@ def _blas() -> str:
 
 
 def refuse_existing(folder: Path, settings: Settings) -> None:
-    """Refuses a folder that holds something, with the way on."""
-    if not os.path.lexists(folder) or (folder.is_dir() and not begun(folder)):
+    """Raise FileExistsError if a folder holds something; the message names the way on."""
+    if not os.path.lexists(folder) or (folder.is_dir() and not has_content(folder)):
         return
     if (folder / SHARDS).is_dir() and not (folder / "study.yaml").is_file():
         raise FileExistsError(f"{folder} holds shards of a run: {command('gather', folder)}")
@@ -150,14 +150,14 @@ def refuse_existing(folder: Path, settings: Settings) -> None:
 
 
 def refuse_another(folder: Path, settings: Settings) -> None:
-    """Refuses a folder that holds another study."""
+    """Raise FileExistsError if a folder holds another study."""
     if not (folder / "study.yaml").is_file():
         raise FileExistsError(f"{folder} exists and is no run folder; choose another --name")
     try:
-        there = Settings.from_yaml(folder / "study.yaml")
+        stored_settings = Settings.from_yaml(folder / "study.yaml")
     except ConfigError as error:
         raise FileExistsError(f"{folder} exists, and its study cannot be read: {error}") from error
-    if changed := changes(there, settings):
+    if changed := changes(stored_settings, settings):
         raise FileExistsError(f"{folder} exists and holds another study ({changed}); choose another --name")
 
 
@@ -173,24 +173,24 @@ def refuse_other_study(folder: Path, settings: Settings) -> None:
         )
 
 
-def changes(there: Settings, here: Settings) -> str:
-    """Keys in which two studies differ, "" where they are the same whatever they are called."""
+def changes(stored_settings: Settings, settings: Settings) -> str:
+    """Return the keys in which two studies differ, "" if they are the same up to their names."""
     return "; ".join(
         f"{key}: {old} there, {new} here"
-        for key, old, new in differences(there.to_dict(), here.to_dict())
+        for key, old, new in differences(stored_settings.to_dict(), settings.to_dict())
         if key not in ("name", "output", "max_disk") and not key.startswith("workers")
     )
 
 
 def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run that would mix numbers."""
-    before = stored(folder)
+    """Raise ConfigError if a run that goes on would mix numbers."""
+    before = read_provenance(folder)
     if (folder / "shards").is_dir():
         raise ConfigError(
             f"{folder} was begun by an older attnscope, whose units are stored in another way: its "
             "tables can be read, drawn and compared; run the study under another name to go on"
         )
-    if other := other_numbers(before, facts):
+    if other := incompatibility(before, facts):
         raise ConfigError(
             f"{folder} was begun elsewhere: {other}; one table would hold numbers of both "
             "(ATTNSCOPE_ISA and ATEN_CPU_CAPABILITY choose the instruction set)"
@@ -202,7 +202,7 @@ def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
         )
 
 
-def begun(folder: Path) -> bool:
+def has_content(folder: Path) -> bool:
     """Return True if a folder holds more than a process leaves that is killed before its first file."""
     return bool(_content(folder))
 
@@ -244,20 +244,20 @@ def resolved(study: Settings) -> Settings:
     return Settings(**values)
 
 
-def differences(there: Any, here: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """Where two studies differ, as plain data: the key and what either says, cut to 60 letters.
+def differences(first: Any, second: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield the differences of two studies, as plain data: the key and the value of each, cut to 60 letters.
 
     >>> list(differences({"texts": [{"column": "a"}]}, {"texts": [{"column": "b"}]}))
     [('texts[0].column', "'a'", "'b'")]
     """
-    if isinstance(there, dict) and isinstance(here, dict):
-        for name in {**there, **here}:
-            yield from differences(there.get(name), here.get(name), f"{key}.{name}" if key else str(name))
-    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
-        for place, pair in enumerate(zip(there, here, strict=True)):
+    if isinstance(first, dict) and isinstance(second, dict):
+        for name in {**first, **second}:
+            yield from differences(first.get(name), second.get(name), f"{key}.{name}" if key else str(name))
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        for place, pair in enumerate(zip(first, second, strict=True)):
             yield from differences(*pair, f"{key}[{place}]")
-    elif there != here:
-        yield key, f"{there!r:.60}", f"{here!r:.60}"
+    elif first != second:
+        yield key, f"{first!r:.60}", f"{second!r:.60}"
 
 
 def settings_of(config: str | Path | Settings, **overrides: Any) -> Settings:

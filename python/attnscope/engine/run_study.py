@@ -11,7 +11,7 @@ from attnscope.config.run_config import Settings, refuse_stored_trust
 from attnscope.engine.engine import Engine, Notify
 from attnscope.engine.executors.executor import Executor
 from attnscope.engine.executors.shards import merge_shards, shard_folders
-from attnscope.engine.provenance import refuse_another, refuse_other_study, settings_of, stored
+from attnscope.engine.provenance import read_provenance, refuse_another, refuse_other_study, settings_of
 from attnscope.errors import ConfigError
 from attnscope.results.results import Results, load
 
@@ -58,7 +58,7 @@ def run(
     if not exist_ok or not (engine.folder / "study.yaml").is_file():
         return engine.run()
     refuse_another(engine.folder, engine.settings)
-    if stored(engine.folder).get("state") == "finished":
+    if read_provenance(engine.folder).get("state") == "finished":
         return load(engine.folder)
     return engine.run(resume=True)
 
@@ -97,9 +97,8 @@ def resume(
     path = Path(folder)
     parts = shard_folders([path])
     if path in parts:
-        raise ConfigError(
-            f"resume: {path} is shard {stored(path)['shard']} of {path.parents[1]}; start that shard again"
-        )
+        shard = read_provenance(path)["shard"]
+        raise ConfigError(f"resume: {path} is shard {shard} of {path.parents[1]}; start that shard again")
     file = (parts[0] if parts and not (path / "study.yaml").is_file() else path) / "study.yaml"
     if not file.is_file():
         raise FileNotFoundError(f"resume: {path} holds no study.yaml; a run folder is needed")

@@ -354,18 +354,18 @@ def decide(
     ends = (estimate.low, estimate.high) if estimate.has_interval else (estimate.value, estimate.value)
     significant = tested and p_adjusted <= rule.alpha
     interval = f"the interval [{_number(ends[0])}, {_number(ends[1])}]"
-    what = interval if estimate.has_interval else _number(estimate.value)
+    observed = interval if estimate.has_interval else _number(estimate.value)
     outside = region.excludes(*ends)
     if outside and estimate.has_interval and (estimate.speaks == "for" or not tested):
         return CONTRADICTED, [f"{interval} is not {region.describe()}"]
     if significant and outside and estimate.speaks != "for":
-        return CONTRADICTED, [f"{what} is not {region.describe()}"]
+        return CONTRADICTED, [f"{observed} is not {region.describe()}"]
     if significant and estimate.speaks == "against" and not estimate.has_interval:
         return CONTRADICTED, [f"p {_number(p_adjusted)} speaks against it"]
     reasons = []
     if not region.contains(*ends):
         wholly = "wholly " if estimate.has_interval else ""
-        reasons.append(f"{what} is not {wholly}{region.describe()}")
+        reasons.append(f"{observed} is not {wholly}{region.describe()}")
     if tested and estimate.speaks != "against" and not significant:
         reasons.append(f"adjusted p {_number(p_adjusted)} is above {rule.alpha:g}")
     if estimate.speaks == "against" and not estimate.has_interval:

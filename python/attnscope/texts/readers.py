@@ -64,9 +64,9 @@ def read_rows(source: TextSource, *, extras: bool = True) -> Iterator[Row]:
     readers = {".txt": _read_txt, ".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
     if path.suffix.lower() in readers:
         if not path.is_file():
-            about = f", {source.about}" if source.about else ""
+            hint = f", {source.about}" if source.about else ""
             raise ConfigError(
-                f"texts: there is no file {path}{about}; --set texts.path=FILE says where it is, and "
+                f"texts: there is no file {path}{hint}; --set texts.path=FILE says where it is, and "
                 "--texts sample takes sentences that come with the package"
             )
         if path.suffix.lower() == ".parquet":

@@ -24,7 +24,7 @@ from attnscope.engine.executors.schedule import ATTEMPTS, Schedule
 from attnscope.engine.executors.shards import refuse_free_disk
 from attnscope.engine.executors.worker import checkpoints_to_json
 from attnscope.engine.model_cache import needed_bytes
-from attnscope.engine.provenance import machine, other_numbers
+from attnscope.engine.provenance import incompatibility, machine
 from attnscope.errors import ConfigError, UnitsFailed
 from attnscope.study_api.plan import megabytes
 from attnscope.study_api.units import Unit
@@ -278,7 +278,7 @@ class _Driver:
         facts = introduction["machine"]
         worker.host, worker.node = facts["host"], introduction["node"]
         worker.name = f"the worker on {worker.host} (process {introduction['process']})"
-        reason = other_numbers(facts, self._driver_machine) or introduction["error"]
+        reason = incompatibility(facts, self._driver_machine) or introduction["error"]
         if not reason and introduction["plan"] != self._engine.plan.digest:
             reason = "the texts or the models that it reads make another plan"
         if not reason and any(peer.gpu != bool(facts["cuda"]) for peer in self._workers):

@@ -29,14 +29,14 @@ from attnscope.engine.engine import Engine, Notify, write_provenance
 from attnscope.engine.executors.executor import LocalExecutor
 from attnscope.engine.provenance import (
     SHARDS,
-    begun,
     changes,
-    other_numbers,
+    has_content,
+    incompatibility,
+    read_provenance,
     refuse_another,
     refuse_existing,
     refuse_other_study,
     settings_of,
-    stored,
 )
 from attnscope.errors import ConfigError, ResultsError, command
 from attnscope.results.files import refuse_links
@@ -181,7 +181,9 @@ def run_shard(
     refuse_free_disk(settings)
     run_folder = Engine(settings).folder
     settings = Settings(**{**settings.to_dict(), "output": str(run_folder.parent), "name": run_folder.name})
-    if (run_folder / "study.yaml").is_file() or (begun(run_folder) and not (run_folder / SHARDS).is_dir()):
+    if (run_folder / "study.yaml").is_file() or (
+        has_content(run_folder) and not (run_folder / SHARDS).is_dir()
+    ):
         refuse_another(run_folder, settings)
     folder = run_folder / SHARDS / shard.folder
     again = (folder / "study.yaml").is_file()
@@ -223,7 +225,7 @@ def shard_folders(folders: Iterable[str | Path], *, with_study: bool = True) -> 
     for folder in map(Path, folders):
         parts = (folder / SHARDS).glob("*-of-*")
         shards += sorted(parts, key=lambda part: [*map(int, part.name.split("-of-"))]) or [folder]
-    return [part for part in dict.fromkeys(shards) if not with_study or stored(part).get("shard")]
+    return [part for part in dict.fromkeys(shards) if not with_study or read_provenance(part).get("shard")]
 
 
 def gather(
@@ -318,8 +320,8 @@ def merge_shards(engine: Engine, parts: Sequence[Path], facts: dict[str, Any]) -
         for part in parts:
             refuse_links(part)
             locks.enter_context(FolderLock(part))
-            provenance = stored(part)
-            if other := other_numbers(provenance, facts):
+            provenance = read_provenance(part)
+            if other := incompatibility(provenance, facts):
                 raise ConfigError(f"{part}: {other}; one table would hold numbers of both")
             if provenance.get("plan") != facts["plan"]:
                 raise ConfigError(

@@ -209,10 +209,12 @@ def relative_subspace_fraction(
         columns = _basis(name, which, basis, weights, side)
         shares[which] = _column_energies(weights, columns, side).sum(-1) / energy
         isotropic[which] = columns.shape[-1] / columns.shape[-2]
-    both = sum(shares.values(), torch.zeros((), dtype=torch.float64, device="cpu")) / sum(isotropic.values())
-    undefined = torch.full_like(both, torch.nan)
+    combined = sum(shares.values(), torch.zeros((), dtype=torch.float64, device="cpu")) / sum(
+        isotropic.values()
+    )
+    undefined = torch.full_like(combined, torch.nan)
     single = {which: shares[which] / isotropic[which] for which in shares}
-    return RelativeSubspaceFraction(both, single.get("left", undefined), single.get("right", undefined))
+    return RelativeSubspaceFraction(combined, single.get("left", undefined), single.get("right", undefined))
 
 
 def overlap(basis: Tensor, other_basis: Tensor) -> Tensor:
