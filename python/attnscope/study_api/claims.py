@@ -348,46 +348,74 @@ def decide(
         return NOT_TESTABLE, [reason]
     if estimate.premise:
         return UNDECIDED, [estimate.premise]
-    region = estimate.region
     p_adjusted = estimate.p_value if math.isnan(p_adjusted) else p_adjusted
-    tested = not math.isnan(p_adjusted)
-    ends = (estimate.low, estimate.high) if estimate.has_interval else (estimate.value, estimate.value)
-    significant = tested and p_adjusted <= rule.alpha
-    interval = f"the interval [{_number(ends[0])}, {_number(ends[1])}]"
-    observed = interval if estimate.has_interval else _number(estimate.value)
-    outside = region.excludes(*ends)
-    if outside and estimate.has_interval and (estimate.speaks == "for" or not tested):
-        return CONTRADICTED, [f"{interval} is not {region.describe()}"]
+    if reason := _contradiction(estimate, p_adjusted, rule.alpha):
+        return CONTRADICTED, [reason]
+    absent = [control for control in estimate.controls if len(control.finite()) < rule.fewest_controls]
+    reasons = _lacks_of_support(estimate, p_adjusted, rule.alpha)
+    reasons += _equalled_by_controls(estimate, absent, rule.alpha)
+    if reasons:
+        return UNDECIDED, reasons
+    if absent:
+        return NOT_TESTABLE, [_absence(control, rule.fewest_controls) for control in absent]
+    return SUPPORTED, [control.describe() for control in estimate.controls]
+
+
+def _contradiction(estimate: Estimate, p_adjusted: float, alpha: float) -> str:
+    """Return the reason for which an estimate contradicts its claim, "" if it does not."""
+    significant = p_adjusted <= alpha
+    region, outside = estimate.region, estimate.region.excludes(*_ends(estimate))
+    if outside and estimate.has_interval and (estimate.speaks == "for" or math.isnan(p_adjusted)):
+        return f"{_observation(estimate)} is not {region.describe()}"
     if significant and outside and estimate.speaks != "for":
-        return CONTRADICTED, [f"{observed} is not {region.describe()}"]
+        return f"{_observation(estimate)} is not {region.describe()}"
     if significant and estimate.speaks == "against" and not estimate.has_interval:
-        return CONTRADICTED, [f"p {_number(p_adjusted)} speaks against it"]
+        return f"p {_number(p_adjusted)} speaks against it"
+    return ""
+
+
+def _lacks_of_support(estimate: Estimate, p_adjusted: float, alpha: float) -> list[str]:
+    """Return what an estimate and its test lack to support the claim, controls apart."""
     reasons = []
-    if not region.contains(*ends):
+    if not estimate.region.contains(*_ends(estimate)):
         wholly = "wholly " if estimate.has_interval else ""
-        reasons.append(f"{observed} is not {wholly}{region.describe()}")
-    if tested and estimate.speaks != "against" and not significant:
-        reasons.append(f"adjusted p {_number(p_adjusted)} is above {rule.alpha:g}")
+        reasons.append(f"{_observation(estimate)} is not {wholly}{estimate.region.describe()}")
+    if p_adjusted > alpha and estimate.speaks != "against":
+        reasons.append(f"adjusted p {_number(p_adjusted)} is above {alpha:g}")
     if estimate.speaks == "against" and not estimate.has_interval:
         reasons.append("a test that does not reject is no support")
     if estimate.objection:
         reasons.append(estimate.objection)
-    fewest = rule.fewest_controls
-    absent = [control for control in estimate.controls if len(control.finite()) < fewest]
+    return reasons
+
+
+def _equalled_by_controls(estimate: Estimate, absent: Sequence[Control], alpha: float) -> list[str]:
+    """Return a reason for each control that does, or may do, as well as the estimate."""
+    reasons = []
     for control in estimate.controls:
+        if control in absent:
+            continue
         measured = estimate.value if math.isnan(control.measured) else control.measured
-        p_value = 0.0 if control in absent else control.exceedance(measured, region)
+        p_value = control.exceedance(measured, estimate.region)
         if p_value == 1:
             reasons.append(f"{control.describe()}: these do as well as {_number(measured)}")
-        elif p_value > rule.alpha:
+        elif p_value > alpha:
             reasons.append(
                 f"{control.describe()}: another may do as well as {_number(measured)} (p {p_value:.2g})"
             )
-    if reasons:
-        return UNDECIDED, reasons
-    if absent:
-        return NOT_TESTABLE, [_absence(control, fewest) for control in absent]
-    return SUPPORTED, [control.describe() for control in estimate.controls]
+    return reasons
+
+
+def _ends(estimate: Estimate) -> tuple[float, float]:
+    """Return the ends of an estimate's interval, its value twice if it has none."""
+    return (estimate.low, estimate.high) if estimate.has_interval else (estimate.value, estimate.value)
+
+
+def _observation(estimate: Estimate) -> str:
+    """Return an estimate's interval in words, its value if it has none."""
+    if not estimate.has_interval:
+        return _number(estimate.value)
+    return f"the interval [{_number(estimate.low)}, {_number(estimate.high)}]"
 
 
 def _untestable_reason(estimate: Estimate, alpha: float) -> str:
