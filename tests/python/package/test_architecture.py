@@ -107,7 +107,7 @@ LEVELS = (
     {"engine", "plots", "published", "report", "view"},
     {"studies"},
     {"demo"},
-    {"commands"},
+    {"commands", "training"},
 )
 LEVEL = {folder: level for level, folders in enumerate(LEVELS) for folder in folders}
 
