@@ -14,6 +14,7 @@ import copy
 import signal
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -133,6 +134,8 @@ def variants(config_class: Any) -> list[dict[str, Any]]:
     size_choices = [{name: value for name, value in sizes.items() if name not in left} for left in without]
     # hybrid stacks whose first layers all lack attention
     size_choices.append({**sizes, **dict.fromkeys(set(layers) & names, 8)})
+    if hasattr(default, "image_size") or hasattr(default, "patch_sizes"):  # stages have sizes of their own
+        size_choices.append({"num_labels": 3})
     if "num_key_value_heads" in names:  # compressed keys and values have as many heads as queries
         size_choices.append({**size_choices[1], "num_key_value_heads": 4})
     return size_choices
@@ -319,22 +322,33 @@ def _compare(
         for tensor in output[name]
         if torch.is_tensor(tensor) and tensor.ndim == 4
     ]
-    free = list(maps)
-    largest: float | None = None
-    for layer in layers:
-        result = layer.tensors["attention"]
-        candidates = [candidate for candidate in free if candidate.shape == result.shape]
-        if not candidates:
-            continue
-        gaps = [_gap(result, candidate, layer) for candidate in candidates]
-        largest = max(largest or 0.0, min(gaps))
-        if min(gaps) > 2e-5 * max(1.0, _scale(reference)):
-            return ("different", f"{layer.stack} {layer.index}: {min(gaps):.2g}"), largest
-        best = candidates[gaps.index(min(gaps))]
-        free = [candidate for candidate in free if candidate is not best]
-    if maps and len(free) == len(maps):
+    largest, compared = None, 0
+    for shape in {tuple(layer.tensors["attention"].shape) for layer in layers}:
+        captured = [layer for layer in layers if layer.tensors["attention"].shape == shape]
+        eager = [candidate for candidate in maps if candidate.shape == shape]
+        # some models return the maps of each stage's last block alone
+        for layer, gap in _pairs(captured, eager):
+            largest, compared = max(largest or 0.0, gap), compared + 1
+            if gap > 2e-5 * max(1.0, _scale(reference)):
+                return ("different", f"{layer.stack} {layer.index}: {gap:.2g}"), largest
+    if maps and not compared:
         words.append(f"none of {len(maps)} maps of eager attention has the shape of a captured one")
     return None, largest
+
+
+def _pairs(captured: list[Any], eager: list[torch.Tensor]) -> Iterator[tuple[Any, float]]:
+    """Yield layers and their gaps to the nearest eager maps: as many as there are of the fewer."""
+    if len(eager) >= len(captured):
+        rest = list(eager)
+        for layer in captured:
+            gaps = [_gap(layer.tensors["attention"], candidate, layer) for candidate in rest]
+            del rest[gaps.index(min(gaps))]
+            yield layer, min(gaps)
+        return
+    layers = list(captured)
+    for candidate in eager:
+        gaps = [_gap(layer.tensors["attention"], candidate, layer) for layer in layers]
+        yield layers.pop(gaps.index(min(gaps))), min(gaps)
 
 
 def _scale(reference: Any) -> float:

@@ -213,7 +213,9 @@ def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> Capture
         return None
     if not passes:
         reasons.append("output_attentions=True: no attention map came back")
-        raise RuntimeError(f"capture: the attention of {name} cannot be captured. " + "; ".join(reasons))
+        raise RuntimeError(
+            f"capture: the attention of {name} cannot be captured. " + "; ".join([*reasons, *_remedy(model)])
+        )
     best = min(passes, key=lambda attempt: (len(attempt.plan.missing), attempt.plan.tier))
     best.plan.reasons = tuple(reasons)
     if usual and (gap := _output_gap(best, usual)):
@@ -221,6 +223,14 @@ def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> Capture
             f"{name} under its own attention implementation: {gap}; the maps are those of eager attention"
         )
     return best.plan
+
+
+def _remedy(model: nn.Module) -> list[str]:
+    """Return what to do about modules that were chosen when the model was built, as old models do."""
+    built = {type(module).__name__ for module in model.modules()}
+    fixed = sorted(name for name in built if "Sdpa" in name or "Flash" in name)
+    words = f"it was built with {', '.join(fixed)}: load it with attn_implementation='eager'"
+    return [words] if fixed else []
 
 
 def _attempt_all(model: nn.Module, attempt: Callable[..., _Pass | None], reasons: list[str]) -> list[_Pass]:

@@ -40,6 +40,17 @@ def test_pictures_and_sounds_are_tried_on_noise(make):
     assert "layers compared" in named(verification)["maps"].result
 
 
+def test_a_model_that_returns_some_of_its_maps_is_compared_with_these():
+    """Swin returns the maps of the last block of each stage."""
+    from transformers import SwinConfig, SwinModel
+
+    torch.manual_seed(0)
+    shape = dict(embed_dim=16, depths=[2, 2], num_heads=[2, 2], window_size=4, image_size=64, patch_size=4)
+    verification = asc.verify(SwinModel(SwinConfig(**shape)).eval())
+    assert verification.ok, verification
+    assert "2 of 4 layers compared" in named(verification)["maps"].result
+
+
 def test_a_model_that_differs_on_longer_texts_is_refused_from_then_on(monkeypatch):
     from transformers.models.llama import modeling_llama
 

@@ -172,22 +172,33 @@ def _check_maps(model: nn.Module, layers: Sequence[Layer], inputs: dict[str, Any
         eager = list(_eager_maps(model, inputs))
     except Exception as error:  # noqa: BLE001  (a model's own code; the reason is shown)
         return ModelCheck("maps", True, f"not compared: eager attention fails with {type(error).__name__}")
-    largest, compared = 0.0, 0
-    for layer in layers:
-        gaps = [
-            (_gap(layer, candidate), place)
-            for place, candidate in enumerate(eager)
-            if candidate.shape == layer.tensors["attention"].shape
-        ]
-        if gaps:
-            gap, place = min(gaps)
-            largest, compared = max(largest, gap), compared + 1
-            del eager[place]
+    gaps = list(_gaps(layers, eager))
+    largest, compared = max(gaps, default=0.0), len(gaps)
     if not compared:
         return ModelCheck("maps", True, "not compared: eager attention returns no maps of these shapes")
     words = f"{largest:.2g} from eager attention at most, {compared} of {len(layers)} layers compared"
     ok = largest <= _tolerance(model)
     return ModelCheck("maps", ok, words, "" if ok else _REFUSED)
+
+
+def _gaps(layers: Sequence[Layer], eager: Sequence[Tensor]) -> Iterator[float]:
+    """Yield the gaps between maps and the nearest eager ones of their shape, each used once.
+
+    Some models return the maps of each stage's last block alone: then every one of these has its layer.
+    """
+    for shape in dict.fromkeys(tuple(layer.tensors["attention"].shape) for layer in layers):
+        captured = [layer for layer in layers if layer.tensors["attention"].shape == shape]
+        candidates = [tensor for tensor in eager if tensor.shape == shape]
+        while captured and candidates:
+            if len(candidates) >= len(captured):
+                layer = captured.pop(0)
+                gaps = [_gap(layer, candidate) for candidate in candidates]
+                del candidates[gaps.index(min(gaps))]
+            else:
+                candidate = candidates.pop(0)
+                gaps = [_gap(layer, candidate) for layer in captured]
+                del captured[gaps.index(min(gaps))]
+            yield min(gaps)
 
 
 def _eager_maps(model: nn.Module, inputs: dict[str, Any]) -> Iterator[Tensor]:
