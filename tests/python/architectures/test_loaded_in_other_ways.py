@@ -184,7 +184,7 @@ def test_quantised_weights_of_bitsandbytes(bits):
             kind = bnb.nn.Linear8bitLt if bits == 8 else bnb.nn.Linear4bit
             quantised = kind(linear.in_features, linear.out_features, **options)
             quantised.load_state_dict(linear.state_dict(), strict=False)
-            setattr(layer.self_attn, name, quantised.to("cpu"))
+            setattr(layer.self_attn, name, quantised.to("cpu").eval())
     try:
         with torch.no_grad():
             model.set_attn_implementation("eager")
