@@ -241,24 +241,11 @@ def _attempt_all(model: nn.Module, attempt: Callable[..., _Pass | None], reasons
     if direct and not direct.prints:
         reasons.append("own attention function: never called")
         direct = None
-    if hooked and direct:
-        # Some modules keep their weights to themselves; others compute one map in two calls.
-        extra_maps = len(direct.prints) > len(hooked.prints) and bool(hooked.plan.missing)
-        if difference := _difference(direct, hooked, ordered=not extra_maps, extra_maps=extra_maps):
-            reasons.append(f"own attention function: {difference}")
-        else:
-            right.append(direct)
-            if not direct.plan.missing:
-                return right
-    if not (hooked and hooked.prints and not hooked.plan.missing):
-        asking = attempt("hooks on eager attention, output_attentions=True", tier=HOOKS, ask=True)
-        if asking and (not hooked or len(asking.prints) > len(hooked.prints)):
-            hooked = asking
-    if hooked and hooked.prints and (names := _can_be_asked(model, hooked.plan)):
-        label = "hooks on eager attention, asked module by module"
-        complete = attempt(label, tier=HOOKS, ask=hooked.plan.ask, forced=names)
-        if complete and len(complete.plan.missing) < len(hooked.plan.missing):
-            hooked = complete
+    if hooked and direct and _agrees_with_hooks(direct, hooked, reasons):
+        right.append(direct)
+        if not direct.plan.missing:
+            return right
+    hooked = _complete_hooks(model, attempt, hooked)
     reference = attempt("output_attentions=True", tier=OUTPUTS)
     if reference and not reference.prints:
         reference = None
@@ -273,6 +260,32 @@ def _attempt_all(model: nn.Module, attempt: Callable[..., _Pass | None], reasons
     if reference:
         right.append(reference)
     return right
+
+
+def _agrees_with_hooks(direct: _Pass, hooked: _Pass, reasons: list[str]) -> bool:
+    """Return True if the maps of the own attention function are those of hooks; else add the difference."""
+    # Some modules keep their weights to themselves; others compute one map in two calls.
+    extra_maps = len(direct.prints) > len(hooked.prints) and bool(hooked.plan.missing)
+    difference = _difference(direct, hooked, ordered=not extra_maps, extra_maps=extra_maps)
+    if difference:
+        reasons.append(f"own attention function: {difference}")
+    return not difference
+
+
+def _complete_hooks(
+    model: nn.Module, attempt: Callable[..., _Pass | None], hooked: _Pass | None
+) -> _Pass | None:
+    """Return the pass of hooks that misses the fewest maps; modules are asked for maps that are missing."""
+    if not (hooked and hooked.prints and not hooked.plan.missing):
+        asking = attempt("hooks on eager attention, output_attentions=True", tier=HOOKS, ask=True)
+        if asking and (not hooked or len(asking.prints) > len(hooked.prints)):
+            hooked = asking
+    if hooked and hooked.prints and (names := _can_be_asked(model, hooked.plan)):
+        label = "hooks on eager attention, asked module by module"
+        complete = attempt(label, tier=HOOKS, ask=hooked.plan.ask, forced=names)
+        if complete and len(complete.plan.missing) < len(hooked.plan.missing):
+            return complete
+    return hooked
 
 
 def _can_be_asked(model: nn.Module, plan: CapturePlan) -> frozenset[str]:

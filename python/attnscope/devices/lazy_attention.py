@@ -81,6 +81,55 @@ def _seen(
 
 
 @triton.jit
+def _vectors(base, stride, row, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Load queries or keys of some rows [rows, PADDED]; 0 behind the limit and the width."""
+    c = tl.arange(0, PADDED)
+    return tl.load(
+        base + row[:, None].to(tl.int64) * stride + c[None, :],
+        mask=(row[:, None] < limit) & (c[None, :] < WIDTH),
+        other=0.0,
+    )
+
+
+@triton.jit
+def _scores(
+    q,
+    k,
+    i,
+    j,
+    scale_log2,
+    softcap_log2,
+    slope,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Return a tile's scores times log2 e; pairs that are not seen have theirs too."""
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+    if HAS_SOFTCAP:
+        s = _softcapped(s, softcap_log2)
+    if HAS_SLOPES:
+        s -= slope * 1.4426950408889634 * tl.abs(i[:, None] - j[None, :]).to(tl.float32)
+    return s
+
+
+@triton.jit
+def _distances(p, tile_mass, i, j0, offset, CAUSAL: tl.constexpr):
+    """Return Σ p·|i − j| over the keys of a tile."""
+    if CAUSAL:  # without an integer for each pair
+        distances = (i - j0).to(tl.float32) * tile_mass - tl.sum(p * offset.to(tl.float32)[None, :], 1)
+    else:
+        distances = tl.sum(p * tl.abs(i[:, None] - (j0 + offset)[None, :]).to(tl.float32), 1)
+    return distances
+
+
+@triton.jit
+def _store(pointer, values, is_inside, is_stored):
+    """Store values, NaN behind a text's length, where the output has room."""
+    tl.store(pointer, tl.where(is_inside, values, float("nan")), mask=is_stored)
+
+
+@triton.jit
 def _rows(
     q_ptr,
     k_ptr,
@@ -124,16 +173,11 @@ def _rows(
     program = tl.program_id(1)
     batch, head = program // heads, program % heads
     r = tl.program_id(0) * BQ + tl.arange(0, BQ)
-    c = tl.arange(0, PADDED)
     length = tl.load(length_ptr + batch)
     i = r + keys - queries
     q_base = q_ptr + batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
     k_base = k_ptr + batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-    q = tl.load(
-        q_base + r[:, None].to(tl.int64) * q_row + c[None, :],
-        mask=(r[:, None] < queries) & (c[None, :] < WIDTH),
-        other=0.0,
-    )
+    q = _vectors(q_base, q_row, r, queries, WIDTH, PADDED)
     slope = 0.0
     if HAS_SLOPES:
         slope = tl.load(slope_ptr + head)
@@ -158,16 +202,8 @@ def _rows(
     offset = tl.arange(0, BK)
     for j0 in range(begin, end, BK):
         j = j0 + offset
-        k = tl.load(
-            k_base + j[:, None].to(tl.int64) * k_row + c[None, :],
-            mask=(j[:, None] < length) & (c[None, :] < WIDTH),
-            other=0.0,
-        )
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
-        if HAS_SOFTCAP:
-            s = _softcapped(s, softcap_log2)
-        if HAS_SLOPES:
-            s -= slope * 1.4426950408889634 * tl.abs(i[:, None] - j[None, :]).to(tl.float32)
+        k = _vectors(k_base, k_row, j, length, WIDTH, PADDED)
+        s = _scores(q, k, i, j, scale_log2, softcap_log2, slope, HAS_SOFTCAP, HAS_SLOPES, PRECISION)
         if j0 >= clear:
             s = tl.where(_seen(i, j, length, window, CAUSAL, HAS_WINDOW), s, -1e30)
         higher = tl.maximum(top, tl.max(s, 1))
@@ -182,13 +218,7 @@ def _rows(
         if COLLISION:
             sum_pp = factor * factor * sum_pp + tl.sum(p * p, 1)
         if DISTANCE:
-            if CAUSAL:  # Σ p (i − j) without an integer for each pair
-                tile_distance = (i - j0).to(tl.float32) * tile_mass - tl.sum(
-                    p * offset.to(tl.float32)[None, :], 1
-                )
-            else:
-                tile_distance = tl.sum(p * tl.abs(i[:, None] - j[None, :]).to(tl.float32), 1)
-            sum_pd = factor * sum_pd + tile_distance
+            sum_pd = factor * sum_pd + _distances(p, tile_mass, i, j0, offset, CAUSAL)
         if FIRST > 0:
             sum_first = factor * sum_first
             if j0 < FIRST:
@@ -218,23 +248,21 @@ def _rows(
     else:
         peak = 1.0 / z
     at = out_ptr + (batch * heads + head).to(tl.int64) * queries + r
-    is_inside = (r < queries) & (i < length)
-    log2_z = top + tl.log2(z)
-    undefined = float("nan")
-    tl.store(at, tl.where(is_inside, log2_z * 0.6931471805599453, undefined), mask=r < queries)
+    is_inside, is_stored = (r < queries) & (i < length), r < queries
+    _store(at, (top + tl.log2(z)) * 0.6931471805599453, is_inside, is_stored)
     if ENTROPY:
-        h = 0.6931471805599453 * (mass * tl.log2(z) - sum_ps) / z
-        tl.store(at + plane, tl.where(is_inside, h, undefined), mask=r < queries)
+        entropy = 0.6931471805599453 * (mass * tl.log2(z) - sum_ps) / z
+        _store(at + plane, entropy, is_inside, is_stored)
     if COLLISION:
-        tl.store(at + 2 * plane, tl.where(is_inside, sum_pp / z / z, undefined), mask=r < queries)
+        _store(at + 2 * plane, sum_pp / z / z, is_inside, is_stored)
     if LARGEST:
-        tl.store(at + 3 * plane, tl.where(is_inside, peak, undefined), mask=r < queries)
+        _store(at + 3 * plane, peak, is_inside, is_stored)
     if DISTANCE:
-        tl.store(at + 4 * plane, tl.where(is_inside, sum_pd / z, undefined), mask=r < queries)
+        _store(at + 4 * plane, sum_pd / z, is_inside, is_stored)
     if FIRST > 0:
-        tl.store(at + 5 * plane, tl.where(is_inside, sum_first / z, undefined), mask=r < queries)
+        _store(at + 5 * plane, sum_first / z, is_inside, is_stored)
     if NEAR:
-        tl.store(at + 6 * plane, tl.where(is_inside, sum_near / z, undefined), mask=r < queries)
+        _store(at + 6 * plane, sum_near / z, is_inside, is_stored)
 
 
 @triton.jit
@@ -274,15 +302,10 @@ def _keys(
     program = tl.program_id(1)
     batch, head = program // heads, program % heads
     j = tl.program_id(0) * BK + tl.arange(0, BK)
-    c = tl.arange(0, PADDED)
     length = tl.load(length_ptr + batch)
     q_base = q_ptr + batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
     k_base = k_ptr + batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-    k = tl.load(
-        k_base + j[:, None].to(tl.int64) * k_row + c[None, :],
-        mask=(j[:, None] < length) & (c[None, :] < WIDTH),
-        other=0.0,
-    )
+    k = _vectors(k_base, k_row, j, length, WIDTH, PADDED)
     slope = 0.0
     if HAS_SLOPES:
         slope = tl.load(slope_ptr + head)
@@ -302,21 +325,13 @@ def _keys(
     for r0 in range(begin, end, BQ):
         r = r0 + tl.arange(0, BQ)
         i = r + keys - queries
-        q = tl.load(
-            q_base + r[:, None].to(tl.int64) * q_row + c[None, :],
-            mask=(r[:, None] < queries) & (c[None, :] < WIDTH),
-            other=0.0,
-        )
+        q = _vectors(q_base, q_row, r, queries, WIDTH, PADDED)
         # queries outside the text get an infinite log Z, so that their weights are 0
         inside = (r < queries) & (i < length)
         log_z = tl.load(
             log_z_ptr + (batch * heads + head).to(tl.int64) * queries + r, mask=inside, other=1e30
         )
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
-        if HAS_SOFTCAP:
-            s = _softcapped(s, softcap_log2)
-        if HAS_SLOPES:
-            s -= slope * 1.4426950408889634 * tl.abs(i[:, None] - j[None, :]).to(tl.float32)
+        s = _scores(q, k, i, j, scale_log2, softcap_log2, slope, HAS_SOFTCAP, HAS_SLOPES, PRECISION)
         s -= log_z[:, None] * 1.4426950408889634
         if r0 < clear:
             s = tl.where(_seen(i, j, length, window, CAUSAL, HAS_WINDOW), s, -1e30)
@@ -325,11 +340,10 @@ def _keys(
         if SQUARES:
             squares += tl.sum(p * p, 0)
     at = (batch * heads + head).to(tl.int64) * keys + j
-    is_inside = j < length
-    undefined = float("nan")
-    tl.store(mass_ptr + at, tl.where(is_inside, mass, undefined), mask=j < keys)
+    is_inside, is_stored = j < length, j < keys
+    _store(mass_ptr + at, mass, is_inside, is_stored)
     if SQUARES:
-        tl.store(squares_ptr + at, tl.where(is_inside, squares, undefined), mask=j < keys)
+        _store(squares_ptr + at, squares, is_inside, is_stored)
 
 
 class _Inputs(NamedTuple):
