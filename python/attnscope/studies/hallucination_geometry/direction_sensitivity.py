@@ -173,7 +173,7 @@ def _sensitivity(
         text.sentence.sample: torch.tensor(text.encoded.ids.tolist(), device="cpu")
         for text in run.unit.inputs
     }
-    total = max(layers, default=-1) + 1
+    depth = max(layers, default=-1) + 1
     sizes_of_moves: dict[tuple[str, int], list[Array]] = {}
     slopes: dict[tuple[str, int], list[Tensor]] = {}
     for contrast in all_contrasts:
@@ -182,62 +182,93 @@ def _sensitivity(
             steps = PromptSteps(model, ids[sample].to(device))
             gradients = _gradients(steps, refusal)
             for layer in layers:
-                v = means[contrast.name, layer].float().double()
-                norm = float(v.norm())
+                boundary = means[contrast.name, layer].float().double()
+                norm = float(boundary.norm())
                 if not norm > 0:
                     continue
-                named = [("boundary", -1, v / norm)]
-                named += [
-                    (kind, at, direction)
-                    for kind, drawn in nulls[contrast.name, layer].items()
-                    for at, direction in enumerate(drawn)
-                    if bool(direction.isfinite().all())
-                ]
-                directions = torch.stack([direction for _, _, direction in named])
-                sensitivity = sensitivity_of(
-                    steps, layer, directions, depth=total, refusal=refusal, method=how.method, curved=False
+                kinds, draws, directions = _directions(boundary / norm, nulls[contrast.name, layer])
+                # the state moves towards the other bucket
+                move = norm if other == 0 else -norm
+                columns = _measure_directions(
+                    steps, layer, directions, move, depth=depth, refusal=refusal, method=how.method
                 )
-                bent = sensitivity_of(
-                    steps, layer, directions[:1], depth=total, refusal=refusal, method=how.method
-                ).curvature
-                state, kl = _moved(steps, layer, directions * norm * (1 if other == 0 else -1))
-                size = float(state.norm())
-                fisher = sensitivity.directional_fisher.numpy()
-                slope, refused = (
-                    sensitivity.entropy_slope.numpy() * norm,
-                    sensitivity.refusal_slope.numpy() * norm,
-                )
-                cosines = {
-                    name: (directions @ g[layer] / g[layer].norm().clamp_min(1e-300)).numpy()
-                    if g is not None
-                    else np.full(len(named), np.nan)
-                    for name, g in gradients.items()
-                }
                 run.write(
                     "sensitivity",
                     sample=sample,
                     layer=layer,
                     contrast=contrast.name,
-                    direction=[kind for kind, _, _ in named],
-                    draw=[at for _, at, _ in named],
-                    state_norm=size,
-                    directional_fisher=fisher,
-                    relative_fisher=size**2 * fisher,
-                    transport_fisher=norm**2 * fisher,
-                    transport_kl=kl,
-                    curvature=np.append(bent.numpy(), np.full(len(named) - 1, np.nan)),
-                    entropy_slope=slope,
-                    refusal_slope=refused,
-                    refusal_alignment=cosines["refusal"],
-                    loss_alignment=cosines["loss"],
-                    amplification=sensitivity.amplification.numpy(),
+                    direction=kinds,
+                    draw=draws,
                     compute_dtype=kind_of,
+                    **columns,
+                    **_alignments(directions, gradients, layer),
                 )
-                sizes_of_moves.setdefault((contrast.name, layer), []).append(np.stack([fisher, kl]))
+                sizes = np.stack([columns["directional_fisher"], columns["transport_kl"]])
+                sizes_of_moves.setdefault((contrast.name, layer), []).append(sizes)
                 if gradients["refusal"] is not None:
                     slopes.setdefault((contrast.name, layer), []).append(gradients["refusal"][layer])
     _tests(run, all_contrasts, layers, sizes_of_moves, nulls)
     return slopes
+
+
+def _directions(boundary: Tensor, drawn: dict[str, Tensor]) -> tuple[list[str], list[int], Tensor]:
+    """Return kinds, numbers and vectors of the boundary, then of the finite random directions."""
+    named = [("boundary", -1, boundary)]
+    named += [
+        (kind, number, direction)
+        for kind, directions in drawn.items()
+        for number, direction in enumerate(directions)
+        if bool(direction.isfinite().all())
+    ]
+    kinds, draws, vectors = zip(*named, strict=True)
+    return list(kinds), list(draws), torch.stack(vectors)
+
+
+def _measure_directions(
+    steps: PromptSteps,
+    layer: int,
+    directions: Tensor,
+    move: float,
+    *,
+    depth: int,
+    refusal: list[int] | None,
+    method: Literal["jvp", "difference"],
+) -> dict[str, Any]:
+    """Return the columns of `sensitivity` for a prompt's state, with an entry for each direction [m, d].
+
+    Args:
+        move: signed length by which the state moves along a direction; its size scales what is transported.
+    """
+    measured = sensitivity_of(
+        steps, layer, directions, depth=depth, refusal=refusal, method=method, curved=False
+    )
+    # curvature costs a pass each, and is read along the boundary alone
+    curvature = sensitivity_of(
+        steps, layer, directions[:1], depth=depth, refusal=refusal, method=method
+    ).curvature
+    state, kl = _moved(steps, layer, directions * move)
+    fisher, size, norm = measured.directional_fisher.numpy(), float(state.norm()), abs(move)
+    return {
+        "state_norm": size,
+        "directional_fisher": fisher,
+        "relative_fisher": size**2 * fisher,
+        "transport_fisher": norm**2 * fisher,
+        "transport_kl": kl,
+        "curvature": np.append(curvature.numpy(), np.full(len(directions) - 1, np.nan)),
+        "entropy_slope": measured.entropy_slope.numpy() * norm,
+        "refusal_slope": measured.refusal_slope.numpy() * norm,
+        "amplification": measured.amplification.numpy(),
+    }
+
+
+def _alignments(directions: Tensor, gradients: dict[str, Any], layer: int) -> dict[str, Array]:
+    """Return the cosine of each direction with the gradients of refusal and loss; NaN without a gradient."""
+    return {
+        f"{name}_alignment": np.full(len(directions), np.nan)
+        if gradient is None
+        else (directions @ gradient[layer] / gradient[layer].norm().clamp_min(1e-300)).numpy()
+        for name, gradient in gradients.items()
+    }
 
 
 def prompt_text(run: StageRun) -> str:
