@@ -121,6 +121,25 @@ def init(
     show(f"{output}: name the model and the texts in it, then: attnscope run {output}")
 
 
+def new(
+    kind: Annotated[str, Argument(metavar="metric|study", help="What the package adds.")],
+    name: Annotated[
+        str, Argument(metavar="NAME", help="Its name, as in attnscope metrics NAME, or run NAME.")
+    ],
+    output: Annotated[Path | None, Option("--output", "-o", help="The folder [default: ./NAME].")] = None,
+) -> None:
+    """Write a package with a metric or a study of your own, with its test.
+
+    Example: attnscope new metric self_attention
+    """
+    from attnscope.commands.new_package import write_package
+
+    folder = output or Path(name)
+    for path in write_package(kind, name, folder):
+        show(str(path))
+    show(f"next: pip install -e {folder} && pytest {folder}")
+
+
 def doctor(
     model: Annotated[
         str, Option(metavar="MODEL", help="A folder or hub id: check what is captured of this model instead.")
@@ -176,7 +195,7 @@ for command in (
         results_commands.view,
         results_commands.check,
     ),
-    *(metrics, configs, init, doctor),
+    *(metrics, configs, init, new, doctor),
 ):
     app.command()(exits(command))
 

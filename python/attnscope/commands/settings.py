@@ -45,13 +45,15 @@ def written(study: str = "") -> str:
 
 def _entry(key: str, value: Any, field: Any, meanings: dict[str, str]) -> list[str]:
     """Return a key with its value, under its meaning and that of every key below it."""
-    comments = textwrap.wrap(f"{meanings[key]} ({_name(field.annotation)})", _WIDTH, break_on_hyphens=False)
+    meaning = f"{meanings.get(key, '')} ({_name(field.annotation)})".lstrip()
+    comments = textwrap.wrap(meaning, _WIDTH, break_on_hyphens=False)
     for model in models_in(field.annotation):
         key_meanings = _meanings(model)
         comments.append(f"Keys of {model.__name__}:")
         for inner_key, inner in model.model_fields.items():
             needed = "needed" if inner.is_required() else f"default {_plain(_default(inner))}"
-            line = f"{inner_key}: {key_meanings[inner_key]} ({_name(inner.annotation)}, {needed})"
+            meaning = f"{key_meanings.get(inner_key, '')} ({_name(inner.annotation)}, {needed})".lstrip()
+            line = f"{inner_key}: {meaning}"
             comments += textwrap.wrap(
                 line, _WIDTH, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False
             )

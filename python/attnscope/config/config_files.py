@@ -11,6 +11,7 @@ from typing import Any
 from attnscope._documents import parse_yaml, read_yaml
 from attnscope._nearest import nearest
 from attnscope.config.packaged_configs import analyses, is_packaged, packaged, packaged_text
+from attnscope.config.study_folders import studies
 from attnscope.errors import ConfigError, DocumentError
 
 
@@ -25,17 +26,20 @@ def as_mapping(value: object) -> object:
 
 
 def read_config(source: str | Path) -> dict[str, Any]:
-    """Return the keys of a YAML file or of a packaged study, unchecked.
+    """Return the keys of a YAML file, of a packaged study, or of an installed one by its name, unchecked.
 
     `extends: NAME` starts from the keys of another study, which the file's own replace.
     """
     path, name = Path(source), str(source)
+    if not path.is_file() and not is_packaged(name) and name in studies():
+        return {"study": name}  # with the defaults of its options
     if not path.is_file() and not is_packaged(name):
         if path.is_dir():
             raise ConfigError(f"{source} is a folder, no study")
         if path.suffix in (".yaml", ".yml") or path.name != name:
             raise ConfigError(f"there is no file {source}")
-        raise ConfigError(f"{source!r} is neither a file nor a packaged study{nearest(name, packaged())}")
+        known = (*packaged(), *studies())
+        raise ConfigError(f"{source!r} is neither a file nor a study{nearest(name, known)}")
     try:
         data = read_yaml(path) if path.is_file() else parse_yaml(packaged_text(name))
     except DocumentError as error:

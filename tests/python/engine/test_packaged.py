@@ -144,7 +144,7 @@ def test_sentences_of_the_package_stand_in_for_a_file(tmp_path, monkeypatch):
 def test_wrong_names_are_answered_with_the_right_ones(tmp_path):
     with pytest.raises(ConfigError, match="no analysis 'topolgy'; did you mean 'topology'"):
         Study.from_yaml("phi-2:topolgy")
-    with pytest.raises(ConfigError, match="'phi2' is neither a file nor a packaged study; did you mean"):
+    with pytest.raises(ConfigError, match="'phi2' is neither a file nor a study; did you mean"):
         Study.from_yaml("phi2")
     assert split_analysis("C:/study.yaml") == ("C:/study.yaml", "")
     file = tmp_path / "mine.yaml"

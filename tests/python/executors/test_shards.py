@@ -374,7 +374,7 @@ def test_the_slurm_script_names_study_shards_and_memory(inputs, tmp_path):
     assert f"gather {tmp_path / 'runs/a'}" in text
     with pytest.raises(ConfigError, match="at least one shard"):
         slurm_script(str(file), 0)
-    with pytest.raises(ConfigError, match="neither a file nor a packaged study"):
+    with pytest.raises(ConfigError, match="neither a file nor a study"):
         slurm_script("nope", 2)
 
 

@@ -94,7 +94,7 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["run", "--model", "/no/where"], "there is no model folder /no/where"),
-        (["run", "nope"], "neither a file nor a packaged study"),
+        (["run", "nope"], "neither a file nor a study"),
         (["run"], "models is missing (--model on the command line)"),
         (["run", "--model", "gpt2", "--set", "blok=1"], "unknown key 'blok'; did you mean 'block'?"),
         (["run", "--model", "gpt2", "--set", "block"], "expected key=value"),
