@@ -25,7 +25,7 @@ WHOLES = (*sorted({*LONG, "calls", "measure", "second_moments", "start", "thread
 
 def names() -> list[str]:
     """Every benchmark: a kernel each, then those of several."""
-    folders = ("clouds", "kernels", "lazy")
+    folders = ("clouds", "kernels", "lazy", "peers")
     return [*sorted(path.stem for folder in folders for path in (FOLDER / folder).glob("*.py")), *WHOLES]
 
 

@@ -21,6 +21,9 @@ void bind_divergence(py::module_&);
 void bind_entropy(py::module_&);
 void bind_sinks(py::module_&);
 void bind_span_attention(py::module_&);
+void bind_pattern_share(py::module_&);
+void bind_lookback(py::module_&);
+void bind_prompt_divergence(py::module_&);
 void bind_toeplitz(py::module_&);
 void bind_locality(py::module_&);
 void bind_power_spectrum(py::module_&);
@@ -58,6 +61,9 @@ PYBIND11_MODULE(_core, module) {
                           attnscope::bind_entropy,
                           attnscope::bind_sinks,
                           attnscope::bind_span_attention,
+                          attnscope::bind_pattern_share,
+                          attnscope::bind_lookback,
+                          attnscope::bind_prompt_divergence,
                           attnscope::bind_toeplitz,
                           attnscope::bind_locality,
                           attnscope::bind_power_spectrum,

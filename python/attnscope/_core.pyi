@@ -147,6 +147,21 @@ def reference_influence(
 def span_attention(
     attention: Tensor, lengths: _Lengths, support: _Support, spans: list[int], special: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], int]: ...
+def pattern_share(
+    attention: Tensor,
+    lengths: _Lengths,
+    support: _Support,
+    patterns: list[str],
+    tokens: Tensor | None,
+    marked: Tensor | None,
+    all: bool,
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], int]: ...
+def lookback(
+    attention: Tensor, lengths: _Lengths, support: _Support, answers: Tensor, predicting: bool
+) -> tuple[Tensor, Tensor, int]: ...
+def prompt_divergence(
+    attention: Tensor, lengths: _Lengths, support: _Support, answers: Tensor
+) -> tuple[tuple[Tensor, Tensor, Tensor], int]: ...
 def toeplitz_split(
     scores: Tensor, lengths: _Lengths, late: bool, weights: Tensor | None, weight_matrices: int
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], int]: ...

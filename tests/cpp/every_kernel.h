@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/answers/lookback.h"
+#include "kernels/answers/prompt_divergence.h"
 #include "kernels/clouds/fragmentation.h"
 #include "kernels/clouds/local_dimension.h"
 #include "kernels/graphs/fiedler.h"
@@ -19,6 +21,7 @@
 #include "kernels/homology/persistence.h"
 #include "kernels/information/divergence.h"
 #include "kernels/information/entropy.h"
+#include "kernels/information/pattern_share.h"
 #include "kernels/information/sinks.h"
 #include "kernels/information/span_attention.h"
 #include "kernels/lazy_attention/lazy_attention.h"
@@ -81,6 +84,9 @@ struct EveryWorkspace {
   FragmentationWorkspace fragments;
   Neighbours neighbours;
   NeighbourScratch neighbour_scratch;
+  RowScratch answers;
+  PromptWorkspace prompts;
+  PatternWorkspace patterns;
   std::vector<double> numbers;
   LazyWorkspace lazy;
 };
@@ -347,6 +353,20 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
   span_attention(view, true, found_support, 1, 3, nullptr, 1, span);
   write(span.share);
   write(span.received);
+  double value = 0.0;
+  lookback(view, 0, true, found_support, {1, 3, 1, false}, numbers.data(), value, work.answers);
+  write(numbers);
+  PromptDivergence divergence{};
+  prompt_divergence(view, 0, true, found_support, 1, 3, divergence, work.prompts);
+  write(divergence.total);
+  write(divergence.star);
+  const Pattern patterns[] = {Pattern::first, Pattern::previous, Pattern::induction};
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(n));
+  for (Index i = 0; i < n; ++i) ids[static_cast<std::size_t>(i)] = i % 3;
+  PatternShare shares[3];
+  pattern_share(view, true, found_support, {patterns, 3, ids.data(), Support{}, false}, shares,
+                work.patterns);
+  for (const PatternShare& share : shares) write({share.share, share.boost, share.distance});
 
   const Index kept = split_rows(n, true);
   std::vector<double> split(static_cast<std::size_t>(kept * (kept + 5)), 0.0);

@@ -3,7 +3,8 @@
 
 A module that gives quantities declares `QUANTITIES`. One whose functions are made from the result of another
 declares `DERIVED`, metric -> (that metric, function of its result and the metric's own options); one whose
-result is only read by others, `SOURCES`. A protocol that takes whole maps in double precision says so by
+result is only read by others, `SOURCES`; one that answers several words of an option in one call, along a
+last axis, `JOINT`, metric -> that option. A protocol that takes whole maps in double precision says so by
 `INPUT_FORM = "whole"`.
 """
 
@@ -40,6 +41,7 @@ class Registry:
     functions: dict[tuple[str, str], Callable[..., Any]]  # by protocol and metric
     derived: dict[tuple[str, str], Derivation]  # likewise
     protocol_inputs: dict[str, str]
+    joint: dict[tuple[str, str], str]  # by protocol and metric
 
     def names(self) -> list[str]:
         """Return the public metrics of the exact protocol, in alphabetical order."""
@@ -92,6 +94,7 @@ def declared_in(modules: list[ModuleType]) -> Registry:
     functions: dict[tuple[str, str], Callable[..., Any]] = {}
     derived: dict[tuple[str, str], Derivation] = {}
     protocol_inputs: dict[str, str] = {}
+    joint: dict[tuple[str, str], str] = {}
     for module in modules:
         protocol = _protocol_of(module)
         if hasattr(module, "INPUT_FORM"):
@@ -105,10 +108,11 @@ def declared_in(modules: list[ModuleType]) -> Registry:
             if hasattr(module, quantity.metric):
                 functions[quantity.protocol, quantity.metric] = getattr(module, quantity.metric)
         functions |= {(protocol, function.__name__): function for function in getattr(module, "SOURCES", ())}
+        joint |= {(protocol, metric): option for metric, option in getattr(module, "JOINT", {}).items()}
         derived |= {
             (protocol, metric): derivation for metric, derivation in getattr(module, "DERIVED", {}).items()
         }
-    return Registry(tuple(quantities.values()), functions, derived, protocol_inputs)
+    return Registry(tuple(quantities.values()), functions, derived, protocol_inputs, joint)
 
 
 def _protocol_of(module: ModuleType) -> str:

@@ -35,10 +35,10 @@ THRESHOLDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 #: Sites that hold maps.
 MAPS = ("attention", "head_mean", "scores")
 #: Sites that belong to maps already: who sees whom, and what a learned sink takes of each row.
-OF_ROWS = ("support", "sink_mass", "word_span", "special_keys")
+OF_ROWS = ("support", "sink_mass", "word_span", "special_keys", "answer", "tokens")
 
 #: First arguments that are not maps: they are passed as options, which stand for sites.
-_BY_OPTION = ("before", "matrix", "points")
+_BY_OPTION = ("before", "matrix", "points", "states")
 
 
 @dataclass(frozen=True)
@@ -215,10 +215,27 @@ class MeasurementRun:
             if bool((held.offsets.diff() > 0).all()):
                 return betti_numbers_of(held, call.options["thresholds"])
         function = registry().functions[call.protocol, call.source]
+        if option := registry().joint.get((call.protocol, call.source)):
+            self._call_jointly(call, option)
+            if call in self._results:
+                return self._results[call]
         call_arguments = self._arguments(function, call.options, call)
         if entropy := self.plan.entropies.get(call):
             return divergence_of(maps, self._result(entropy), **call_arguments)
         return function(maps, **call_arguments) if reads_maps(function) else function(**call_arguments)
+
+    def _call_jointly(self, call: Call, option: str) -> None:
+        """Make the calls that differ from this one in a word of one option as a single call of all words."""
+        alike = [other for other in self.plan.calls if _differ_only_in(option, call, other)]
+        alike = list(dict.fromkeys(alike))
+        if len(alike) < 2:
+            return
+        function = registry().functions[call.protocol, call.source]
+        words = tuple(other.options[option] for other in alike)
+        call_arguments = self._arguments(function, {**call.options, option: words}, call)
+        result = function(self.sites.get(call.of), **call_arguments)
+        for place, other in enumerate(alike):
+            self._results[other] = type(result)(*(values[..., place] for values in result))
 
     def _arguments(
         self, function: Callable[..., Any], call_options: Mapping[str, Any], call: Call
@@ -263,6 +280,17 @@ class MeasurementRun:
         read_arguments = (options_by_source, support, self.lengths, first.options["validate"])
         _, read = sinks.from_one_read("measure", self.sites[first.of], *read_arguments)
         self._results |= {call: read[source] for source, call in group.items()}
+
+
+def _differ_only_in(option: str, call: Call, other: Call) -> bool:
+    """Return True if two calls are of one function of the same maps, with a word each for that option."""
+    if (call.protocol, call.source, call.of) != (other.protocol, other.source, other.of):
+        return False
+    if not all(isinstance(candidate.options.get(option), str) for candidate in (call, other)):
+        return False
+    return [pair for pair in call.identity if pair[0] != option] == [
+        pair for pair in other.identity if pair[0] != option
+    ]
 
 
 @functools.cache

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics._spans import spans_argument
 from attnscope.metrics.closed_forms import uniform_causal_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
 
@@ -84,35 +84,10 @@ def span_attention(
     name = "span_attention"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
-    ends = _spans_argument(name, spans, checked)
+    ends = spans_argument(name, "spans", spans, checked).flatten().tolist()
     if special is not None:
         special = _checks.flags_argument(name, "special", special, (*checked.leading, checked.n))
     return SpanAttention(*_checks.call_and_warn(_core.span_attention, name, checked, seen, ends, special))
-
-
-def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> list[int]:
-    """Return start and stop of each map's span, one after another, or of one span for all."""
-    span_tensor = _checks.as_tensor(function, "spans", spans).detach()
-    if span_tensor.is_floating_point() or span_tensor.is_complex() or span_tensor.dtype == torch.bool:
-        raise ValueError(f"{function}: spans must be integers, got {span_tensor.dtype}")
-    span_tensor = span_tensor.to(device="cpu", dtype=torch.int64)
-    expanded = _checks.expanded(
-        f"{function}: spans", span_tensor, (*attention.leading, 2), "do not broadcast to"
-    ).numpy()
-    values = span_tensor.numpy()
-    if values.ndim > 1 or values.size != 2 or attention.lengths is not None:
-        values = expanded
-    start, stop = values[..., 0], values[..., 1]
-    longest = np.asarray(attention.n if attention.lengths is None else attention.lengths)
-    wrong = ~(((start >= 0) & (start < stop) & (stop <= longest)) | ((start == -1) & (stop == -1)))
-    if wrong.any():
-        first = values[wrong][0].tolist()
-        bound = int(np.broadcast_to(longest, start.shape)[wrong].flat[0])
-        raise ValueError(
-            f"{function}: spans must hold 0 <= start < stop <= {bound}, the tokens of their map, or "
-            f"(-1, -1), got ({first[0]}, {first[1]})"
-        )
-    return values.ravel().tolist()
 
 
 #: Tokens 3 and 4 of nine, of which token 0 is special, under uniform causal attention.
