@@ -30,11 +30,15 @@ from attnscope.capture.positions import output_projection as output_projection
 from attnscope.capture.positions import position_profile as position_profile
 from attnscope.capture.verification.verify import Verification as Verification
 from attnscope.capture.verification.verify import verify as verify
+from attnscope.capture.weights.head_circuits import HeadCircuits as HeadCircuits
+from attnscope.capture.weights.head_circuits import head_circuits as head_circuits
 from attnscope.capture.weights.rank_one import RankOneEffect as RankOneEffect
 from attnscope.capture.weights.rank_one import rank_one_effect as rank_one_effect
 from attnscope.capture.weights.second_moments import second_moments as second_moments
 from attnscope.commands.analyze import analyze as analyze
+from attnscope.commands.attention_features import AttentionFeatures as AttentionFeatures
 from attnscope.commands.doctor import show_config as show_config
+from attnscope.commands.features import features as features
 from attnscope.config.run_config import Study as Study
 from attnscope.engine.run_study import resume as resume
 from attnscope.engine.run_study import run as run
@@ -47,6 +51,12 @@ from attnscope.inference.residuals import Removed as Removed
 from attnscope.inference.residuals import ResidualSize as ResidualSize
 from attnscope.inference.residuals import removed as removed
 from attnscope.inference.residuals import residual_size as residual_size
+from attnscope.metrics.answers.lookback import Lookback as Lookback
+from attnscope.metrics.answers.lookback import lookback as lookback
+from attnscope.metrics.answers.prompt_divergence import PromptDivergence as PromptDivergence
+from attnscope.metrics.answers.prompt_divergence import prompt_divergence as prompt_divergence
+from attnscope.metrics.answers.recurrent_uncertainty import RecurrentUncertainty as RecurrentUncertainty
+from attnscope.metrics.answers.recurrent_uncertainty import recurrent_uncertainty as recurrent_uncertainty
 from attnscope.metrics.clouds.boundary import Boundary as Boundary
 from attnscope.metrics.clouds.boundary import boundary as boundary
 from attnscope.metrics.clouds.cloud_distances import cloud_distances as cloud_distances
@@ -56,17 +66,28 @@ from attnscope.metrics.clouds.cloud_spectrum import cloud_spectrum as cloud_spec
 from attnscope.metrics.clouds.fragmentation import CloudComponents as CloudComponents
 from attnscope.metrics.clouds.fragmentation import cloud_components as cloud_components
 from attnscope.metrics.clouds.fragmentation import fragmentation as fragmentation
+from attnscope.metrics.clouds.gride import gride as gride
 from attnscope.metrics.clouds.local_dimension import LocalDimension as LocalDimension
 from attnscope.metrics.clouds.local_dimension import local_dimension as local_dimension
 from attnscope.metrics.clouds.local_dimension import two_nn as two_nn
+from attnscope.metrics.clouds.log_volume import log_volume as log_volume
+from attnscope.metrics.clouds.matrix_entropy import matrix_entropy as matrix_entropy
 from attnscope.metrics.clouds.null_clouds import null_clouds as null_clouds
 from attnscope.metrics.clouds.null_clouds import null_directions as null_directions
+from attnscope.metrics.clouds.representation_similarity import cka as cka
+from attnscope.metrics.clouds.representation_similarity import neighbourhood_overlap as neighbourhood_overlap
 from attnscope.metrics.graphs.fiedler import fiedler_value as fiedler_value
 from attnscope.metrics.graphs.fiedler import fiedler_vector as fiedler_vector
+from attnscope.metrics.graphs.graph_signal import GraphSignal as GraphSignal
+from attnscope.metrics.graphs.graph_signal import graph_signal as graph_signal
 from attnscope.metrics.graphs.graph_statistics import GraphStatistics as GraphStatistics
 from attnscope.metrics.graphs.graph_statistics import graph_statistics as graph_statistics
 from attnscope.metrics.graphs.laplacian import laplacian_eigenvalues as laplacian_eigenvalues
 from attnscope.metrics.graphs.laplacian import laplacian_gap as laplacian_gap
+from attnscope.metrics.graphs.laplacian_shape import LaplacianShape as LaplacianShape
+from attnscope.metrics.graphs.laplacian_shape import laplacian_shape as laplacian_shape
+from attnscope.metrics.homology.bar_statistics import BarStatistics as BarStatistics
+from attnscope.metrics.homology.bar_statistics import bar_statistics as bar_statistics
 from attnscope.metrics.homology.barcodes import Barcodes as Barcodes
 from attnscope.metrics.homology.barcodes import bar_count as bar_count
 from attnscope.metrics.homology.barcodes import betti_curve as betti_curve
@@ -74,12 +95,16 @@ from attnscope.metrics.homology.barcodes import max_persistence as max_persisten
 from attnscope.metrics.homology.barcodes import persistent_entropy as persistent_entropy
 from attnscope.metrics.homology.barcodes import total_persistence as total_persistence
 from attnscope.metrics.homology.betti import betti_numbers as betti_numbers
+from attnscope.metrics.homology.diagram_distance import diagram_distance as diagram_distance
 from attnscope.metrics.homology.persistence import persistence as persistence
+from attnscope.metrics.information.attention_rollout import attention_rollout as attention_rollout
 from attnscope.metrics.information.divergence import SinkRemoval as SinkRemoval
 from attnscope.metrics.information.divergence import head_divergence as head_divergence
 from attnscope.metrics.information.divergence import sink_removal as sink_removal
 from attnscope.metrics.information.entropy import attention_entropy as attention_entropy
 from attnscope.metrics.information.fisher import fisher_trace as fisher_trace
+from attnscope.metrics.information.pattern_share import PatternShare as PatternShare
+from attnscope.metrics.information.pattern_share import pattern_share as pattern_share
 from attnscope.metrics.information.sink_test import SinkTest as SinkTest
 from attnscope.metrics.information.sink_test import pooled_sinks as pooled_sinks
 from attnscope.metrics.information.sink_test import sink_sums as sink_sums
@@ -121,6 +146,8 @@ from attnscope.metrics.signals.wavelet import WaveletTransform as WaveletTransfo
 from attnscope.metrics.signals.wavelet import morlet_scalogram as morlet_scalogram
 from attnscope.metrics.signals.wavelet import scale_sensitivity as scale_sensitivity
 from attnscope.metrics.signals.wavelet import wavelet_transform as wavelet_transform
+from attnscope.metrics.spectra.causal_spectrum import CausalSpectrum as CausalSpectrum
+from attnscope.metrics.spectra.causal_spectrum import causal_spectrum as causal_spectrum
 from attnscope.metrics.spectra.marchenko_pastur import MarchenkoPastur as MarchenkoPastur
 from attnscope.metrics.spectra.marchenko_pastur import marchenko_pastur as marchenko_pastur
 from attnscope.metrics.spectra.marchenko_pastur import (
@@ -135,8 +162,12 @@ from attnscope.metrics.spectra.singular_values import stable_rank as stable_rank
 from attnscope.metrics.states.alignment import entropy_magnitude_correlation as entropy_magnitude_correlation
 from attnscope.metrics.states.alignment import geometric_semantic_alignment as geometric_semantic_alignment
 from attnscope.metrics.states.alignment import transformation_magnitude as transformation_magnitude
+from attnscope.metrics.states.massive_activations import MassiveActivations as MassiveActivations
+from attnscope.metrics.states.massive_activations import massive_activations as massive_activations
 from attnscope.metrics.states.reference_influence import ReferenceInfluence as ReferenceInfluence
 from attnscope.metrics.states.reference_influence import reference_influence as reference_influence
+from attnscope.metrics.states.value_norms import value_norms as value_norms
+from attnscope.metrics.states.value_norms import weighted_attention as weighted_attention
 from attnscope.metrics.weights.alignment_gain import AlignmentGain as AlignmentGain
 from attnscope.metrics.weights.alignment_gain import alignment_gain as alignment_gain
 from attnscope.metrics.weights.delta_statistics import DeltaStatistics as DeltaStatistics
@@ -152,6 +183,8 @@ from attnscope.metrics.weights.subspace_fraction import (
     relative_subspace_fraction as relative_subspace_fraction,
 )
 from attnscope.metrics.weights.subspace_fraction import subspace_fraction as subspace_fraction
+from attnscope.metrics.weights.weight_spectrum import WeightSpectrum as WeightSpectrum
+from attnscope.metrics.weights.weight_spectrum import weight_spectrum as weight_spectrum
 from attnscope.models.architecture import weight_map as weight_map
 from attnscope.models.head import Subspace as Subspace
 from attnscope.models.head import prediction_subspace as prediction_subspace
@@ -168,6 +201,7 @@ from attnscope.models.weight_entries import WeightMap as WeightMap
 from attnscope.models.weight_verification import verify_weight_map as verify_weight_map
 from attnscope.plots import figures as figures
 from attnscope.report import report as report
+from attnscope.results.features import Features as Features
 from attnscope.results.results import Results as Results
 from attnscope.results.results import load as load
 from attnscope.view import view as view

@@ -197,6 +197,12 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "measure": (lambda a: asc.measure(a, ["attention_entropy"])["attention_entropy"], "one by one"),
     "sink_removal": (lambda a: asc.sink_removal(a, [0]).kl_reduction, "excluded"),
     "power_spectrum": (lambda a: asc.power_spectrum(a)[0], "reading"),
+    "lookback": (lambda a: asc.lookback(a, (3, 6)).value, "kernel"),
+    "prompt_divergence": (lambda a: asc.prompt_divergence(a, (3, 6)).total, "kernel"),
+    "pattern_share": (lambda a: asc.pattern_share(a, "previous").share, "kernel"),
+    "causal_spectrum": (lambda a: asc.causal_spectrum(a).laplacian, "diagonal"),
+    "graph_signal": (lambda a: asc.graph_signal(a, a.new_ones(a.shape[-1], 2)).smoothness, "equal"),
+    "weighted_attention": (lambda a: asc.weighted_attention(a, a.new_ones(3, a.shape[-1])), "norms"),
 }
 
 

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""Confidence in an answer's tokens, carried on along the attention to the token before: RAUQ."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+from attnscope.metrics._named import shown_by_shape
+
+
+@shown_by_shape
+class RecurrentUncertainty(NamedTuple):
+    """The uncertainty of answers.
+
+    Attributes:
+        value: the largest over layers, [...] float64, at least 0; NaN for an answer of no token.
+        layers: of each layer, [..., L]: −mean_t ln c_t.
+        head: the head of each layer that was taken, [..., L] int64; −1 for an answer of no token.
+    """
+
+    value: Tensor
+    layers: Tensor
+    head: Tensor
+
+
+def recurrent_uncertainty(
+    previous: Tensor, log_p: Tensor, *, weight: float = 0.2, lengths: _checks.Lengths = None
+) -> RecurrentUncertainty:
+    """Return the uncertainty of answers from likelihoods and the attention to the token before.
+
+    Each layer gives the head with the largest mean a_t over the answer; c_0 = p_0,
+    c_t = weight·p_t + (1 − weight)·a_t·c_{t−1}, and the value is the largest over layers of −mean_t ln c_t.
+
+    Args:
+        previous: a_t = A_{t,t−1} of each answer token, [..., L, h, T]; entry 0 does not count. lm-polygraph
+            takes the diagonal A_qq of the predicting row, which can be passed as well.
+        log_p: log-likelihoods of the answer's tokens [..., T], as `token_likelihood` gives them.
+        weight: of the token's own likelihood, in [0, 1].
+        lengths: answer tokens of each text.
+
+    Returns:
+        RecurrentUncertainty; infinite where c_t vanishes.
+
+    Raises:
+        ValueError: tensors of other shapes, log-likelihoods above 0, a weight outside [0, 1].
+
+    Example:
+        Two sure tokens with full attention to the token before are certain.
+
+        >>> import torch, attnscope as asc
+        >>> asc.recurrent_uncertainty(torch.ones(1, 1, 2), torch.zeros(2)).value.item()
+        0.0
+        >>> found = asc.recurrent_uncertainty(torch.zeros(1, 1, 2), torch.zeros(2), weight=0.5)
+        >>> round(found.value.item(), 6)  # c = 1, 1/2
+        0.346574
+
+    References:
+        Vazhentsev et al., Uncertainty-aware attention heads, arXiv 2505.20045, 2025.
+    """
+    name = "recurrent_uncertainty"
+    attention = _checks.float_tensor(name, "previous", previous).detach().cpu().double()
+    likelihood = _checks.float_tensor(name, "log_p", log_p).detach().cpu().double()
+    share = _checks.between(name, "weight", weight, 0, 1)
+    if attention.ndim < 3 or likelihood.ndim < 1:
+        raise ValueError(f"{name}: previous must be [..., L, h, T], got shape {tuple(attention.shape)}")
+    leading, size = tuple(attention.shape[:-3]), attention.shape[-1]
+    likelihood = _checks.expanded(f"{name}: log_p", likelihood, (*leading, size))
+    ends = torch.full(leading, size, device="cpu")
+    if lengths is not None and size:
+        ends = _lengths(name, lengths, leading, size)
+    inside = torch.arange(size, device="cpu") < ends[..., None]
+    if bool((inside & (likelihood > 1e-6)).any()):
+        worst = likelihood[inside & (likelihood > 1e-6)][0].item()
+        raise ValueError(f"{name}: log_p must be logarithms of likelihoods, at most 0, got {worst}")
+    follows = inside.clone()
+    follows[..., :1] = False
+    means = torch.where(follows[..., None, None, :], attention, 0.0).sum(-1)
+    head = means.argmax(-1)
+    chosen_head = attention.gather(-2, head[..., None, None].expand(*head.shape, 1, size)).squeeze(-2)
+    p = likelihood.exp()
+    total = torch.zeros(head.shape, dtype=torch.float64, device="cpu")
+    confidence = total
+    for t in range(size):
+        likelihood_of_token = p[..., None, t].expand(head.shape)
+        carried = (1 - share) * chosen_head[..., t] * confidence
+        confidence = share * likelihood_of_token + carried if t else likelihood_of_token
+        total = total - torch.where(inside[..., None, t], confidence.log(), 0.0)
+    layers = total / ends[..., None]
+    defined = ends > 0
+    value = layers.amax(-1) if layers.shape[-1] else torch.full(leading, torch.nan, device="cpu")
+    return RecurrentUncertainty(
+        torch.where(defined, value, torch.nan),
+        torch.where(defined[..., None], layers, torch.nan),
+        torch.where(defined[..., None], head, -1),
+    )
+
+
+def _lengths(function: str, lengths: Any, leading: tuple[int, ...], size: int) -> Tensor:
+    """Return the number of answer tokens of each text, 0 allowed."""
+    values = _checks.as_tensor(function, "lengths", lengths).detach().cpu()
+    if values.is_floating_point() or values.dtype == torch.bool:
+        raise ValueError(f"{function}: lengths must be integers, got {values.dtype}")
+    if len(outside := values[(values < 0) | (values > size)]):
+        raise ValueError(f"{function}: lengths must lie between 0 and {size}, got {outside[0]}")
+    return _checks.expanded(f"{function}: lengths", values.long(), leading)

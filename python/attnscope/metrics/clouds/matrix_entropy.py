@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""Entropy of the squared singular values of states: how many directions a text takes up."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+from attnscope.metrics import _powers
+from attnscope.metrics.clouds.cloud_distances import points_argument
+from attnscope.metrics.quantity import ClosedForm, Quantity, Site
+
+
+def matrix_entropy(
+    points: Tensor,
+    *,
+    center: bool = False,
+    unit: bool = False,
+    normalized: bool = False,
+    lengths: _checks.Lengths = None,
+) -> Tensor:
+    """Return −Σ p ln p of the squared singular values, p = σ²/Σσ².
+
+    `effective_rank` is the exponential of the same sum with p = σ/Σσ. Skean et al. center, take rows of unit
+    length, and set negative entries of the Gram matrix to 0, which is no option here.
+
+    Args:
+        points: clouds [..., n, d], four float types, any strides.
+        center: subtract the mean of the points.
+        unit: divide each point by its norm, after centring; a point at 0 stays there.
+        normalized: divide by ln min(n, d); NaN where that is 0.
+        lengths: points per cloud, broadcast against the leading axes.
+
+    Returns:
+        [...] float64 in [0, ln min(n, d)], or in [0, 1]; NaN for a cloud of zeros, and for one that is not
+        finite, with one warning.
+
+    Raises:
+        ValueError: fewer than two dimensions, no point, lengths outside 1..n.
+        TypeError: an option without a truth value.
+
+    Example:
+        >>> import math, torch, attnscope as asc
+        >>> math.isclose(asc.matrix_entropy(torch.eye(5, dtype=torch.float64)).item(), math.log(5))
+        True
+
+    References:
+        Skean et al., Layer by layer: uncovering hidden representations in language models, 2025.
+    """
+    name = "matrix_entropy"
+    centred, of_unit, over_most = (
+        _checks.flag(name, option, value)
+        for option, value in (("center", center), ("unit", unit), ("normalized", normalized))
+    )
+    checked = points_argument(name, points, lengths)
+    tensor, _ = _powers.in_range(checked.tensor.detach(), checked.lengths)
+    inside = checked.inside()
+    finite = (tensor.isfinite().all(-1) | ~inside).all(-1)
+    visible = (inside & finite[..., None])[..., None]
+    rows = torch.where(visible, tensor.double(), 0.0)
+    if centred:
+        # From the first point on, so that equal points are at exactly 0 whatever their mean rounds to.
+        rows = torch.where(visible, rows - rows[..., :1, :], 0.0)
+        rows = torch.where(visible, rows - rows.sum(-2, keepdim=True) / inside.sum(-1)[..., None, None], 0.0)
+    if of_unit:
+        norms = rows.norm(dim=-1, keepdim=True)
+        rows = torch.where(norms > 0, rows / norms, 0.0)
+    squares = torch.linalg.svdvals(rows).square()
+    total = squares.sum(-1, keepdim=True)
+    value = torch.special.entr(squares / total).sum(-1).clamp_min(0.0)
+    value = torch.where((total[..., 0] > 0) & finite, value, torch.nan)
+    if over_most:
+        most = inside.sum(-1).clamp_max(tensor.shape[-1]).double().log()
+        value = torch.where(most > 0, value / most, torch.nan)
+    return _checks.warn_non_finite(name, checked, value, int((~finite).sum()), "clouds")
+
+
+QUANTITIES = (
+    Quantity.of(
+        "matrix_entropy",
+        "matrix entropy",
+        "Entropy of the squared singular values of the points, over their sum.",
+        ClosedForm(
+            math.log(5),
+            torch.eye(2, device="cpu"),
+            {"points": torch.eye(5, dtype=torch.float64, device="cpu")},
+        ),
+        options={"points": Site("points")},
+        scope="cloud",
+        needs=("points",),
+        low=0,
+        high=lambda n: math.log(n) if n > 1 else 1.0,
+    ),
+)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""Agreement of two representations of the same points: centred kernel alignment and shared neighbours."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+from attnscope.metrics import _powers
+from attnscope.metrics.clouds.cloud_distances import Cloud, distances_of, points_argument
+
+
+def cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> Tensor:
+    """Return the linear centred kernel alignment of two representations.
+
+    HSIC(K, L)/√(HSIC(K, K) HSIC(L, L)) with K = XXᵀ, L = YYᵀ. The debiased estimate is near 0 for independent
+    points of any dimension and may be negative; the biased one grows with the dimensions.
+
+    Args:
+        x: points [..., n, d].
+        y: the same points, row by row, in another representation [..., n, e].
+        debiased: Song et al.'s unbiased HSIC, for n >= 4.
+
+    Returns:
+        [...] float64, at most 1 up to rounding; NaN where a representation does not vary or is not finite.
+
+    Raises:
+        ValueError: other numbers of points, fewer than four for the debiased estimate.
+
+    Example:
+        A turned and stretched copy is the same representation.
+
+        >>> import torch, attnscope as asc
+        >>> x = torch.tensor([[0.0, 1.0], [2.0, 0.0], [1.0, 5.0], [4.0, 3.0], [2.0, 2.0]])
+        >>> round(asc.cka(x, 3 * x.flip(-1)).item(), 9)
+        1.0
+
+    References:
+        Kornblith et al., Similarity of neural network representations revisited, 2019. Song et al., Feature
+        selection via dependence maximization, 2012, for the unbiased estimate.
+    """
+    name = "cka"
+    first, second = _pair(name, x, y)
+    unbiased = _checks.flag(name, "debiased", debiased)
+    n = first.shape[-2]
+    if unbiased and n < 4:
+        raise ValueError(f"{name}: the debiased estimate needs at least 4 points, got {n}")
+    kernels = []
+    for points in (first, second):
+        scaled, _ = _powers.in_range(points)
+        # From the first point on, so that a common offset does no harm: both estimates are of centred points.
+        rows = scaled - scaled[..., :1, :]
+        rows = rows - rows.mean(-2, keepdim=True)
+        kernels.append(rows @ rows.mT)
+    of_x, of_y = kernels
+    hsic = _unbiased_hsic if unbiased else _biased_hsic
+    norm = hsic(of_x, of_x) * hsic(of_y, of_y)
+    return torch.where(norm > 0, hsic(of_x, of_y) / norm.clamp_min(0).sqrt(), torch.nan)
+
+
+def _biased_hsic(of_x: Tensor, of_y: Tensor) -> Tensor:
+    return (of_x * of_y).sum((-2, -1))
+
+
+def _unbiased_hsic(of_x: Tensor, of_y: Tensor) -> Tensor:
+    """Return n(n − 3) times Song et al.'s estimate; the factor cancels."""
+    n = of_x.shape[-1]
+    of_x, of_y = (kernel - torch.diag_embed(kernel.diagonal(dim1=-2, dim2=-1)) for kernel in (of_x, of_y))
+    rows = (of_x.sum(-1) * of_y.sum(-1)).sum(-1)
+    totals = of_x.sum((-2, -1)) * of_y.sum((-2, -1))
+    return (of_x * of_y).sum((-2, -1)) + totals / ((n - 1) * (n - 2)) - 2 * rows / (n - 2)
+
+
+def neighbourhood_overlap(x: Tensor, y: Tensor, k: int) -> Tensor:
+    """Return the mean share of the k nearest points that two representations have in common.
+
+    Distances are Euclidean; of equally near points those of smaller index are taken. Independent
+    representations share k/(n − 1).
+
+    Args:
+        x: points [..., n, d].
+        y: the same points, row by row, in another representation [..., n, e].
+        k: neighbours, from 1 to n − 1.
+
+    Returns:
+        [...] float64 in [0, 1]; NaN where a representation is not finite.
+
+    Raises:
+        ValueError: other numbers of points, k outside 1..n − 1.
+
+    Example:
+        Four points on a line have the same neighbours when the line is stretched.
+
+        >>> import torch, attnscope as asc
+        >>> line = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
+        >>> asc.neighbourhood_overlap(line, 2 * line, 2).item()
+        1.0
+
+    References:
+        Doimo et al., Hierarchical nucleation in deep neural networks, 2020.
+    """
+    name = "neighbourhood_overlap"
+    first, second = _pair(name, x, y)
+    n = first.shape[-2]
+    count = _checks.at_least(name, "k", k, 1)
+    if count > n - 1:
+        raise ValueError(f"{name}: k must be at most n - 1 = {n - 1}, got {k}")
+    neighbours = []
+    for points in (first, second):
+        distances = distances_of(name, Cloud(points, None), "euclidean").tensor.clone()
+        distances.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+        nearest = distances.sort(dim=-1, stable=True).indices[..., :count]
+        neighbours.append(torch.zeros_like(distances, dtype=torch.bool).scatter(-1, nearest, True))
+    finite = first.isfinite().all((-2, -1)) & second.isfinite().all((-2, -1))
+    shared = (neighbours[0] & neighbours[1]).sum((-2, -1)).double() / (n * count)
+    return torch.where(finite, shared, torch.nan)
+
+
+def _pair(function: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two representations of the same points in float64."""
+    first = points_argument(function, x, None, "x").tensor.detach().double()
+    second = points_argument(function, y, None, "y").tensor.detach().double()
+    if first.shape[:-1] != second.shape[:-1]:
+        raise ValueError(
+            f"{function}: x and y must hold the same points, got shapes {tuple(first.shape)} and "
+            f"{tuple(second.shape)}"
+        )
+    return first, second

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""Attention multiplied through the layers, half of each layer passed by: attention rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+
+
+def attention_rollout(layers: Iterable[Tensor], *, lengths: _checks.Lengths = None) -> Tensor:
+    """Return how much of each token of the input is in each token behind the last layer.
+
+    R_l = ½(Ā_l + I) R_{l−1} from R_0 = I, with the mean Ā_l over heads. One layer is in memory at a time.
+    The mass of a learned sink is lost, so rows may sum to less than 1; the original renormalises.
+
+    Args:
+        layers: all heads of each layer [..., h, n, n], in the order of the layers: a list, or layers of a
+            recording as they come.
+        lengths: tokens per text, broadcast against the axes before the heads.
+
+    Returns:
+        [..., n, n] float64, rows are tokens behind the last layer; NaN where a map is not finite, and behind
+        a text's length.
+
+    Raises:
+        ValueError: no layer, layers of different sizes, and as `head_divergence`.
+
+    Example:
+        All tokens attend to the first: after l layers 1 − 2^(−l) of each is the first.
+
+        >>> import torch, attnscope as asc
+        >>> star = torch.zeros(1, 3, 3); star[..., 0] = 1
+        >>> asc.attention_rollout([star, star])[2].tolist()
+        [0.75, 0.0, 0.25]
+
+    References:
+        Abnar and Zuidema, Quantifying attention flow in transformers, 2020.
+    """
+    name = "attention_rollout"
+    rollout: Tensor | None = None
+    inside: Tensor | None = None
+    for number, heads in enumerate(layers):
+        checked = _checks.heads_argument(name, heads, lengths)
+        maps = _checks.to_host(checked.tensor.detach()).double().mean(-3)
+        if rollout is None:
+            inside = checked.layers.inside() if checked.lengths is None else checked.inside()[..., 0, :]
+            rollout = torch.eye(checked.n, dtype=torch.float64, device="cpu").expand(maps.shape)
+        if maps.shape != rollout.shape:
+            raise ValueError(
+                f"{name}: layers must be of one size, got shape {tuple(maps.shape)} of layer {number} behind "
+                f"{tuple(rollout.shape)}"
+            )
+        rollout = (maps @ rollout + rollout) / 2
+    if rollout is None or inside is None:
+        raise ValueError(f"{name}: layers must hold at least one layer, got none")
+    visible = inside[..., :, None] & inside[..., None, :]
+    finite = (rollout.isfinite() | ~visible).all(-1).all(-1)
+    return torch.where(visible & finite[..., None, None], rollout, torch.nan)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""A few entries of the residual stream that are thousands of times larger than the rest."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.clouds.cloud_distances import points_argument
+from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
+
+
+@shown_by_shape
+class MassiveActivations(NamedTuple):
+    """The largest entries of a layer's states.
+
+    Attributes:
+        count: entries with |x| > absolute and |x| >= relative times the median of |x|, [...] int64; −1 where
+            the states are not finite.
+        largest: max |x|, [...] float64.
+        ratio: largest over the median of |x| over tokens and dimensions, [...]; NaN at a median of 0.
+        token: of the largest entry, [...] int64; the first on ties, −1 where the states are not finite.
+        dimension: of the largest entry, likewise.
+        norms: ‖x_i‖ over the median of the tokens' norms, [..., n] float64; NaN at a median of 0.
+    """
+
+    count: Tensor  # type: ignore[assignment]  # a method of tuples has the name too
+    largest: Tensor
+    ratio: Tensor
+    token: Tensor
+    dimension: Tensor
+    norms: Tensor
+
+
+def massive_activations(
+    states: Tensor, *, absolute: float = 100, relative: float = 1000, lengths: _checks.Lengths = None
+) -> MassiveActivations:
+    """Return how many entries of a layer's states are massive, and where the largest is.
+
+    Norms that stand out mark the register tokens of vision transformers; DINOv2's limit of 150 is that of one
+    model. The median of an even number of entries is the mean of the middle two, where `torch.median` takes
+    the lower.
+
+    Args:
+        states: [..., n, d], residual streams such as `block_output`; four float types, any strides.
+        absolute: size that a massive entry exceeds, at least 0.
+        relative: multiple of the median that it reaches, at least 0.
+        lengths: tokens per text, broadcast against the leading axes.
+
+    Returns:
+        MassiveActivations; NaN and −1 for states that are not finite, with one warning.
+
+    Raises:
+        ValueError: fewer than two dimensions, no token, a limit below 0, lengths outside 1..n.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> states = torch.ones(4, 8); states[0, 3] = -2000
+        >>> found = asc.massive_activations(states)
+        >>> found.count.item(), found.largest.item(), found.ratio.item(), found.token.item()
+        (1, 2000.0, 2000.0, 0)
+
+    References:
+        Sun et al., Massive activations in large language models, 2024. Darcet et al., Vision transformers
+        need registers, 2023.
+    """
+    name = "massive_activations"
+    limits = {"absolute": _checks.real(name, "absolute", absolute)}
+    limits["relative"] = _checks.real(name, "relative", relative)
+    for limit, value in limits.items():
+        if not value >= 0:
+            raise ValueError(f"{name}: {limit} must be at least 0, got {value!r}")
+    checked = points_argument(name, states, lengths, "states")
+    leading, (n, d) = checked.leading, checked.tensor.shape[-2:]
+    sizes = checked.tensor.detach().double().abs().reshape(-1, n, d).numpy()
+    ends = [n] * len(sizes) if checked.lengths is None else checked.lengths.flatten().tolist()
+    numbers, places = np.full((2, len(sizes)), np.nan), np.full((3, len(sizes)), -1)
+    norms = np.full((len(sizes), n), np.nan)
+    for row, end in enumerate(ends):
+        of_text = sizes[row, :end]
+        if not np.isfinite(of_text).all():
+            continue
+        median, largest = np.median(of_text), of_text.max()
+        massive = (of_text > limits["absolute"]) & (of_text >= limits["relative"] * median)
+        numbers[:, row] = largest, largest / median if median else np.nan
+        places[:, row] = massive.sum(), *divmod(int(of_text.argmax()), d)
+        of_tokens = np.linalg.norm(of_text, axis=-1)
+        middle = np.median(of_tokens)
+        norms[row, :end] = of_tokens / middle if middle else np.nan
+    bad = int((places[0] < 0).sum())
+    counts, tokens, dimensions = (torch.from_numpy(row.reshape(leading)) for row in places)
+    largest_of, ratios = (torch.from_numpy(row.reshape(leading)) for row in numbers)
+    result = MassiveActivations(
+        counts, largest_of, ratios, tokens, dimensions, torch.from_numpy(norms.reshape(*leading, n))
+    )
+    return _checks.warn_non_finite(name, checked, result, bad, "states")
+
+
+_STATES = torch.ones(4, 8, dtype=torch.float64, device="cpu")
+_STATES[0, 3] = -2000.0
+
+
+def _field(name: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:
+    return Quantity(
+        f"massive_{name}",
+        "massive_activations",
+        label,
+        meaning,
+        ClosedForm(expected, uniform_heads(), {"block_output": _STATES}),
+        options={"states": Site("block_output")},
+        read=attribute_reader(name),
+        scope="layer",
+        needs=("block_output",),
+        **fields,
+    )
+
+
+def uniform_heads() -> Tensor:
+    """Return a layer of one head of uniform attention among four tokens."""
+    return torch.full((1, 4, 4), 0.25, dtype=torch.float64, device="cpu")
+
+
+QUANTITIES = (
+    _field(
+        "count",
+        "massive activations",
+        "Entries of the states behind the layer that exceed 100 and a thousand times the median.",
+        1.0,
+        kind="count",
+        low=0,
+    ),
+    _field("largest", "largest activation", "Largest entry of the states behind the layer.", 2000.0, low=0),
+    _field(
+        "ratio",
+        "largest activation / median",
+        "Largest entry of the states behind the layer over the median.",
+        2000.0,
+        kind="ratio",
+        low=1,
+    ),
+    _field(
+        "token", "token of the largest activation", "Where the largest entry is.", 0.0, kind="position", low=0
+    ),
+    _field(
+        "dimension",
+        "dimension of the largest activation",
+        "In which dimension the largest entry is.",
+        3.0,
+        kind="position",
+        low=0,
+    ),
+)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""Norms of what each key writes, and attention weighted by them: whether a sink moves anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
+from attnscope.metrics.closed_forms import uniform_map
+from attnscope.metrics.quantity import ClosedForm, Quantity, Site
+
+
+@without_derivative("a norm has none at 0; compute it in torch")
+def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Tensor:
+    """Return the norm of what each head writes of each key, ‖v_j W_O^h‖.
+
+    v carries its bias; the bias of W_O is no part of it. Values of grouped heads are repeated.
+
+    Args:
+        value: value vectors [..., kv, n, d]; h is a multiple of kv.
+        projection: W_O by head [D, h, d], as `output_projection` gives it.
+        layer: return the products of the heads' writes instead, for the norm of their sum:
+            f_j^h · f_j^g, [..., n, h, h].
+
+    Returns:
+        [..., h, n] float64, at least 0; NaN where a value is not finite.
+
+    Raises:
+        ValueError: no axes of heads, tokens and dimensions; a projection of other dimensions or heads.
+
+    Example:
+        One head, two keys, a projection that doubles.
+
+        >>> import torch, attnscope as asc
+        >>> asc.value_norms(torch.tensor([[[0.0, 0.0], [3.0, 4.0]]]), 2 * torch.eye(2)[:, None])
+        tensor([[ 0., 10.]], dtype=torch.float64)
+
+    References:
+        Kobayashi et al., Attention is not only a weight, 2020.
+    """
+    name = "value_norms"
+    values = _checks.float_tensor(name, "value", value).detach().cpu().double()
+    matrix = _checks.float_tensor(name, "projection", projection).detach().cpu().double()
+    if values.ndim < 3:
+        raise ValueError(f"{name}: value must be [..., kv, n, d], got shape {tuple(values.shape)}")
+    kv, width = values.shape[-3], values.shape[-1]
+    if matrix.ndim != 3 or matrix.shape[2] != width or matrix.shape[1] % kv:
+        raise ValueError(
+            f"{name}: projection must be [D, h, {width}] with h a multiple of {kv}, got shape "
+            f"{tuple(matrix.shape)}"
+        )
+    per_head = values.repeat_interleave(matrix.shape[1] // kv, -3)
+    if layer:
+        products = torch.einsum("Dhd,Dge->hdge", matrix, matrix)
+        return torch.einsum("...hnd,hdge,...gne->...nhg", per_head, products, per_head)
+    # ‖W v‖ = ‖R v‖ of W = QR, whose R has as few rows as v
+    triangles = torch.linalg.qr(matrix.transpose(0, 1), mode="r").R
+    return (per_head @ triangles.mT).norm(dim=-1)
+
+
+@without_derivative("its norms have none; multiply in torch")
+def weighted_attention(
+    heads: Tensor,
+    norms: Tensor,
+    *,
+    layer: bool = False,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> Tensor:
+    """Return attention times the norm of what it moves, N_ij = A_ij ‖f(x_j)‖.
+
+    Rows do not sum to 1: metrics of maps take N divided by its row sums.
+
+    Args:
+        heads: all heads of a layer [..., h, n, n].
+        norms: `value_norms` [..., h, n]; with `layer` its products [..., n, h, h].
+        layer: return ‖Σ_h A^h_ij f_j^h‖ [..., n, n], the size of what the layer moves, where heads may
+            cancel.
+        support: which keys a query sees; entries of others count as 0. "auto" takes all as they are.
+        lengths: tokens per layer; 0 behind them.
+        validate: refuse NaN, infinite, negative and > 1.01 entries.
+
+    Returns:
+        [..., h, n, n] float64, or [..., n, n]; NaN for maps that are not finite.
+
+    Raises:
+        ValueError: norms of another shape, and as `head_divergence`.
+
+    Example:
+        Uniform attention to two keys, the first of which holds nothing.
+
+        >>> import torch, attnscope as asc
+        >>> asc.weighted_attention(torch.full((1, 2, 2), 0.5), torch.tensor([[0.0, 1.0]]))
+        tensor([[[0.0000, 0.5000],
+                 [0.0000, 0.5000]]], dtype=torch.float64)
+
+    References:
+        Kobayashi et al., Attention is not only a weight, 2020.
+    """
+    name = "weighted_attention"
+    checked = _checks.heads_argument(name, heads, lengths, validate=validate)
+    seen = _checks.support_argument(name, support, checked)
+    maps = _checks.to_host(checked.tensor.detach()).double()
+    inside = checked.inside()
+    visible = inside[..., :, None] & inside[..., None, :]
+    if isinstance(seen, Tensor):
+        visible = visible & seen
+    elif seen == "causal":
+        visible = visible & torch.ones(checked.n, checked.n, dtype=torch.bool, device="cpu").tril()
+    maps = torch.where(visible, maps, 0.0)
+    weights = _checks.float_tensor(name, "norms", norms).detach().cpu().double()
+    if not layer:
+        weights = _checks.expanded(f"{name}: norms", weights, (*checked.leading, checked.n))
+        return maps * torch.where(inside, weights, 0.0)[..., None, :]
+    count = checked.leading[-1]
+    shape = (*checked.leading[:-1], checked.n, count, count)
+    weights = _checks.expanded(f"{name}: norms", weights, shape)
+    within = inside[..., 0, :, None, None]
+    squares = torch.einsum("...hij,...jhg,...gij->...ij", maps, torch.where(within, weights, 0.0), maps)
+    return squares.clamp_min(0.0).sqrt()
+
+
+def _share_of_first(weighted: Tensor) -> Tensor:
+    """Return the part of weighted attention [..., n, n] that key 0 has."""
+    return weighted[..., 0].sum(-1) / weighted.sum((-2, -1))
+
+
+QUANTITIES = (
+    Quantity(
+        "weighted_sink_share",
+        "weighted_attention",
+        "share of key 0 in what is moved",
+        "Attention to key 0 times the norm of its value, over the sum for all keys.",
+        ClosedForm(
+            0.0,
+            uniform_map(2)[None],
+            {"value_norms": torch.tensor([[0.0, 1.0]], dtype=torch.float64, device="cpu")},
+        ),
+        low=0,
+        high=1,
+        options={"norms": Site("value_norms")},
+        read=_share_of_first,
+        needs=("attention", "value_norms"),
+    ),
+)

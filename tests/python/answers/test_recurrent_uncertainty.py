@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""RAUQ: closed forms, a loop, lengths, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+
+
+def drawn(*shape, seed=0):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def loop(previous, log_p, weight):
+    """The recurrence, one layer and one token after another."""
+    values, heads = [], []
+    for maps in previous.numpy():
+        means = [row[1:].mean() if len(row) > 1 else 0.0 for row in maps]
+        head = int(np.argmax(means))
+        c, total = math.exp(log_p[0]), 0.0
+        total = math.log(c)
+        for t in range(1, len(log_p)):
+            c = weight * math.exp(log_p[t]) + (1 - weight) * maps[head, t] * c
+            total += math.log(c)
+        values.append(-total / len(log_p))
+        heads.append(head)
+    return max(values), values, heads
+
+
+def test_certain_tokens_and_none():
+    assert asc.recurrent_uncertainty(torch.ones(2, 3, 4), torch.zeros(4)).value == 0
+    half = asc.recurrent_uncertainty(torch.zeros(1, 1, 2), torch.zeros(2), weight=0.5)
+    assert half.value.item() == pytest.approx(math.log(2) / 2)
+    single = asc.recurrent_uncertainty(torch.zeros(1, 1, 1), torch.tensor([math.log(0.5)]).double())
+    assert single.value.item() == pytest.approx(math.log(2))
+    assert asc.recurrent_uncertainty(torch.zeros(1, 1, 2), torch.zeros(2), weight=0).value == math.inf
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.2, 1.0])
+def test_it_is_the_recurrence(weight):
+    previous, log_p = drawn(3, 4, 5, 7), drawn(3, 7, seed=1).log()
+    result = asc.recurrent_uncertainty(previous, log_p, weight=weight)
+    for b in range(3):
+        value, layers, heads = loop(previous[b], log_p[b].numpy(), weight)
+        assert result.value[b].item() == pytest.approx(value, rel=1e-12)
+        np.testing.assert_allclose(result.layers[b], layers, rtol=1e-12)
+        assert result.head[b].tolist() == heads
+
+
+def test_lengths_are_the_first_tokens():
+    previous, log_p = drawn(3, 2, 3, 6), drawn(3, 6, seed=1).log()
+    result = asc.recurrent_uncertainty(previous, log_p, lengths=[6, 4, 0])
+    single = asc.recurrent_uncertainty(previous[1, ..., :4], log_p[1, :4])
+    torch.testing.assert_close(result.value[1], single.value, rtol=1e-14, atol=0)
+    assert result.head[1].tolist() == single.head.tolist()
+    assert result.value[2].isnan()
+    assert result.head[2].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("previous", "log_p", "options", "words"),
+    [
+        (torch.ones(3, 4), torch.zeros(4), {}, r"previous must be \[..., L, h, T\], got shape \(3, 4\)"),
+        (torch.ones(1, 3, 4), torch.zeros(5), {}, r"log_p of shape \(5,\) does not broadcast to \(4,\)"),
+        (
+            torch.ones(1, 3, 4),
+            torch.ones(4),
+            {},
+            "log_p must be logarithms of likelihoods, .* got 1.0",
+        ),
+        (torch.ones(1, 3, 4), torch.zeros(4), {"weight": 2}, "weight must lie between 0 and 1, got 2"),
+        (
+            torch.ones(2, 1, 3, 4),
+            torch.zeros(4),
+            {"lengths": [5, 1]},
+            "lengths must lie between 0 .* got 5",
+        ),
+    ],
+)
+def test_bad_input_is_named(previous, log_p, options, words):
+    with pytest.raises(ValueError, match=f"recurrent_uncertainty: {words}"):
+        asc.recurrent_uncertainty(previous, log_p, **options)
