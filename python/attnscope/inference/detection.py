@@ -44,6 +44,7 @@ def detection(
     folds: Any,
     baselines: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
     clusters: Any = None,
+    scale: bool = False,
     draws: int = 2000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -60,6 +61,8 @@ def detection(
         folds: [n], which rows are held out together; rows that share words, templates or pairs belong to one.
         baselines: name -> features [n, f] of something else; each gets the same probe on the same folds.
         clusters: [n], what intervals draw whole (templates); None takes the folds.
+        scale: standardise columns by mean and deviation of each training part, for features of different
+            units; a column that does not vary there is left out.
         draws: of the bootstrap over clusters, studentised below 30 of them, its variance counted
             2.25 times because the rows that probes are fitted on vary too.
         confidence: of the intervals.
@@ -87,7 +90,7 @@ def detection(
         Inference for the generalization error, 2003, for the variance.
     """
     name = "detection"
-    features = _features(name, "states", states)
+    features = _features(name, "states", states, scale)
     target = np.asarray(labels)
     if set(target.tolist()) - {0, 1}:
         raise ValueError(f"{name}: labels must be 0 and 1, got {sorted(set(target.tolist()))[:5]}")
@@ -97,15 +100,15 @@ def detection(
         if len(value) != len(features):
             raise ValueError(f"{name}: {argument} must have {len(features)} entries, got {len(value)}")
     scores = {
-        "auc": probe_scores(features, target, held),
-        "auc_direction": direction_scores(features, target, held),
+        "auc": probe_scores(features, target, held, scale=scale),
+        "auc_direction": direction_scores(features, target, held, scale=scale),
     }
     others = [*dict(baselines)]
     for other, baseline in dict(baselines).items():
-        baseline_features = _features(name, other, baseline)
+        baseline_features = _features(name, other, baseline, scale)
         if len(baseline_features) != len(features):
             raise ValueError(f"{name}: {other} must have {len(features)} rows, got {len(baseline_features)}")
-        scores[other] = probe_scores(baseline_features, target, held)
+        scores[other] = probe_scores(baseline_features, target, held, scale=scale)
     return areas(scores, target, units, best_of=others, draws=draws, confidence=confidence, seed=seed)
 
 
@@ -153,18 +156,18 @@ def auc(scores: Any, labels: Any) -> Any:
         return ((ranks * target).sum(-1) - positives * (positives + 1) / 2) / (positives * negatives)
 
 
-def probe_scores(features: Vector, labels: Vector, folds: Vector) -> Vector:
+def probe_scores(features: Vector, labels: Vector, folds: Vector, *, scale: bool = False) -> Vector:
     """Log-odds of held-out rows by a ridge logistic probe of the others; NaN where nothing can be fitted.
 
     They are less the log-odds of the training labels: a fold that holds more of a label leaves fewer of it to
     be fitted, and folds that are pooled would rank the wrong way round (an area of .41 for noise of 80 rows).
     """
-    return _held_out(features, labels, folds, _fitted)
+    return _held_out(features, labels, folds, _fitted, scale)
 
 
-def direction_scores(features: Vector, labels: Vector, folds: Vector) -> Vector:
+def direction_scores(features: Vector, labels: Vector, folds: Vector, *, scale: bool = False) -> Vector:
     """Projections of held-out rows on the others' difference of means, from the middle between these."""
-    return _held_out(features, labels, folds, _difference)
+    return _held_out(features, labels, folds, _difference, scale)
 
 
 def cluster_wins(scores: Vector, labels: Vector, clusters: Vector) -> tuple[Vector, Vector]:
@@ -224,23 +227,33 @@ def _interval(
     return estimate, float(np.clip(bounds[0], low, high)), float(np.clip(bounds[1], low, high))
 
 
-def _features(function: str, argument: str, values: Any) -> Vector:
+def _features(function: str, argument: str, values: Any, scale: bool) -> Vector:
     data = values.detach().cpu().double().numpy() if torch.is_tensor(values) else np.asarray(values, float)
     data = data[:, None] if data.ndim == 1 else data
     if data.ndim != 2 or not len(data):
         raise ValueError(f"{function}: {argument} must be [n, D], got shape {data.shape}")
-    return narrowed(data)
+    # what is scaled is turned afterwards, once per fold
+    return data if scale else narrowed(data)
 
 
-def _held_out(features: Vector, labels: Vector, folds: Vector, fit: Any) -> Vector:
+def _standardized(features: Vector, train: Vector) -> Vector:
+    """Return all rows by mean and deviation of the training rows, turned into fewer dimensions than rows."""
+    centred = features - features[train].mean(0)
+    deviation = np.sqrt((centred[train] ** 2).mean(0))
+    varies = deviation > 1e-12 * np.abs(features[train]).max(0)
+    return narrowed(centred[:, varies] / deviation[varies]) if varies.any() else np.zeros((len(features), 1))
+
+
+def _held_out(features: Vector, labels: Vector, folds: Vector, fit: Any, scale: bool) -> Vector:
     scores = np.full(len(labels), np.nan)
     if not np.isfinite(features).all():
         return scores
     for fold in np.unique(folds):
         test = folds == fold
         if len(set(labels[~test].tolist())) == 2:
+            rows = _standardized(features, ~test) if scale else features
             # rows that differ in rounding alone are ties
-            scores[test] = np.round(fit(features[~test], labels[~test], folds[~test], features[test]), 9)
+            scores[test] = np.round(fit(rows[~test], labels[~test], folds[~test], rows[test]), 9)
     return scores
 
 

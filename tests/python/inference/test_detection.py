@@ -140,3 +140,31 @@ def test_bad_arguments():
         asc.detection(states, labels, folds=template[:5])
     with pytest.raises(ValueError, match="auc_words must have 160 rows, got 3"):
         asc.detection(states, labels, folds=template, baselines={"auc_words": np.ones(3)})
+
+
+def test_scaled_columns_do_not_depend_on_their_units():
+    states, labels, template = clouds(3, shift=1.5, d=6)
+    units = np.array([1.0, 1e6, 1e-6, 50.0, 1.0, 3.0])
+    options = {"folds": template % 5, "clusters": template, "draws": 50}
+    plain = asc.detection(states, labels, scale=True, **options)
+    other_units = asc.detection(states * units + 7 * units, labels, scale=True, **options)
+    np.testing.assert_allclose(other_units["auc"], plain["auc"], atol=1e-12)
+    unscaled = asc.detection(states * units, labels, **options)["auc"]
+    assert unscaled[0] < plain["auc"][0] - 0.05  # the largest unit hides the column that differs
+
+
+@pytest.mark.parametrize("d", [4, 200])
+def test_scaling_learns_from_the_training_part_alone(d):
+    """Against columns scaled by hand on each training part; a column that is constant there is left out."""
+    states, labels, template = clouds(5, shift=2.0, n=60, d=d)
+    folds = template % 4
+    states[:, 1] = np.where(folds == 2, 3.0, 1.0)
+    result = probe_scores(states, labels, folds, scale=True)
+    test = folds == 2
+    train = states[~test]
+    keep = np.flatnonzero(train.std(0) > 1e-9)
+    assert len(keep) == d - 1
+    scaled = (states[:, keep] - train[:, keep].mean(0)) / train[:, keep].std(0)
+    expected = probe_scores(scaled, labels, folds)[test]
+    np.testing.assert_allclose(result[test], expected, atol=1e-4)
+    assert np.isfinite(result).all()
