@@ -14,6 +14,7 @@ from types import FrameType, ModuleType
 
 #: The smallest extra that brings each library, by the name under which it is imported.
 EXTRA_OF = {
+    "sklearn": "sklearn",
     **dict.fromkeys(
         ("huggingface_hub", "pandas", "regex", "safetensors", "tokenizers", "tqdm", "transformers"), "models"
     ),

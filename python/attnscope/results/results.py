@@ -192,6 +192,17 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
         return as_xarray(self, table, metrics=metrics, protocol=protocol)
 
+    def features(self, columns: Sequence[str] | None = None) -> Any:
+        """Return a row of features for each text, for classifiers; see `attnscope.results.features`.
+
+        Args:
+            columns: only these columns of the tables; None: all but positions, constants and numbers per
+                token.
+        """
+        from attnscope.results.features import features_of
+
+        return features_of(self, columns)
+
     def variants(self, table: str | None = None) -> pd.DataFrame:
         """Averages of controls of a table, None of all, a row for each; see `attnscope.results.summaries`."""
         from attnscope.results.summaries import in_rows

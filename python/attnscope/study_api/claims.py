@@ -230,7 +230,7 @@ class Estimate:
         objection: in words, a condition of the claim that fails; it takes support away and gives nothing.
         premise: in words, a premise without which the claim has no content; it leaves the claim undecided.
         about: words that are true in every case, such as the layer.
-        more: verdict -> words that are true in that case.
+        words_of_verdict: verdict -> words that are true in that case.
     """
 
     value: float = math.nan
@@ -245,7 +245,7 @@ class Estimate:
     objection: str = ""
     premise: str = ""
     about: str = ""
-    more: Mapping[str, str] = field(default_factory=dict)
+    words_of_verdict: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def exact(cls, value: float, region: Region, **fields: Any) -> Estimate:
@@ -549,7 +549,7 @@ class ClaimSet:
             numbers = {} if answer.estimate is None else _numbers(answer.estimate)
             return ClaimRow(code, statistic, NOT_TESTABLE, answer.reason, **numbers)
         verdict, reasons = decide(answer, p_adjusted, rule)
-        words = [answer.about, *reasons, answer.more.get(verdict, "")]
+        words = [answer.about, *reasons, answer.words_of_verdict.get(verdict, "")]
         p_value = math.nan if math.isnan(p_adjusted) else answer.p_value
         tests: dict[str, Any] = {"p_value": p_value, "p_adjusted": p_adjusted, "correction": correction}
         reason = "; ".join(filter(None, words))

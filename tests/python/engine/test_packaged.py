@@ -41,7 +41,8 @@ HUB = {
 }
 #: Packaged studies of other papers.
 OTHERS = (
-    "wavelet", "absolute_position", "attention_likelihood", "hallucination_geometry", "pretraining_writes",
+    "wavelet", "absolute_position", "attention_likelihood", "features", "hallucination_geometry",
+    "pretraining_writes",
 )  # fmt: skip
 SETTING = {
     "topology": (500, 48), "spectral": (500, 128), "value": (500, 128), "fisher": (500, 128),

@@ -73,6 +73,9 @@ options = {
     "reference_influence": {"states": states, "reference": torch.arange(n) < 1},
     "sink_removal": {"keys": [0]}, "span_attention": {"spans": torch.tensor([[0, 2], [1, 3]])},
     "entropy_magnitude_correlation": {"before": states, "after": 2 * states},
+    "lookback": {"answer": (600, n)}, "prompt_divergence": {"answer": (600, n)},
+    "pattern_share": {"pattern": "previous"}, "graph_signal": {"states": states, "spectrum": False},
+    "weighted_attention": {"norms": torch.ones(2, n)},
 }
 maps = torch.rand(2, n, n)
 maps /= maps.sum(-1, keepdim=True)

@@ -277,9 +277,13 @@ def test_every_metric_that_is_accepted_has_a_finite_number(sharp):
             if column not in ("step", "sample", "layer", "head", "n_tokens", "index", "threshold")
         ]
         assert any(np.isfinite(number).any() for number in numbers), name
-        if name != "reference_influence":  # of queries outside a head's sinks, where it has some
+        # of queries outside a head's sinks, where it has some; no causal query sees the token behind it
+        if name not in ("reference_influence", "pattern_share"):
             assert results.left_out.empty, (name, results.left_out.to_dict())
-    assert set(refused) == {"betti_curve", "morlet_scalogram", "scale_sensitivity", "span_attention"}
+    of_answers = {"lookback", "prompt_divergence"}
+    others = {"betti_curve", "morlet_scalogram", "scale_sensitivity", "span_attention"}
+    assert set(refused) == others | of_answers
+    assert all("reads answers; answer=" in refused[name] for name in of_answers)
     assert "reads special_keys and word_span, which no model gives" in refused["span_attention"]
 
 

@@ -40,7 +40,8 @@ def equal_results(a, b):
 
 def direct(name, attention, **options):
     """The value by the public function itself."""
-    if name in ("betti_curve", "bar_count", "total_persistence", "max_persistence", "persistent_entropy"):
+    of_bars = ("bar_count", "bar_statistics", "total_persistence", "max_persistence", "persistent_entropy")
+    if name in ("betti_curve", *of_bars):
         bars = asc.persistence(attention, lengths=options.pop("lengths", None))
         return getattr(asc, name)(bars, **options)
     return getattr(asc, name)(attention, **options)
@@ -52,10 +53,13 @@ OPTIONS = {
     "betti_curve": {"scales": SCALES},
     "top_mass": {"k": 2},
     "span_attention": {"spans": (0, 1)},
+    "lookback": {"answer": (3, 6), "context": 2},
+    "prompt_divergence": {"answer": (3, 6)},
+    "pattern_share": {"pattern": "previous"},
 }
 NEEDS_MORE = (
     *("sink_removal", "geometric_semantic_alignment", "reference_influence"),
-    *("entropy_magnitude_correlation", "scale_sensitivity"),
+    *("entropy_magnitude_correlation", "scale_sensitivity", "graph_signal", "weighted_attention"),
 )
 SIMPLE = [name for name in metric_names() if name not in NEEDS_MORE]
 

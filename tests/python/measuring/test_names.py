@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.commands.analyze import _chosen, table_of
 from attnscope.commands.doctor import describe
 from attnscope.config.study_folders import studies
+from attnscope.engine.recipe import named_recipe, table_of
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.discovery import columns_of, metric_of, registry
 from attnscope.study_api.study import study_class
@@ -60,23 +60,23 @@ def test_analyze_takes_the_name_of_a_column():
     ]
     assert len(placed) > 100
     for quantity in placed:
-        columns = _chosen([quantity.name], {}).columns
+        columns = named_recipe([quantity.name], {}).columns
         assert quantity.name in {column.name for column in columns}, in_words(quantity)
         assert quantity.identity in {column.identity for column in columns}, in_words(quantity)
 
 
 def test_a_column_that_is_asked_for_comes_alone():
-    assert {column.name for column in _chosen(["mp_ks"], {}).columns} == {"mp_ks"}
-    named = _chosen({"law": {"metric": "mp_ks", "null": "full"}}, {}).columns
+    assert {column.name for column in named_recipe(["mp_ks"], {}).columns} == {"mp_ks"}
+    named = named_recipe({"law": {"metric": "mp_ks", "null": "full"}}, {}).columns
     assert [(column.name, column.options["null"]) for column in named] == [("law", "full")]
-    (hidden,) = _chosen(["alignment_hidden"], {}).columns
+    (hidden,) = named_recipe(["alignment_hidden"], {}).columns
     assert hidden.needs[-1] == "hidden"
     with pytest.raises(ValueError, match="the column sink_concentration takes no option, got 'draws'"):
-        _chosen({"sink_concentration": {"draws": 3}}, {})
+        named_recipe({"sink_concentration": {"draws": 3}}, {})
 
 
 def test_a_function_whose_number_is_a_field_of_another_gives_that_column():
-    assert {column.name for column in _chosen(["marchenko_pastur_deviation"], {}).columns} == {"mp_ks"}
+    assert {column.name for column in named_recipe(["marchenko_pastur_deviation"], {}).columns} == {"mp_ks"}
     assert [column.name for column in columns_of("marchenko_pastur_deviation")] == ["mp_ks"]
 
 

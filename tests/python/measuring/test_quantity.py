@@ -46,6 +46,9 @@ def layer(batch=3, heads=4, n=12, dtype=torch.float64):
         "value": torch.randn(batch, 2, n, 5, generator=draw).to(dtype),
         "word_span": torch.tensor([[2, 4]]).expand(batch, 1, 2),
         "special_keys": (torch.arange(n) == 0).expand(batch, 1, n),
+        "answer": torch.tensor([[2, 6]]).expand(batch, 1, 2),
+        "tokens": (torch.arange(n) % 5).expand(batch, 1, n),
+        "value_norms": torch.rand(batch, heads, n, generator=draw).double(),
         **states,
     }
 

@@ -68,8 +68,14 @@ def answers(n, causal, dtype):
     attention, lengths, states = maps(n, causal, dtype)
     head = -(-n // 2)
     shared = states[:, None]
+    answer = torch.tensor([0, 1]) + (int(lengths.min()) > 1)
     further_options = {
         "span_attention": {"spans": torch.tensor([0, 1])},
+        "lookback": {"answer": answer, "context": 1},
+        "prompt_divergence": {"answer": answer},
+        "pattern_share": {"pattern": "previous"},
+        "graph_signal": {"states": shared},
+        "weighted_attention": {"norms": shared.norm(dim=-1)},
         "geometric_semantic_alignment": {"states": shared},
         "reference_influence": {"states": shared, "reference": torch.arange(n) % 3 == 0},
         "entropy_magnitude_correlation": {"before": shared, "after": shared.flip(-1)},

@@ -154,7 +154,9 @@ def mask_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
         "supported": "in layer 0 attention is not moved beyond the mask by more than the border",
         "contradicted": "attention is moved where no position is",
     }
-    return Estimate(value, low, high, below(options.least_moved), about=words, more=words_of_verdicts)
+    return Estimate(
+        value, low, high, below(options.least_moved), about=words, words_of_verdict=words_of_verdicts
+    )
 
 
 @CLAIMS.claim(
@@ -238,7 +240,7 @@ def first_token_supplies(evidence: Evidence, options: Any) -> Estimate | Untesta
         region=above(0.0),
         controls=controls,
         about=replaced_words(table),
-        more={
+        words_of_verdict={
             "undecided": "no share without its vector is a property of the model",
             "contradicted": "what is put at position 0 makes the residual no smaller than at other "
             "positions, "
@@ -349,7 +351,13 @@ def sink_follows_token(evidence: Evidence, options: Any) -> Estimate | Untestabl
     words_of_verdicts = {"contradicted": "the sink stays where the text begins"}
     controls = [evidence.control("follows_token")]
     return Estimate(
-        value, low, high, region=above(0.0), controls=controls, about=words, more=words_of_verdicts
+        value,
+        low,
+        high,
+        region=above(0.0),
+        controls=controls,
+        about=words,
+        words_of_verdict=words_of_verdicts,
     )
 
 

@@ -88,7 +88,7 @@ class Evidence:
             speaks="either",
             controls=[control],
             about=words,
-            more=words_of_verdicts or {},
+            words_of_verdict=words_of_verdicts or {},
         )
 
 
