@@ -42,6 +42,14 @@ if TYPE_CHECKING:
 SHARED = ("singular_values", "graph_fiedler_value", "graph_laplacian_gap", "density")
 
 
+def _with_final_states(states: States, outputs: list[object]) -> States:
+    """Return the last layer's states with those that transformers gives for it: after the final norm."""
+    final = getattr(outputs[0], "last_hidden_state", None) if outputs else None
+    if final is None or "block_output" not in states.sites:
+        return states
+    return replace(states, sites={**states.sites, "block_output": final.cpu()})
+
+
 class SinkStudy(Study):
     """The study: fills `heads`, `graphs`, `layers` and the tables of its options, and computes the others
     from them.
@@ -95,40 +103,46 @@ class SinkStudy(Study):
         pooled = "exact" in self._selected and tested and not unit.variant
         for batch in run.batches():
             outputs: list[object] = []
-            mean, layers = (
-                torch.zeros((), dtype=torch.float32, device="cpu"),
-                0,
-            )  # over heads, summed over layers
+            # over heads, summed over layers
+            mean, layers = torch.zeros((), dtype=torch.float32, device="cpu"), 0
             held: States | None = None
             for number, layer in run.layers(batch, extra=self._sites, outputs=outputs):
                 states = States.of(layer)
-                if "exact" in self._selected:
-                    self._measure(states, number, batch, run)
+                is_held = "ruscio2025" in self._selected and number == last
+                self._write_layer(states, number, batch, run, is_held=is_held)
                 if pooled:
                     sums.add(states, number, batch)
-                if "ruscio2025" in self._selected and number == last:
+                if is_held:  # with what was measured of it, which both protocols share
                     held = states.copy()
-                elif "ruscio2025" in self._selected:
-                    self._measure_whole(states, number, batch, run)
-                if "examples" in extra:
-                    layer_rows.write_examples(states, number, batch, run, bars=not self.options.bars)
-                if "row_permutation" in extra:
-                    self._permuted(states, number, batch, run)
                 if "ablation" in extra:
                     mean, layers = mean + states.mean[:, 0], layers + 1
                 # while the next layer is computed, this one must be free
                 del states, layer
             if held is not None:
-                # transformers gives the last layer's states after the final norm
-                final = getattr(outputs[0], "last_hidden_state", None) if outputs else None
-                if final is not None and "block_output" in held.sites:
-                    held = replace(held, sites={**held.sites, "block_output": final.cpu()})
-                self._measure_whole(held, last, batch, run)
+                self._measure_whole(_with_final_states(held, outputs), last, batch, run)
             if "ablation" in extra:
                 run.note(ablation(loaded, mean / layers, batch, run))
             if "fisher" in extra:
                 run.note(fisher_rows(loaded, batch, run))
         sums.write()
+
+    def _write_layer(
+        self, states: States, number: int, batch: Batch, run: StageRun, *, is_held: bool
+    ) -> None:
+        """Write the rows of a layer: its numbers in each protocol, examples and shuffled rows.
+
+        Args:
+            is_held: the published numbers wait for the end of the pass, which changes the layer's states.
+        """
+        extra = () if run.unit.variant else self.options.extra
+        if "exact" in self._selected:
+            self._measure(states, number, batch, run)
+        if "ruscio2025" in self._selected and not is_held:
+            self._measure_whole(states, number, batch, run)
+        if "examples" in extra:
+            layer_rows.write_examples(states, number, batch, run, bars=not self.options.bars)
+        if "row_permutation" in extra:
+            self._permuted(states, number, batch, run)
 
     def _measure(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
         """Measure the exact quantities of a layer's heads and of their mean; `SHARED` ones join the sites."""
