@@ -2,11 +2,14 @@
 # The public names and the modules that they come from; `__init__.py` reads them here.
 
 from attnscope import _core as _core
+from attnscope import demo as demo
 from attnscope import devices as devices
 from attnscope import errors as errors
 from attnscope import inference as inference
 from attnscope import metrics as metrics
+from attnscope import plots as plots
 from attnscope import protocols as protocols
+from attnscope import training as training
 from attnscope.capture import capture as capture
 from attnscope.capture import edit as edit
 from attnscope.capture import edits as edits

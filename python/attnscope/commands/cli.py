@@ -8,15 +8,32 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperGroup
 
+from attnscope._nearest import nearest
 from attnscope.commands import results_commands, runs
 from attnscope.commands.errors import DONE, FAILED, Json, exits, show
 
+
+class Suggesting(TyperGroup):
+    """Commands, of which an unknown one is answered with the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments begin with."""
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and self.get_command(ctx, name) is None:
+            in_python = "; it is a function of Python, attnscope.analyze; here it is: attnscope run"
+            hint = in_python if name == "analyze" else nearest(name, self.list_commands(ctx))
+            ctx.fail(f"there is no command {name!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Suggesting,
     name="attnscope",
     help="A microscope for transformer attention: studies, results, figures, metrics.",
     epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 finished with checkpoints skipped or figures failed, "
@@ -80,7 +97,6 @@ def configs(
 
     Example: attnscope configs phi-2
     """
-    from attnscope._nearest import nearest
     from attnscope.config import packaged_configs as packaged
     from attnscope.errors import MissingError
 

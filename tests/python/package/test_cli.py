@@ -95,6 +95,8 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path, monkeypatch):
     [
         (["run", "--model", "/no/where"], "there is no model folder /no/where"),
         (["run", "nope"], "neither a file nor a study"),
+        (["reprot", "runs/a"], "there is no command 'reprot'; did you mean 'report'?"),
+        (["analyze", "gpt2"], "it is a function of Python, attnscope.analyze"),
         (["run"], "models is missing (--model on the command line)"),
         (["run", "--model", "gpt2", "--set", "blok=1"], "unknown key 'blok'; did you mean 'block'?"),
         (["run", "--model", "gpt2", "--set", "block"], "expected key=value"),
