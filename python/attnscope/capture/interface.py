@@ -63,8 +63,16 @@ def mask_function(*args: Any, **kwargs: Any) -> Tensor | None:
         if recorder := LIVE.get():
             recorder.offsets[int(keys)] = start
         for applied in ACTIVE.get():
-            applied.where.offsets[int(keys)] = (int(kwargs.get("q_offset", 0)), start)
+            applied.where.offsets[int(keys)] = (_first_query(kwargs), start)
     return mask
+
+
+def _first_query(arguments: dict[str, Any]) -> int:
+    """Return the position of the first query of a mask; transformers before 5 give those of all."""
+    positions = arguments.get("cache_position")
+    if "q_offset" not in arguments and positions is not None and len(positions):
+        return int(positions[0])
+    return int(arguments.get("q_offset", 0))
 
 
 def attention_function(
