@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Makes the picture of the page of heads that README shows, from the demo's model: needs chromium.
+"""Makes the pictures of pages of heads that README shows, from the demo's models: needs chromium.
 
-`python python/docs/screenshot.py` writes `python/docs/images/view.png` and prints README's table.
+`python python/docs/screenshot.py` writes `view.png` and prints README's table; with `picture` it writes
+`picture.png`, the attention of CLS on a drawn shape. Both are in `python/docs/images`.
 """
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -15,9 +17,11 @@ from PIL import Image
 
 import attnscope as asc
 from attnscope.demo import copying_sequences, demo_checkpoints
+from attnscope.demo.pictures import draw_shapes, shape_model
 from attnscope.models import find_checkpoints, load_model, load_tokenizer
+from attnscope.view import View
 
-PICTURE = Path(__file__).with_name("images") / "view.png"
+IMAGES = Path(__file__).with_name("images")
 SIZE = (1180, 1010)
 
 
@@ -29,24 +33,36 @@ def main() -> None:
     results = asc.analyze(model, texts, ["sink_share", "fiedler_value"], tokenizer=tokenizer)
     heads = results["heads"].groupby(["layer", "head"])[["sink_share", "sink_boost", "fiedler_value"]].mean()
     print(heads.nlargest(4, "sink_share").round(3))
+    page = asc.view(model, texts[0][:18] * 2, tokenizer=tokenizer, title="demo model", head=(1, 0))
+    photograph(page, "#metric=sink_share&layer=1&head=0", IMAGES / "view.png")
+
+
+def picture() -> None:
+    """Train a small vision transformer on drawn shapes, and photograph what CLS sees of one of them."""
+    model = shape_model(4)
+    pixels = draw_shapes(6, seed=1)[0][3:4]
+    page = asc.view(model, {"pixel_values": pixels}, title="a drawn shape", head=(2, 3))
+    photograph(page, "#metric=entropy&layer=2&head=3&query=0", IMAGES / "picture.png")
+
+
+def photograph(page: View, fragment: str, target: Path) -> None:
+    """Store a page as a browser shows it."""
     browser = next(path for name in ("chromium", "google-chrome") if (path := shutil.which(name)))
     with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "view.html"
-        text = texts[0][:18] * 2
-        asc.view(model, text, tokenizer=tokenizer, title="demo model", head=(1, 0)).save(page)
-        shot = Path(folder) / "view.png"
+        file, shot = Path(folder) / "view.html", Path(folder) / "view.png"
+        page.save(file)
         subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
              f"--user-data-dir={folder}/profile", f"--window-size={SIZE[0]},{SIZE[1]}",
-             f"--screenshot={shot}", f"{page.as_uri()}#metric=sink_share&layer=1&head=0"],
+             f"--screenshot={shot}", f"{file.as_uri()}{fragment}"],
             check=True, capture_output=True, timeout=300,
         )  # fmt: skip
         with Image.open(shot) as screenshot:
             screenshot.convert("RGB").quantize(96, dither=Image.Dither.NONE).save(
-                PICTURE, "PNG", optimize=True
+                target, "PNG", optimize=True
             )
-    print(PICTURE, PICTURE.stat().st_size)
+    print(target, target.stat().st_size)
 
 
 if __name__ == "__main__":
-    main()
+    picture() if "picture" in sys.argv[1:] else main()

@@ -452,4 +452,6 @@ if (window.parent !== window) new ResizeObserver(() => window.parent.postMessage
 at("threshold").addEventListener("input", () => { drawGraph(); remember(); });
 at("matrix").addEventListener("mousemove", (event) => { const cell = under(event); if (cell) say(...cell); });
 at("matrix").addEventListener("click", (event) => { const cell = under(event); if (cell) query(cell[0]); });
-choose(...first);
+const asked = new URLSearchParams(location.hash.slice(1)).get("query");  // an address may name the query to begin with
+choose(...first);  // writes the address anew
+if (asked !== null && state.map && Number(asked) >= 0 && Number(asked) < state.map.rows) query(Number(asked));

@@ -108,6 +108,12 @@ def test_rows_run_down_and_columns_right_in_a_browser(page, tmp_path):
 
 
 @in_a_browser
+def test_an_address_names_the_query_to_begin_with(page, tmp_path):
+    assert looked_at(page, tmp_path, "#query=7", probe("state.query")).probe == 7
+    assert looked_at(page, tmp_path, "#query=99", probe("state.query")).probe == 16
+
+
+@in_a_browser
 def test_a_text_has_no_picture(tmp_path):
     page = asc.view(torch.full((1, 2, 4, 4), 0.25))
     assert looked_at(page, tmp_path, script=probe("at('of-picture').hidden")).probe is True
