@@ -38,8 +38,9 @@ def read_config(source: str | Path) -> dict[str, Any]:
             raise ConfigError(f"{source} is a folder, no study")
         if path.suffix in (".yaml", ".yml") or path.name != name:
             raise ConfigError(f"there is no file {source}")
-        known = (*packaged(), *studies())
-        raise ConfigError(f"{source!r} is neither a file nor a study{nearest(name, known)}")
+        raise ConfigError(
+            f"{source!r} is neither a file nor a study{nearest(name, (*packaged(), *studies()))}"
+        )
     try:
         data = read_yaml(path) if path.is_file() else parse_yaml(packaged_text(name))
     except DocumentError as error:
