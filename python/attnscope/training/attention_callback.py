@@ -109,11 +109,11 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
         """Measure the trained model, where its last step was not measured."""
         self._measure(state, kwargs)
 
-    def _measure(self, state: Any, given: Mapping[str, Any]) -> None:
+    def _measure(self, state: Any, event: Mapping[str, Any]) -> None:
         if not state.is_world_process_zero or state.global_step == self._measured:
             return
-        tokenizer = self.tokenizer if self.tokenizer is not None else given.get("processing_class")
-        results = measure_in_training(given["model"], self.texts, self.metrics, tokenizer, **self.options)
+        tokenizer = self.tokenizer if self.tokenizer is not None else event.get("processing_class")
+        results = measure_in_training(event["model"], self.texts, self.metrics, tokenizer, **self.options)
         self._measured = int(state.global_step)
         for name, table in results.items():
             table["revision"], table["step"] = f"step{self._measured}", self._measured
