@@ -75,7 +75,7 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
             raise ValueError(f"AttentionCallback: log must be one of {', '.join(_LOGGED)}, got {log!r}")
         self.texts, self.metrics, self.every = texts, metrics, every
         self.tokenizer, self.log, self.options = tokenizer, log, options
-        self._given_folder = None if folder is None else Path(folder)
+        self._requested_folder = None if folder is None else Path(folder)
         if folder is not None and (fault := file_name_fault(Path(folder).name)):
             raise ValueError(f"AttentionCallback: the name of the folder {fault}")
         self.folder: Path | None = None
@@ -92,7 +92,7 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
             )
         self._tables, self._measured = {}, -1
         resumes = state.global_step > 0
-        self.folder = series_folder(self._given_folder, Path(args.output_dir), resumes=resumes)
+        self.folder = series_folder(self._requested_folder, Path(args.output_dir), resumes=resumes)
         if resumes and (self.folder / "tables").is_dir():
             before = load(self.folder)
             self._tables = {
