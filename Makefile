@@ -28,8 +28,8 @@ test-isas:      ## compile every instruction set; GoogleTest and the kernels' te
 test-cpp:       ## GoogleTest, with the instruction set of this processor
 	@.ci/setup dev && ctest --test-dir $(BUILD) --output-on-failure
 
-sanitize:       ## the kernels under AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer and ThreadSanitizer
-	@.ci/setup tools && .ci/sanitize asan && .ci/sanitize tsan
+sanitize:       ## the kernels under AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer and ThreadSanitizer; the module
+	@.ci/setup dev && .ci/sanitize asan && .ci/sanitize tsan && .ci/sanitize module
 
 mutants:        ## break the kernels one line at a time: 95 % of the mutants must turn the tests red
 	@.ci/setup tools && PATH=$$PWD/$(BIN):$$PATH $(BIN)/python tests/mutants/kernels.py

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/signals/locality.h"
 
+#include <algorithm>
+
 #include "bindings/batched.h"
 
 namespace attnscope {
@@ -13,7 +15,9 @@ py::tuple ratio(Argument attention, Argument lengths, Argument support, double w
   const SupportBatch supports = make_support(batch, support);
   return result_per_matrix<RowScratch>(
       batch, {}, kNaN, [&](const auto& view, Index index, double* out, auto& scratch) {
-        const double width = window < 1.0 ? window * static_cast<double>(view.rows()) : window;
+        const auto rows = static_cast<double>(view.rows());
+        // A window beyond the map holds all of it, whatever number an integer ends at.
+        const double width = window < 1.0 ? window * rows : std::min(window, rows);
         *out = local_global_ratio(view, supports.of(index, view), static_cast<Index>(width),
                                   drop_first, scratch);
       });

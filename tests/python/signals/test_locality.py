@@ -72,6 +72,13 @@ def test_lengths_strides_support_and_a_non_finite_map():
     assert not result[1:].isnan().any()
 
 
+@pytest.mark.parametrize("window", [6, 2.0**40, 2.0**63, 1e300])
+def test_a_window_beyond_the_map_leaves_nothing_outside(window):
+    """Also one beyond every integer, whose conversion has no meaning."""
+    uniform = torch.full((2, 6, 6), 1 / 6, dtype=torch.float64)
+    assert asc.local_global_ratio(uniform, window=window).tolist() == [float("inf")] * 2
+
+
 @pytest.mark.parametrize("window", [-1, float("nan"), float("inf")])
 def test_bad_windows_are_named(window):
     with pytest.raises(ValueError, match="local_global_ratio: window must be a number of tokens"):
