@@ -172,6 +172,23 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     return tensor.resolve_neg()
 
 
+def entries_argument(function: str, checked: Attention) -> torch.Tensor:
+    """Return the entries of checked maps on the CPU, detached; TypeError where the map is not in memory."""
+    if isinstance(checked.tensor, _placement.Unmaterialized):
+        raise TypeError(
+            f"{function} needs the map, and {checked.tensor} has none; LazyAttention.dense() makes one"
+        )
+    return to_host(checked.tensor.detach()).as_subclass(torch.Tensor)
+
+
+def undefined_results(function: str, shape: Sequence[int]) -> torch.Tensor:
+    """Return a float64 tensor of NaN; MemoryError where memory does not hold it."""
+    try:
+        return torch.full(tuple(shape), math.nan, dtype=torch.float64, device="cpu")
+    except RuntimeError:
+        raise MemoryError(f"{function}: results of shape {tuple(shape)} do not fit in memory") from None
+
+
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return `tensor` itself if the CPU holds it, else a copy in pinned memory."""
     host: torch.Tensor = _placement.host_copy(tensor)

@@ -57,6 +57,9 @@ def error_text(name, value, **options):
         "after": torch.zeros(n, 2),
         "keys": [0],
         "spans": [0, 1],
+        "answer": [0, 1],
+        "pattern": "first",
+        "norms": torch.ones(n),
         "reference": torch.arange(n) < 1,
         "scales": [1.0, 4.0],
     }
@@ -123,6 +126,8 @@ SAME_NUMBERS = {
     "twice a slice": torch.nn.functional.pad(base, (1, 1, 2, 0), value=torch.nan)[:, 2:, 1:-1],
 }
 # What is refused in words.
+#: Functions that take the last rows of causal maps too.
+OF_LAST_ROWS = ("lookback", "prompt_divergence")
 REFUSED = {
     "None": None,
     "text": "attention",
@@ -172,6 +177,8 @@ def test_the_same_numbers_in_another_tensor_give_the_same_result(name):
 @pytest.mark.parametrize("name", METRICS)
 def test_what_is_no_attention_is_refused_in_words(name):
     for kind, value in REFUSED.items():
+        if kind == "not square" and name in OF_LAST_ROWS:
+            continue
         with pytest.raises((ValueError, TypeError)) as caught:
             call(name, value)
         assert str(caught.value).startswith(name.removesuffix("_deviation")), f"{kind}: {caught.value}"

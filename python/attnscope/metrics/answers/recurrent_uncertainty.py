@@ -65,7 +65,7 @@ def recurrent_uncertainty(
     attention = _checks.float_tensor(name, "previous", previous).detach().cpu().double()
     likelihood = _checks.float_tensor(name, "log_p", log_p).detach().cpu().double()
     share = _checks.between(name, "weight", weight, 0, 1)
-    if attention.ndim < 3 or likelihood.ndim < 1:
+    if attention.ndim < 3 or likelihood.ndim < 1 or 0 in attention.shape[-3:-1]:
         raise ValueError(f"{name}: previous must be [..., L, h, T], got shape {tuple(attention.shape)}")
     leading, size = tuple(attention.shape[:-3]), attention.shape[-1]
     likelihood = _checks.expanded(f"{name}: log_p", likelihood, (*leading, size))
@@ -102,7 +102,7 @@ def recurrent_uncertainty(
 def _lengths(function: str, lengths: Any, leading: tuple[int, ...], size: int) -> Tensor:
     """Return the number of answer tokens of each text, 0 allowed."""
     values = _checks.as_tensor(function, "lengths", lengths).detach().cpu()
-    if values.is_floating_point() or values.dtype == torch.bool:
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise ValueError(f"{function}: lengths must be integers, got {values.dtype}")
     if len(outside := values[(values < 0) | (values > size)]):
         raise ValueError(f"{function}: lengths must lie between 0 and {size}, got {outside[0]}")

@@ -92,13 +92,13 @@ def graph_signal(
         raise ValueError(f"{name}: cut must lie in (0, 1], got {cut!r}")
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
-    maps = _checks.to_host(checked.tensor.detach()).reshape(-1, checked.n, checked.n)
+    result = _checks.undefined_results(name, (4, math.prod(checked.leading)))
+    maps = _checks.entries_argument(name, checked).reshape(-1, checked.n, checked.n)
     signals = _signals_argument(name, states, checked)
     visible = seen.expand(checked.tensor.shape).reshape(maps.shape) if isinstance(seen, Tensor) else None
     ends = torch.full((len(maps),), checked.n, device="cpu")
     if checked.lengths is not None:
         ends = checked.lengths.flatten()
-    result = torch.full((4, len(maps)), torch.nan, dtype=torch.float64, device="cpu")
     bad = 0
     for end in sorted(set(ends.tolist())):
         places = (ends == end).nonzero().flatten()

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _checks, _core
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
-from attnscope.metrics.graphs.laplacian import Symmetrize, laplacian_eigenvalues
+from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
 
 
@@ -71,9 +71,8 @@ def laplacian_shape(
     """
     name = "laplacian_shape"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    eigenvalues = laplacian_eigenvalues(
-        checked.tensor, symmetrize=symmetrize, normalized=normalized, lengths=checked.lengths
-    )
+    graph_options = graph_arguments(name, symmetrize, None, normalized)
+    eigenvalues = _checks.call_and_warn(_core.laplacian_eigenvalues, name, checked, checked.n, *graph_options)
     sizes = checked.inside().sum(-1)
     values = eigenvalues.clamp_min(0.0)
     finite = ~eigenvalues[..., 0].isnan()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -43,9 +43,13 @@ def attention_rollout(layers: Iterable[Tensor], *, lengths: _checks.Lengths = No
     name = "attention_rollout"
     rollout: Tensor | None = None
     inside: Tensor | None = None
+    if not isinstance(layers, Iterable) or isinstance(layers, (str, Mapping)):
+        raise TypeError(f"{name}: layers must be maps of each layer, got {type(layers).__name__}")
+    if isinstance(layers, Tensor) and layers.ndim < 4:
+        raise ValueError(f"{name}: layers must be [L, h, n, n] or more, got shape {tuple(layers.shape)}")
     for number, heads in enumerate(layers):
         checked = _checks.heads_argument(name, heads, lengths)
-        maps = _checks.to_host(checked.tensor.detach()).double().mean(-3)
+        maps = _checks.entries_argument(name, checked).double().mean(-3)
         if rollout is None:
             inside = checked.layers.inside() if checked.lengths is None else checked.inside()[..., 0, :]
             rollout = torch.eye(checked.n, dtype=torch.float64, device="cpu").expand(maps.shape)

@@ -13,7 +13,7 @@ from attnscope import _checks, _core
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_causal_map
-from attnscope.metrics.information.sinks import incoming_attention
+from attnscope.metrics.information.sinks import from_one_read
 from attnscope.metrics.quantity import ClosedForm, Quantity
 
 #: Eigenvalues that columns hold, from the largest down.
@@ -80,8 +80,9 @@ def causal_spectrum(
     name = "causal_spectrum"
     smallest = _checks.fraction_argument(name, "floor", floor)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    maps = _checks.to_host(checked.tensor)
-    received = incoming_attention(maps, support=support, lengths=checked.lengths)
+    maps = _checks.entries_argument(name, checked)
+    _, sums = from_one_read(name, maps, {"incoming_attention": {}}, support, checked.lengths, False)
+    received = sums["incoming_attention"]
     inside = checked.inside()
     diagonal = maps.diagonal(dim1=-2, dim2=-1).double()
     finite = _checks.call_kernel(_core.finite_matrices, _checks.Attention(maps, checked.lengths))

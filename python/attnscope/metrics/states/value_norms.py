@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _checks, _core
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
@@ -54,7 +54,7 @@ def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Te
             f"{tuple(matrix.shape)}"
         )
     per_head = values.repeat_interleave(matrix.shape[1] // kv, -3)
-    if layer:
+    if _checks.flag(name, "layer", layer):
         products = torch.einsum("Dhd,Dge->hdge", matrix, matrix)
         return torch.einsum("...hnd,hdge,...gne->...nhg", per_head, products, per_head)
     # ‖W v‖ = ‖R v‖ of W = QR, whose R has as few rows as v
@@ -105,7 +105,12 @@ def weighted_attention(
     name = "weighted_attention"
     checked = _checks.heads_argument(name, heads, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
-    maps = _checks.to_host(checked.tensor.detach()).double()
+    of_layer = _checks.flag(name, "layer", layer)
+    _checks.undefined_results(name, tuple(checked.tensor.shape))
+    entries = _checks.entries_argument(name, checked)
+    finite = _checks.call_kernel(_core.finite_matrices, _checks.Attention(entries, checked.lengths))
+    finite = finite.all(-1, keepdim=True).expand(finite.shape)
+    maps = entries.double()
     inside = checked.inside()
     visible = inside[..., :, None] & inside[..., None, :]
     if isinstance(seen, Tensor):
@@ -113,16 +118,19 @@ def weighted_attention(
     elif seen == "causal":
         visible = visible & torch.ones(checked.n, checked.n, dtype=torch.bool, device="cpu").tril()
     maps = torch.where(visible, maps, 0.0)
+    maps = torch.where(finite[..., None, None], maps, torch.nan)
+    bad = int((~finite[..., 0]).sum())
     weights = _checks.float_tensor(name, "norms", norms).detach().cpu().double()
-    if not layer:
+    if not of_layer:
         weights = _checks.expanded(f"{name}: norms", weights, (*checked.leading, checked.n))
-        return maps * torch.where(inside, weights, 0.0)[..., None, :]
+        weighted = maps * torch.where(inside, weights, 0.0)[..., None, :]
+        return _checks.warn_non_finite(name, checked.layers, weighted, bad, "layers")
     count = checked.leading[-1]
     shape = (*checked.leading[:-1], checked.n, count, count)
     weights = _checks.expanded(f"{name}: norms", weights, shape)
     within = inside[..., 0, :, None, None]
     squares = torch.einsum("...hij,...jhg,...gij->...ij", maps, torch.where(within, weights, 0.0), maps)
-    return squares.clamp_min(0.0).sqrt()
+    return _checks.warn_non_finite(name, checked.layers, squares.clamp_min(0.0).sqrt(), bad, "layers")
 
 
 def _share_of_first(weighted: Tensor) -> Tensor:
