@@ -129,7 +129,7 @@ def test_resumed_training_goes_on_with_the_series(tmp_path):
         use_cpu=True, save_strategy="steps", seed=3, **settings,
     )  # fmt: skip
     transformers.Trainer(tiny_model(), first, train_dataset=Rows(), callbacks=[callback]).train()
-    whole = asc.load(callback.folder)["heads"]
+    uninterrupted = asc.load(callback.folder)["heads"]
     again = AttentionCallback(TEXTS, ["sink_share"], every=2)
     transformers.Trainer(tiny_model(), first, train_dataset=Rows(), callbacks=[again]).train(
         resume_from_checkpoint=str(tmp_path / "checkpoint-4")
@@ -137,15 +137,15 @@ def test_resumed_training_goes_on_with_the_series(tmp_path):
     assert again.folder == callback.folder
     resumed = asc.load(again.folder)["heads"]
     assert sorted(resumed["step"].unique()) == [0, 2, 4, 6]
-    assert resumed["sink_share"].tolist() == whole["sink_share"].tolist()
+    assert resumed["sink_share"].tolist() == uninterrupted["sink_share"].tolist()
     trained(tmp_path, third := AttentionCallback(TEXTS, ["sink_share"]), steps=1)
     assert third.folder == tmp_path / "attention-2"  # nothing is overwritten
 
 
 def test_what_is_wrong_is_said_before_the_first_step(tmp_path):
-    for every in (0, -1, 1.5, True):
+    for steps in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="every must be a whole number of steps, got"):
-            AttentionCallback(TEXTS, ["sink_share"], every=every)
+            AttentionCallback(TEXTS, ["sink_share"], every=steps)
     with pytest.raises(ValueError, match="log must be one of model, layer, head, got 'token'"):
         AttentionCallback(TEXTS, ["sink_share"], log="token")
     with pytest.raises(ValueError, match="sink_share"):

@@ -110,6 +110,12 @@ def identities(model: Any, prompts: Sequence[Tensor], tolerance: float, pad: int
     _, outputs = PromptSteps(model, ids[0]).step(1, (AddDirection(middle, move, steps="all"),))
     uncached = passed(model, ids, AddDirection(middle, move))[1]
     yield Check("cached_step", _gap(outputs.logits[:, -1], uncached[:, -1]), tolerance)
+    yield _padding_check(model, ids, states[-1], pad, tolerance)
+    yield from _final_state_checks(model, ids, states, tolerance)
+
+
+def _padding_check(model: Any, ids: Tensor, last_states: Tensor, pad: int, tolerance: float) -> Check:
+    """Return the check that padding on either side does not change the last token's state."""
     worst = 0.0
     padding, seen = torch.full((1, 3), pad, device=ids.device), torch.ones_like(ids)
     zeros = torch.zeros_like(padding)
@@ -117,14 +123,19 @@ def identities(model: Any, prompts: Sequence[Tensor], tolerance: float, pad: int
         parts = ((padding, ids), (zeros, seen)) if left else ((ids, padding), (seen, zeros))
         padded, _ = passed(model, torch.cat(parts[0], 1), mask=torch.cat(parts[1], 1))
         at = -1 if left else ids.shape[1] - 1
-        gap = _gap(padded[-1][0, at], states[-1][0, -1])
+        gap = _gap(padded[-1][0, at], last_states[0, -1])
         worst = gap if np.isnan(gap) else max(worst, gap)
     if np.isnan(worst):
-        yield Check(
+        return Check(
             "padding", None, tolerance, "padding on the left gives NaN in this dtype; studies pad right"
         )
-    else:
-        yield Check("padding", worst, tolerance)
+    return Check("padding", worst, tolerance)
+
+
+def _final_state_checks(
+    model: Any, ids: Tensor, states: Sequence[Tensor], tolerance: float
+) -> Iterator[Check]:
+    """Yield the checks that captured states are those of transformers, whose last one is the final norm."""
     with torch.no_grad():
         hidden = model(input_ids=ids, output_hidden_states=True).hidden_states
     gap = max((_gap(a, b) for a, b in zip(states[:-1], hidden[1:-1], strict=False)), default=0.0)

@@ -47,30 +47,7 @@ def dose(results: Results, options: Options) -> Drawn:
     width = width_of(options, len(models))
     figure_, axes = panels(1, len(models), height=2.8, width=width, narrowest=2.0, sharey=True)
     for ax, rows_of_model in by_model(table, axes[0]):
-        layers = sorted(rows_of_model["layer"].unique())
-        names = list(LAYERS)[:3] if len(layers) >= 3 else ["all layers"]
-        part = rows_of_model["layer"].map(
-            {layer: len(names) * at // len(layers) for at, layer in enumerate(layers)}
-        )
-        for at, name in enumerate(names):
-            rows = rows_of_model[part == at].groupby("mode")
-            shown = ["log_likelihood_difference", "difference", "low", "high"]
-            rows = rows[[column for column in shown if column in rows_of_model]].mean()
-            rows = rows.sort_values("log_likelihood_difference")
-            color, marker = LAYERS[name]
-            nats = rows["log_likelihood_difference"]
-            ax.plot(
-                nats,
-                rows["difference"],
-                "-",
-                color=color,
-                marker=marker,
-                markersize=3.5,
-                linewidth=1.0,
-                label=name,
-            )
-            if {"low", "high"} <= set(rows):
-                ax.vlines(nats, rows["low"], rows["high"], color=color, linewidth=0.8)
+        _draw_thirds(ax, rows_of_model)
         untrained = (
             pd.DataFrame() if control is None else control[control["model"] == rows_of_model["model"].iloc[0]]
         )
@@ -98,6 +75,34 @@ def dose(results: Results, options: Options) -> Drawn:
         f"{', '.join(str(mode) for mode in order.sort_values().index)}.",
         left_out=left_out,
     )
+
+
+def _draw_thirds(ax: Axes, rows_of_model: pd.DataFrame) -> None:
+    """Draw a line for each third of a model's layers, or for all layers where they are fewer than three."""
+    layers = sorted(rows_of_model["layer"].unique())
+    names = list(LAYERS)[:3] if len(layers) >= 3 else ["all layers"]
+    part = rows_of_model["layer"].map(
+        {layer: len(names) * at // len(layers) for at, layer in enumerate(layers)}
+    )
+    for at, name in enumerate(names):
+        rows = rows_of_model[part == at].groupby("mode")
+        shown = ["log_likelihood_difference", "difference", "low", "high"]
+        rows = rows[[column for column in shown if column in rows_of_model]].mean()
+        rows = rows.sort_values("log_likelihood_difference")
+        color, marker = LAYERS[name]
+        nats = rows["log_likelihood_difference"]
+        ax.plot(
+            nats,
+            rows["difference"],
+            "-",
+            color=color,
+            marker=marker,
+            markersize=3.5,
+            linewidth=1.0,
+            label=name,
+        )
+        if {"low", "high"} <= set(rows):
+            ax.vlines(nats, rows["low"], rows["high"], color=color, linewidth=0.8)
 
 
 def _name_modes(ax: Axes, nats: pd.Series[float]) -> None:

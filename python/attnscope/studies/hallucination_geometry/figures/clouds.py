@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Drawn, Options, Results, captioned
@@ -39,7 +42,32 @@ def dimension_by_depth(results: Results, options: Options) -> Drawn:
     random = controls(results, "clouds", str(dimensions["model"].iloc[0]))
     shades = colors(list(dimensions["bucket"]))
     figure_, axes = panels(1, 2, height=2.7, width=options.width)
-    ax = axes[0][0]
+    if random is not None:
+        random = random[(random["quantity"] == "local_dimension") & (random["k"] == k)]
+    _draw_dimensions(axes[0][0], dimensions, random, shades)
+    axes[0][0].set_ylabel(f"local dimension (k = {k})")
+    axes[0][0].set_title(f"buckets (n = {dimensions['n'].max():.0f} each)")
+    legend(axes[0][0])
+    _draw_ratios(axes[0][1], tests[tests["k"] == k], shades)
+    level(axes[0][1], 1)
+    axes[0][1].set_ylabel("ratio to the reference")
+    axes[0][1].set_title("ratio")
+    for ax in axes[0]:
+        layers_below(ax)
+    return captioned(
+        figure_,
+        "Left: bars are 95 % jackknife intervals over templates, drawn side by side; dashed, the same "
+        "prompts through random weights. Right: dotted edges of a contrast's colour hold 95 % of its "
+        "exchanged labellings; "
+        f"{counts_of(tests)}.",
+        subject,
+    )
+
+
+def _draw_dimensions(
+    ax: Axes, dimensions: pd.DataFrame, random: pd.DataFrame | None, shades: dict[Any, str]
+) -> None:
+    """Draw the dimension of each bucket by layer with its interval, and its mean under random weights."""
     count = dimensions["bucket"].nunique()
     for place, (bucket, rows) in enumerate(dimensions.groupby("bucket", sort=False)):
         rows = rows.dropna(subset=["value"]).sort_values("layer")
@@ -58,22 +86,13 @@ def dimension_by_depth(results: Results, options: Options) -> Drawn:
             label=bucket,
         )
         if random is not None:
-            other = (
-                random[
-                    (random["bucket"] == bucket)
-                    & (random["quantity"] == "local_dimension")
-                    & (random["k"] == k)
-                ]
-                .groupby("layer")["value"]
-                .mean()
-                .dropna()
-            )
-            ax.plot(other.index, other, color=shades[bucket], linestyle="--", linewidth=1)
-    ax.set_ylabel(f"local dimension (k = {k})")
-    ax.set_title(f"buckets (n = {dimensions['n'].max():.0f} each)")
-    legend(ax)
-    ax = axes[0][1]
-    for contrast, rows in tests[tests["k"] == k].groupby("contrast", sort=False):
+            means = random[random["bucket"] == bucket].groupby("layer")["value"].mean().dropna()
+            ax.plot(means.index, means, color=shades[bucket], linestyle="--", linewidth=1)
+
+
+def _draw_ratios(ax: Axes, tests: pd.DataFrame, shades: dict[Any, str]) -> None:
+    """Draw the ratio of dimensions of each contrast by layer, and the range of exchanged labellings."""
+    for contrast, rows in tests.groupby("contrast", sort=False):
         rows = rows.sort_values("layer")
         ax.plot(
             rows["layer"],
@@ -85,20 +104,6 @@ def dimension_by_depth(results: Results, options: Options) -> Drawn:
         )
         low, high = np.exp(rows["null_low"]), np.exp(rows["null_high"])
         null_range(ax, rows["layer"], low, high, shades.get(contrast, PALETTE[1]))
-    level(ax, 1)
-    ax.set_ylabel("ratio to the reference")
-    ax.set_title("ratio")
-    pairs = counts_of(tests)
-    for ax in axes[0]:
-        layers_below(ax)
-    return captioned(
-        figure_,
-        "Left: bars are 95 % jackknife intervals over templates, drawn side by side; dashed, the same "
-        "prompts through random weights. Right: dotted edges of a contrast's colour hold 95 % of its "
-        "exchanged labellings; "
-        f"{pairs}.",
-        subject,
-    )
 
 
 @figure("contrasts")

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.axes import step_axis
@@ -227,20 +229,7 @@ def published(results: Results, options: Options) -> Drawn:
         raise NotDrawable("no bucket besides factual")
     figure_, axes = panels(1, 1, height=2.7, width=min(options.width, 4.4))
     ax = axes[0][0]
-    for at, (model, rows) in enumerate(
-        numbers[numbers["token"] == "impossible"].groupby("model", sort=False)
-    ):
-        depth = rows["layer"] / rows["layer"].max()
-        printed = rows["value"] / rows["control"]
-        ax.plot(
-            depth,
-            printed,
-            ":",
-            color=PALETTE[at],
-            marker="s",
-            markersize=3,
-            label=f"{model}, impossible, printed",
-        )
+    _draw_printed(ax, numbers[numbers["token"] == "impossible"])
     other = (
         "impossible" if "impossible" in dimensions else next(name for name in dimensions if name != "factual")
     )
@@ -255,16 +244,7 @@ def published(results: Results, options: Options) -> Drawn:
     )
     random = controls(results, "clouds", str(table["model"].iloc[0]))
     if random is not None:
-        rows = random[(random["quantity"] == "local_dimension") & (random["layer"] >= 0)]
-        rows = rows[rows["k"] == rows["k"].max()]
-        wide = rows.pivot_table(index="layer", columns="bucket", values="value")
-        line = wide[other] / wide["factual"]
-        ax.plot(
-            line.index / max(line.index.max(), 1),
-            line,
-            label=f"random weights, {other}",
-            **NULL_LINES["random_weights"],
-        )
+        _draw_random_weights(ax, random, other)
     level(ax, 1)
     ax.set_xlabel("depth (0: first block, 1: last)")
     ax.set_ylabel("dimension / that of factual")
@@ -275,4 +255,34 @@ def published(results: Results, options: Options) -> Drawn:
         "which is 1.07 times too large in both buckets, on prompts that differ in template, length and "
         "number. Dashed: no difference.",
         subject,
+    )
+
+
+def _draw_printed(ax: Axes, numbers: pd.DataFrame) -> None:
+    """Draw the paper's ratio of each model to its control, by depth."""
+    for place, (model, rows) in enumerate(numbers.groupby("model", sort=False)):
+        depth = rows["layer"] / rows["layer"].max()
+        printed = rows["value"] / rows["control"]
+        ax.plot(
+            depth,
+            printed,
+            ":",
+            color=PALETTE[place],
+            marker="s",
+            markersize=3,
+            label=f"{model}, impossible, printed",
+        )
+
+
+def _draw_random_weights(ax: Axes, random: pd.DataFrame, bucket: str) -> None:
+    """Draw the ratio of a bucket's dimension to that of factual prompts under random weights, by depth."""
+    rows = random[(random["quantity"] == "local_dimension") & (random["layer"] >= 0)]
+    rows = rows[rows["k"] == rows["k"].max()]
+    wide = rows.pivot_table(index="layer", columns="bucket", values="value")
+    line = wide[bucket] / wide["factual"]
+    ax.plot(
+        line.index / max(line.index.max(), 1),
+        line,
+        label=f"random weights, {bucket}",
+        **NULL_LINES["random_weights"],
     )
