@@ -229,7 +229,7 @@ class Estimate:
         spread: smallest and largest of several values; shown as a range, never as an interval.
         objection: in words, a condition of the claim that fails; it takes support away and gives nothing.
         premise: in words, a premise without which the claim has no content; it leaves the claim undecided.
-        about: words that are true in every case, such as the layer.
+        words: words that are true in every case, such as the layer.
         words_of_verdict: verdict -> words that are true in that case.
     """
 
@@ -244,7 +244,7 @@ class Estimate:
     spread: tuple[float, float] = (math.nan, math.nan)
     objection: str = ""
     premise: str = ""
-    about: str = ""
+    words: str = ""
     words_of_verdict: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -549,10 +549,10 @@ class ClaimSet:
             numbers = {} if answer.estimate is None else _numbers(answer.estimate)
             return ClaimRow(code, statistic, NOT_TESTABLE, answer.reason, **numbers)
         verdict, reasons = decide(answer, p_adjusted, rule)
-        words = [answer.about, *reasons, answer.words_of_verdict.get(verdict, "")]
+        sentences = [answer.words, *reasons, answer.words_of_verdict.get(verdict, "")]
         p_value = math.nan if math.isnan(p_adjusted) else answer.p_value
         tests: dict[str, Any] = {"p_value": p_value, "p_adjusted": p_adjusted, "correction": correction}
-        reason = "; ".join(filter(None, words))
+        reason = "; ".join(filter(None, sentences))
         return ClaimRow(code, statistic, verdict, reason, **_numbers(answer), **tests)
 
     def write(self, run: StageRun, evidence: Mapping[str, Any], options: Any, /, **keys: Any) -> None:

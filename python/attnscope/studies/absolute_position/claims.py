@@ -116,7 +116,7 @@ def offsets_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
         return Untestable(evidence.learned or next(iter(reasons), "scores are out of reach"))
     value, tolerance = float(row["value"].iloc[0]), float(row["tolerance"].iloc[0])
     words = "an identity of the encoding, which training cannot change"
-    return Estimate.exact(value, below(tolerance), about=words)
+    return Estimate.exact(value, below(tolerance), words=words)
 
 
 @CLAIMS.claim(
@@ -155,7 +155,7 @@ def mask_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
         "contradicted": "attention is moved where no position is",
     }
     return Estimate(
-        value, low, high, below(options.least_moved), about=words, words_of_verdict=words_of_verdicts
+        value, low, high, below(options.least_moved), words=words, words_of_verdict=words_of_verdicts
     )
 
 
@@ -191,7 +191,7 @@ def residual_is_there(evidence: Evidence, options: Any) -> Estimate | Untestable
         p_value=share["p_value"],
         draws=options.permutations,
         controls=[evidence.control("leakage_share windows", inputs["windows"]["estimate"])],
-        about=f"{weakest}; heads of layers from 1 with a residual of their own: {', '.join(shares)}",
+        words=f"{weakest}; heads of layers from 1 with a residual of their own: {', '.join(shares)}",
     )
 
 
@@ -206,7 +206,7 @@ def closed_system(evidence: Evidence, options: Any) -> Estimate | Untestable:
     if trajectory.empty:
         return Untestable("the states of position 0 are out of reach")
     gap, tolerance = float(trajectory["gap"].max()), float(trajectory["tolerance"].max())
-    return Estimate.exact(gap, below(tolerance), about="an identity of any causal model, trained or not")
+    return Estimate.exact(gap, below(tolerance), words="an identity of any causal model, trained or not")
 
 
 @CLAIMS.claim(
@@ -239,7 +239,7 @@ def first_token_supplies(evidence: Evidence, options: Any) -> Estimate | Untesta
         high,
         region=above(0.0),
         controls=controls,
-        about=replaced_words(table),
+        words=replaced_words(table),
         words_of_verdict={
             "undecided": "no share without its vector is a property of the model",
             "contradicted": "what is put at position 0 makes the residual no smaller than at other "
@@ -296,7 +296,7 @@ def readers_pass_it_on(evidence: Evidence, options: Any) -> Estimate | Untestabl
         region=above(0.0),
         p_value=p_value,
         spread=(float(others.min()), float(others.max())),
-        about=f"{len(others)} other sets remove {number(float(np.median(others)))} (median)",
+        words=f"{len(others)} other sets remove {number(float(np.median(others)))} (median)",
     )
 
 
@@ -316,12 +316,12 @@ def fingerprint_of_first_token(evidence: Evidence, options: Any) -> Estimate | U
     smallest = float(base["fingerprint_cosine"].min())
     if smallest < CONSTANT:
         words = "with BOS, where it can only be constant"
-        return Estimate.exact(smallest, above(CONSTANT), about=words)
+        return Estimate.exact(smallest, above(CONSTANT), words=words)
     without = evidence.overall("fingerprint_without_bos")
     words = f"with BOS the smallest cosine is {smallest:.7g}, an identity of any causal model"
     if without is None:
         return Untestable(f"{words}; the arm no_bos was not measured", Estimate(smallest))
-    return Estimate(without["estimate"], without["low"], without["high"], region=below(CONSTANT), about=words)
+    return Estimate(without["estimate"], without["low"], without["high"], region=below(CONSTANT), words=words)
 
 
 @CLAIMS.claim(
@@ -356,7 +356,7 @@ def sink_follows_token(evidence: Evidence, options: Any) -> Estimate | Untestabl
         high,
         region=above(0.0),
         controls=controls,
-        about=words,
+        words=words,
         words_of_verdict=words_of_verdicts,
     )
 
@@ -390,7 +390,7 @@ def sink_stabilises(evidence: Evidence, options: Any) -> Estimate | Untestable:
         beyond_another["high"],
         region=above(0.0),
         controls=[evidence.control("loss_beyond")],
-        about=", ".join(words),
+        words=", ".join(words),
     )
 
 
@@ -424,7 +424,7 @@ def trajectory_contracts(evidence: Evidence, options: Any) -> Estimate | Untesta
         contraction["high"],
         region=below(0.0),
         controls=[evidence.control("contraction")],
-        about="; ".join(words),
+        words="; ".join(words),
     )
 
 
@@ -454,7 +454,7 @@ def leakage_falls(evidence: Evidence, options: Any) -> Estimate | Untestable:
         slope["low"],
         slope["high"],
         region=below(0.0),
-        about=words,
+        words=words,
         spread=(spread[0], spread[1]),
     )
 

@@ -167,5 +167,5 @@ def order_of_encodings(evidence: tuple[pd.DataFrame, pd.DataFrame], options: Any
         min(step.low for step in steps),
         min(step.high for step in steps),
         region=above(0.0),
-        about=f"mean slopes: {words}",
+        words=f"mean slopes: {words}",
     )

@@ -87,7 +87,7 @@ class Evidence:
             p_value,
             speaks="either",
             controls=[control],
-            about=words,
+            words=words,
             words_of_verdict=words_of_verdicts or {},
         )
 

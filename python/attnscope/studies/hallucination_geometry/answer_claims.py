@@ -85,7 +85,7 @@ def bypass_separates(evidence: Evidence, options: HallucinationOptions) -> Estim
         above(0.0),
         p_value=float(family.p_adjusted[best]),
         draws=int(min(len(test.drawn), 1e9)),
-        about=f"layer {layer}, best control {strongest.replace('_', ' ')}: a forced token is a refusal by "
+        words=f"layer {layer}, best control {strongest.replace('_', ' ')}: a forced token is a refusal by "
         "construction; what counts is whom it hits",
     )
 
@@ -145,7 +145,7 @@ def _beyond_draws(
         words: that are true in every case.
     """
     low, high = widen_by_draws(interval.estimate, interval.low, interval.high, draws)
-    estimate = Estimate(interval.estimate, low, high, above(0.0), controls=controls, about=words)
+    estimate = Estimate(interval.estimate, low, high, above(0.0), controls=controls, words=words)
     if estimate.has_interval:
         return estimate
     few = FEW_TEMPLATES if np.isnan(interval.low) else ONE_DRAW

@@ -152,7 +152,7 @@ def states_tell(evidence: Evidence, options: HallucinationOptions) -> Measured:
         above(0.0),
         p_value=float(test["p_adjusted"]),
         controls=[control],
-        about=f"layer {layer}, AUC {areas[layer]:.2f}",
+        words=f"layer {layer}, AUC {areas[layer]:.2f}",
     )
 
 
@@ -193,7 +193,7 @@ def _dimension(evidence: Evidence, options: HallucinationOptions, layer: int | N
         p_value=float(row["p_adjusted"]),
         controls=[_random_weights(evidence, largest)],
         objection="the sign changes with the number of neighbours" if changes else "",
-        about=f"layer {layer}, ratio {math.exp(row['value']):.2f} at k = {options.primary_k}",
+        words=f"layer {layer}, ratio {math.exp(row['value']):.2f} at k = {options.primary_k}",
     )
 
 
@@ -217,7 +217,7 @@ def twice_the_dimension(evidence: Evidence, options: HallucinationOptions) -> Me
         above(math.log(2)),
         controls=estimate.controls,
         objection=estimate.objection,
-        about=estimate.about,
+        words=estimate.words,
     )
 
 
@@ -269,7 +269,7 @@ def wider_spectrum(evidence: Evidence, options: HallucinationOptions) -> Measure
                 evidence, evidence.largest_of_seeds("contrasts", "value", quantity="log_rank_ratio")
             )
         ],
-        about=f"layer {int(row['layer'])}, ratio {math.exp(row['value']):.2f}; n is equal here "
+        words=f"layer {int(row['layer'])}, ratio {math.exp(row['value']):.2f}; n is equal here "
         f"({int(row['n_pairs'])})",
     )
     if not estimate.has_interval:
@@ -296,7 +296,7 @@ def more_pieces(evidence: Evidence, options: HallucinationOptions) -> Measured:
         p_value=float(best["p_adjusted"]),
         speaks="either",
         controls=[_random_weights(evidence, largest)],
-        about=f"layer {int(best['layer'])}",
+        words=f"layer {int(best['layer'])}",
     )
 
 
@@ -348,7 +348,7 @@ def sensitivity_falls(evidence: Evidence, options: HallucinationOptions) -> Meas
         parts[name].high,
         below(0.0),
         controls=[Control("random directions of the covariance", falls, float(values.mean()))],
-        about=words,
+        words=words,
     )
 
 
@@ -384,7 +384,7 @@ def read_little(evidence: Evidence, options: HallucinationOptions) -> Measured:
         speaks="either",
         draws=int(test["labellings"]),
         objection=f"gain {gain:.2g} is not below 1, that of an isotropic direction" if gain >= 1 else "",
-        about=f"layer {layer}, gain {gain:.2g}; directions of the same covariance {ends}",
+        words=f"layer {layer}, gain {gain:.2g}; directions of the same covariance {ends}",
     )
 
 
@@ -410,7 +410,7 @@ def gradients_blocked(evidence: Evidence, options: HallucinationOptions) -> Meas
         p_value=float(row["p_value"]),
         speaks="either",
         draws=int(row["labellings"]) // 2,
-        about=f"layer {int(row['layer'])}; directions of the covariance {ends}",
+        words=f"layer {int(row['layer'])}; directions of the covariance {ends}",
     )
 
 
@@ -441,7 +441,7 @@ def same_boundary(evidence: Evidence, options: HallucinationOptions) -> Measured
         low,
         min(high, 1.0),
         above(max(0.99, exchanged)),
-        about=f"layer {int(row['layer'])}; exchanged labels: mean {row['stability_null']:.2f}, largest "
+        words=f"layer {int(row['layer'])}; exchanged labels: mean {row['stability_null']:.2f}, largest "
         f"{exchanged:.2f}",
     )
     if not estimate.has_interval:
@@ -491,7 +491,7 @@ def expressed(evidence: Evidence, options: HallucinationOptions) -> Measured:
         region=above(0.0),
         p_value=float(best["p_adjusted"]),
         speaks="either",
-        about=f"layer {int(best['layer'])}, × {math.exp(best['value']):.2g}",
+        words=f"layer {int(best['layer'])}, × {math.exp(best['value']):.2g}",
     )
 
 
@@ -520,7 +520,7 @@ def amplified(evidence: Evidence, options: HallucinationOptions) -> Measured:
         region=above(0.0),
         p_value=exceedance(value, null),
         speaks="either",
-        about=f"× {math.exp(value):.2f}; exchanged labels × {math.exp(null.mean()):.2f}, isotropic "
+        words=f"× {math.exp(value):.2f}; exchanged labels × {math.exp(null.mean()):.2f}, isotropic "
         f"directions × {math.exp(isotropic):.2f}",
     )
 
@@ -572,7 +572,7 @@ def commitment(evidence: Evidence, options: HallucinationOptions) -> Measured:
         part.high,
         below(0.0),
         controls=[_random_weights(evidence, _untrained_changes(evidence, prompts))],
-        about=f"{evidence.reference}: {means[evidence.reference].estimate:.2f}",
+        words=f"{evidence.reference}: {means[evidence.reference].estimate:.2f}",
     )
 
 

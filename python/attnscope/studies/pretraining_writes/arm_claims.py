@@ -79,10 +79,10 @@ def _over_runs(values: list[float], region: Region, words: str, choices: int = 1
     """Return the mean over training runs with its t interval, widened for a choice among several arms."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:
-        estimate = Estimate(finite[0], region=region, about=words) if finite else None
+        estimate = Estimate(finite[0], region=region, words=words) if finite else None
         return Untestable(f"{words}; {ONE_RUN}" if words else ONE_RUN, estimate)
     low, high = spread_over(finite, 0.05 / choices)
-    return Estimate(float(np.mean(finite)), low, high, region, about=words)
+    return Estimate(float(np.mean(finite)), low, high, region, words=words)
 
 
 def _difference(arms: Arms, first: str, second: str, value: Callable[[Pair], float]) -> Measured:
@@ -176,7 +176,7 @@ def objective_agnostic(arms: Arms, options: WeightsOptions) -> Measured:
     if isinstance(answer, Untestable):
         return answer
     return Estimate(
-        2**answer.value, 2**answer.low, 2**answer.high, above(options.band[1]), about=answer.about
+        2**answer.value, 2**answer.low, 2**answer.high, above(options.band[1]), words=answer.words
     )
 
 

@@ -149,7 +149,7 @@ def read_side(pair: Pair, options: WeightsOptions) -> Measured:
         above(options.band[1]),
         p_value=mean.exceedance(),
         objection=f"{', '.join(reached)}: as much as the interval allows" if reached else "",
-        about=", ".join(f"{words} {2**value:.2f}" for words, value in nulls.items()),
+        words=", ".join(f"{words} {2**value:.2f}" for words, value in nulls.items()),
     )
 
 
@@ -179,7 +179,7 @@ def pathway_contrast(pair: Pair, options: WeightsOptions) -> Measured:
         above(0.0),
         p_value=mean.exceedance(),
         premise="" if concentrated else "neither pathway is concentrated",
-        about=values,
+        words=values,
     )
     if math.isnan(mean.low):
         return Untestable("one group of texts: no interval", estimate)
@@ -199,7 +199,7 @@ def write_side(pair: Pair, options: WeightsOptions) -> Measured:
         return Untestable("the model has no prediction subspace")
     share = pair.logit_isotropic(WRITE)
     return _ratio(
-        mean, between(*options.band), about=f"independent logit errors would give the last layer {share:.2f}"
+        mean, between(*options.band), words=f"independent logit errors would give the last layer {share:.2f}"
     )
 
 
@@ -262,7 +262,7 @@ def leaves_isotropy(series: Series, options: WeightsOptions) -> Measured:
     if not means:
         return Untestable(_rounding_reason(series.pairs[-1]) or "the model has no prediction subspace")
     step = max(means, key=lambda step: means[step].value)
-    return _ratio(means[step], above(options.band[1]), len(means), about=f"step {step} of {len(means)} pairs")
+    return _ratio(means[step], above(options.band[1]), len(means), words=f"step {step} of {len(means)} pairs")
 
 
 def _over_pairs(
@@ -293,7 +293,7 @@ def _pairs_ratio(
         if (mean := pair.mean(*roles)) is not None
     )
     words = f"{inside} of {count} pairs {region.describe()}; {DEPENDENT}"
-    return Estimate(2.0**value, 2.0**low, 2.0**high, region, about=words)
+    return Estimate(2.0**value, 2.0**low, 2.0**high, region, words=words)
 
 
 @PAIRS_CLAIMS.claim(
@@ -323,7 +323,7 @@ def contrast_over_pairs(pairs: list[Pair], options: WeightsOptions) -> Measured:
     ]
     concentrated = any(side is not None and side[1] > 0 for side in sides)
     premise = "" if concentrated else "neither pathway is concentrated over the pairs"
-    return Estimate(value, low, high, above(0.0), premise=premise, about=f"{count} pairs; {DEPENDENT}")
+    return Estimate(value, low, high, above(0.0), premise=premise, words=f"{count} pairs; {DEPENDENT}")
 
 
 @PAIRS_CLAIMS.claim(
