@@ -207,7 +207,7 @@ def _check_free_disk(plan: Plan) -> None:
 
 
 def _check_memory(plan: Plan) -> None:
-    """Refuses a study whose longest sentence cannot fit into `max_memory`."""
+    """Raise ConfigError if the longest sentence of a study cannot fit into `max_memory`."""
     bound = plan.settings.max_memory
     if bound is None or not plan.sentences:
         return
@@ -223,7 +223,7 @@ def _check_memory(plan: Plan) -> None:
 
 
 def _check_disk(plan: Plan, study: Study) -> None:
-    """Refuses a study whose sums would not fit into `max_disk`."""
+    """Raise ConfigError if the sums of a study would not fit into `max_disk`."""
     bound = plan.settings.max_disk
     need = sum(study.stored_bytes(unit, plan) for unit in plan.units) if bound is not None else 0
     if bound is not None and need > int(bound):

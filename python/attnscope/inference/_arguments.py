@@ -71,7 +71,7 @@ def check_draws(function: str, confidence: Any, draws: Any, seed: Any) -> tuple[
 def table_argument(
     function: str, table: Any, needed: Sequence[str], metric: Any, by: Sequence[Any] = ()
 ) -> None:
-    """Refuses what is no table with the columns that a function reads, `metric` of numbers among them."""
+    """Raise an error if data is no table with the columns that a function reads and numbers in `metric`."""
     if not hasattr(table, "groupby") or not hasattr(table, "columns"):
         raise TypeError(f"{function}: table must be a pandas DataFrame, got {type(table).__name__}")
     if not isinstance(by, (list, tuple)):

@@ -116,7 +116,7 @@ def draw(
     left_out: list[LeftOut] | None = None,
     **options: Any,
 ) -> dict[str, mpl.Figure]:
-    """Draws figures of the study from its tables; takes and refuses what `figures` does, and writes nothing.
+    """Draw figures of the study from its tables; arguments and errors are those of `figures`, without files.
 
     Returns:
         Figures by name.
@@ -136,7 +136,7 @@ def figures(
     drawn: Mapping[str, Drawn] | None = None,
     **options: Any,
 ) -> list[Path]:
-    """Draws figures of the study, and writes each in some formats and the captions of all as `captions.tex`.
+    """Draw figures of the study, write each in some formats and the captions of all as `captions.tex`.
 
     Args:
         results: what `attnscope.load` returns.

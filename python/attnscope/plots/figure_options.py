@@ -143,7 +143,7 @@ def fit_titles(figure: Figure) -> None:
 
 
 def _letter(figure: Figure, size: float) -> None:
-    """Letters the panels in the order in which they were made; a colour bar is no panel."""
+    """Write letters at the panels in the order in which they were made; a colour bar is no panel."""
     panels = [ax for ax in figure.axes if ax.get_visible() and not hasattr(ax, "_colorbar")]
     if len(panels) < 2:
         return

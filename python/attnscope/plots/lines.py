@@ -238,7 +238,7 @@ def draw_curve(
     ax: Axes, x: Any, rows: pd.DataFrame, label: str, color: str,
     *, marker: bool = False, interval: bool = True, width: float = 1.4, alpha: float = 1.0, dash: str = "",
 ) -> None:  # fmt: skip
-    """Draws the means of `selection.estimate` over x as a line and their interval as a band."""
+    """Draw the means of `selection.estimate` over x as a line and their interval as a band."""
     x = np.asarray(x, dtype=float)
     dash = dash or (DASHES[PALETTE.index(color)] if color in PALETTE else "-")
     ax.plot(

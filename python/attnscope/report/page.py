@@ -166,12 +166,7 @@ def render(
         lstrip_blocks=True,
         finalize=printable,
     )
-    working: frozenset[str] = getattr(words, "WORKING", frozenset())
-    others = {
-        name: table
-        for name, table in sorted(page.tables.items())
-        if name not in shown and name not in working and not name.endswith("_variants") and len(table)
-    }
+    others = _further_tables(page, shown | getattr(words, "WORKING", frozenset()))
     home = getattr(results, "path", None)
 
     def existing_files(*files: str) -> list[str]:
@@ -204,6 +199,15 @@ def render(
         study=json.dumps(getattr(results, "study", {}), indent=2, ensure_ascii=False, default=str),
     )
     return _with_heads_linked(rendered) if existing_files("view.html") else rendered
+
+
+def _further_tables(page: Page, named: frozenset[str]) -> dict[str, pd.DataFrame]:
+    """Return the tables with rows that no section shows and the study does not keep for itself."""
+    return {
+        name: table
+        for name, table in sorted(page.tables.items())
+        if name not in named and not name.endswith("_variants") and len(table)
+    }
 
 
 def _with_heads_linked(page: str) -> str:

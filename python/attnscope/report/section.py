@@ -224,7 +224,7 @@ class Page:
             self.blocks.append(Block("published" if published else "notes", list(lines)))
 
     def grey(self) -> None:
-        """Draws the section's figures and tables paler: it describes what was not found."""
+        """Draw the section's figures and tables paler, because it describes an effect that was not found."""
         self.greyed = True
 
     def figure(self, name: str) -> None:

@@ -166,7 +166,7 @@ class Stack(NamedTuple):
 def contents_of_tensors(
     attention: Tensor | Sequence[Tensor], tokens: Sequence[str] | None, max_bytes: int
 ) -> dict[str, Any]:
-    """Measures every head of one sentence."""
+    """Measure every head of one sentence."""
     maps = _one_sentence(attention)
     n = maps.shape[-1]
     tokens = [str(place) for place in range(n)] if tokens is None else [str(token) for token in tokens]

@@ -66,7 +66,7 @@ def check_model(run: StageRun) -> None:
 
 
 def require_checks(run: StageRun) -> None:
-    """Goes on where every identity holds."""
+    """Raise LoadError if an identity does not hold."""
     if "checks" not in run.stored.tables():
         _causal_tokens(run.model().model, run)  # a trial of one unit, for a plan
         return

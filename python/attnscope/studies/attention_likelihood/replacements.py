@@ -21,6 +21,7 @@ from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.study_api.forward import Batch, padded
 
 if TYPE_CHECKING:
+    from attnscope.capture.likelihood.replacements import Replacements
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
     from attnscope.study_api.stage_run import StageRun
 
@@ -151,23 +152,7 @@ def make(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> No
             two_sided=likelihoods.two_sided[: len(rows)],
             **columns,
         )
-        for at, mode in enumerate(candidates.modes):
-            ids = candidates.input_ids[usable, at].tolist()
-            replacement = [row[start:stop] for row, (start, stop) in zip(ids, spans.tolist(), strict=True)]
-            sides = {}
-            if options.two_sided:
-                other = replaced(batch, spans, replacement)
-                sides["two_sided"] = likelihood(run, loaded, other, spans, kind, mask_id)[0].two_sided
-            store(
-                run,
-                batch,
-                rows,
-                mode,
-                replacement,
-                log_likelihood=candidates.log_likelihood[usable, at],
-                place=candidates.place[usable, at],
-                **sides,
-            )
+        _store_modes(run, loaded, candidates, usable, (batch, spans, rows), options, kind, mask_id)
         if away:
             store(
                 run,
@@ -180,6 +165,41 @@ def make(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> No
             )
     if few:
         run.note(f"attention_likelihood: texts are left out (few candidates {few})")
+
+
+def _store_modes(
+    run: StageRun,
+    loaded: LoadedModel,
+    candidates: Replacements,
+    usable: list[int],
+    words: tuple[Batch, Tensor, pd.DataFrame],
+    options: LikelihoodOptions,
+    kind: str,
+    mask_id: int,
+) -> None:
+    """Write the rows of each mode's replacements of the `usable` texts.
+
+    Args:
+        words: the batch of these texts, the pieces of their words, and their rows of targets.
+    """
+    batch, spans, rows = words
+    for at, mode in enumerate(candidates.modes):
+        ids = candidates.input_ids[usable, at].tolist()
+        replacement = [row[start:stop] for row, (start, stop) in zip(ids, spans.tolist(), strict=True)]
+        sides = {}
+        if options.two_sided:
+            other = replaced(batch, spans, replacement)
+            sides["two_sided"] = likelihood(run, loaded, other, spans, kind, mask_id)[0].two_sided
+        store(
+            run,
+            batch,
+            rows,
+            mode,
+            replacement,
+            log_likelihood=candidates.log_likelihood[usable, at],
+            place=candidates.place[usable, at],
+            **sides,
+        )
 
 
 def likelihood(

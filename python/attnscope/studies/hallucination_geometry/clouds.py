@@ -332,29 +332,9 @@ def _curves(
     if not all(bool(matrix.isfinite().all()) for matrix in distances.values()):
         return
     scales = curve_scales([*distances.values()])
-
-    def write(bucket: str, null: str, draw: int, matrix: Tensor) -> None:
-        bars = asc.cloud_persistence(matrix, metric="precomputed")
-        curve = asc.betti_curve(bars, scales)
-        pieces = asc.cloud_components(matrix, scales, metric="precomputed", min_size=options.min_size)
-        run.write(
-            "betti",
-            layer=layer,
-            bucket=bucket,
-            null=null,
-            draw=draw,
-            scale_number=np.arange(SCALES),
-            scale=scales,
-            beta0=curve[:, 0],
-            beta1=curve[:, 1],
-            clusters=pieces.clusters,
-            singletons=pieces.singletons,
-            largest=pieces.largest,
-            n=len(matrix),
-        )
-
     for bucket, matrix in distances.items():
-        write(bucket, "", -1, matrix)
+        columns = _curve_columns(matrix, scales, options.min_size)
+        run.write("betti", layer=layer, bucket=bucket, null="", draw=-1, **columns)
     for kind in (name for name in options.nulls if name != "random_weights" and not run.unit.variant):
         for bucket, points in points_of_bucket.items():
             if kind == "template" and bucket not in groups:
@@ -370,4 +350,23 @@ def _curves(
             )
             for draw, cloud in enumerate(drawn):
                 if bool(cloud.isfinite().all()):
-                    write(bucket, kind, draw, asc.cloud_distances(cloud, metric=options.metric))
+                    matrix = asc.cloud_distances(cloud, metric=options.metric)
+                    columns = _curve_columns(matrix, scales, options.min_size)
+                    run.write("betti", layer=layer, bucket=bucket, null=kind, draw=draw, **columns)
+
+
+def _curve_columns(distances: Tensor, scales: Tensor, min_size: int) -> dict[str, Any]:
+    """Return the columns of `betti` for one cloud, an entry for each scale."""
+    bars = asc.cloud_persistence(distances, metric="precomputed")
+    curve = asc.betti_curve(bars, scales)
+    pieces = asc.cloud_components(distances, scales, metric="precomputed", min_size=min_size)
+    return {
+        "scale_number": np.arange(SCALES),
+        "scale": scales,
+        "beta0": curve[:, 0],
+        "beta1": curve[:, 1],
+        "clusters": pieces.clusters,
+        "singletons": pieces.singletons,
+        "largest": pieces.largest,
+        "n": len(distances),
+    }
