@@ -124,9 +124,10 @@ def legend_above(ax: Axes) -> None:
     names = ax.get_legend_handles_labels()[1]
     columns, place = len(names), ax.get_subplotspec()
     if place is not None:
-        # inches to the next axes, or to the end of the figure
+        # inches to the next axes, or to the end of the figure; a part of a figure knows the whole one,
+        # which matplotlib before 3.10 gives under no other name
         across = place.get_gridspec().ncols
-        cell = float(ax.get_figure(root=True).get_figwidth()) / across  # type: ignore[union-attr]
+        cell = float(ax.figure.figure.get_figwidth()) / across
         room = cell - (0.45 if place.colspan.stop == across else 0.1)
         # inches of a name with its line, in letters of 6.5 points; a formula is about two letters wide
         wide = sum(0.042 * len(re.sub(r"\$[^$]*\$", "xx", name)) + 0.23 for name in names)
