@@ -20,7 +20,7 @@ std::vector<Index> batch_order(const Batch& batch) {
 }
 
 Index block_size(const Batch& batch, Index width) {
-  const Index matrices = (Index{1} << 16) / std::max<Index>(1, batch.n * batch.n);
+  const Index matrices = (Index{1} << 16) / std::max<Index>(1, batch.queries * batch.n);
   return std::max<Index>(1, matrices / width) * width;
 }
 

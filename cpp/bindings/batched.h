@@ -46,8 +46,8 @@ void visit_scalar(const AnyBatch& batch, Visit&& visit) {
 // Matrix `index` of the batch, whose memory starts at `data`.
 template <class Scalar>
 MatrixView<Scalar> view_of(const Batch& batch, const Scalar* data, Index index) {
-  return matrix_view(data + batch.offset(index), batch.length(index), batch.row_stride,
-                     batch.column_stride);
+  return matrix_view(data + batch.offset(index), batch.query_length(index), batch.length(index),
+                     batch.row_stride, batch.column_stride);
 }
 
 // Calls visit(view, index) with matrix `index` of the batch as a MatrixView of its own element
@@ -70,8 +70,8 @@ Index block_size(const Batch& batch, Index width);
 // element of `workers`, which holds worker_count(batch.count) of them, and next is the matrix that
 // it takes after this one, -1 where that is not known. The kernel returns whether all entries are
 // finite; one that sees a number that is not leaves the results as they were filled. Returns how
-// many matrices were not finite. `block`: matrices handed out at a time, 1 where their costs are
-// very uneven; `most`: as in run_blocks.
+// many matrices were not finite. A matrix without a query is passed over. `block`: matrices handed
+// out at a time, 1 where their costs are very uneven; `most`: as in run_blocks.
 template <class Worker, class Kernel>
 Index per_matrix_in_turn(const Batch& batch, std::vector<Worker>& workers, Index block, Index most,
                          Kernel&& kernel) {
@@ -83,7 +83,8 @@ Index per_matrix_in_turn(const Batch& batch, std::vector<Worker>& workers, Index
     for (Index position = begin; position < end; ++position) {
       const Index next = position + 1 < known ? order[position + 1] : -1;
       visit_matrix(batch, order[position], [&](const auto& view, Index index) {
-        if (!kernel(view, index, next, worker)) non_finite.fetch_add(1, std::memory_order_relaxed);
+        if (view.rows() > 0 && !kernel(view, index, next, worker))
+          non_finite.fetch_add(1, std::memory_order_relaxed);
       });
     }
   };
@@ -160,11 +161,15 @@ Index per_pack(const Batch& batch, Index width, Kernel&& kernel) {
       for (Index position = begin; position < end; ++position) {
         const Index index = order[position];
         const MatrixView<Scalar> view = view_of(batch, data, index);
+        if (view.rows() == 0) continue;
         if (!all_finite(view)) {
           non_finite.fetch_add(1, std::memory_order_relaxed);
           continue;
         }
-        if (!views.empty() && views.front().rows() != view.rows()) flush();
+        if (!views.empty() &&
+            (views.front().rows() != view.rows() || views.front().cols() != view.cols())) {
+          flush();
+        }
         views.push_back(view);
         indices.push_back(index);
         if (static_cast<Index>(views.size()) == width) flush();

@@ -49,9 +49,9 @@ Index per_layer(const Batch& batch, const SupportBatch& supports, Kernel&& kerne
       ++non_finite;
       continue;
     }
-    const Index n = batch.length(layer * heads);
-    for (Index begin = 0; begin < n; begin += rows) {
-      blocks.push_back({layer, begin, std::min(n, begin + rows)});
+    const Index queries = batch.query_length(layer * heads);
+    for (Index begin = 0; begin < queries; begin += rows) {
+      blocks.push_back({layer, begin, std::min(queries, begin + rows)});
     }
   }
   const auto count = static_cast<Index>(blocks.size());
@@ -72,31 +72,38 @@ Index per_layer(const Batch& batch, const SupportBatch& supports, Kernel&& kerne
   return non_finite;
 }
 
-// Calls kernel(group, supports, states, begin, end, block, workspace) for blocks of state_rows(n)
-// rows of every group of matrices that share one state: `group` holds the indices of its finite
-// matrices, `supports` those of all, `states` [n, width] the state in float64, its rows scaled to
-// norm 1 where `unit`. States are widened once for each group, about 32 MiB of them at a time.
-// Returns how many matrices are not finite or stand beside a state that is not.
+// Calls kernel(group, supports, states, of_queries, begin, end, block, workspace) for blocks of
+// state_rows(n) rows of every group of matrices that share one state: `group` holds the indices of
+// its finite matrices, `supports` those of all, `states` [keys, width] the state in float64, its
+// rows scaled to norm 1 where `unit`, and `of_queries` that of the queries, the same memory unless
+// they have states of their own. States are widened once for each group, about 32 MiB of them at a
+// time. Returns how many matrices are not finite or stand beside a state that is not.
 template <class Workspace, class Kernel>
 Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBatch& states,
-                bool unit, Kernel&& kernel) {
+                bool unit, Kernel&& kernel, const MatrixBatch* query_states = nullptr) {
   if (batch.count == 0) return 0;
   const MatrixStatus status = matrix_status(batch, supports);
   const Index block_rows = state_rows(batch.n);
-  const Index shared = states.shared();
+  // matrices that follow each other: the smaller of two such numbers divides the larger
+  const Index shared =
+      query_states == nullptr ? states.shared() : std::min(states.shared(), query_states->shared());
   const Index groups = batch.count / shared;
-  const Index size = std::max<Index>(1, batch.n * states.columns);
+  const Index of_keys = batch.n * states.columns;
+  const Index of_queries = query_states == nullptr ? 0 : batch.queries * states.columns;
+  const Index size = std::max<Index>(1, of_keys + of_queries);
   const Index chunk = std::clamp<Index>((Index{1} << 22) / size, 1, std::max<Index>(1, groups));
-  const Index blocks = (batch.n + block_rows - 1) / block_rows;
+  const auto blocks_of = [&](Index rows) { return (rows + block_rows - 1) / block_rows; };
+  const Index most_blocks = std::max(blocks_of(batch.n), blocks_of(batch.queries));
   AlignedBuffer buffer;
   double* wide = buffer.resize(chunk * size);
-  std::vector<Workspace> workspaces(worker_count(chunk * blocks));
+  std::vector<Workspace> workspaces(worker_count(chunk * most_blocks));
   Index non_finite = 0;
 
   for (Index first = 0; first < groups; first += chunk) {
     const Index here = std::min(chunk, groups - first);
     std::vector<std::vector<Index>> members(here);
-    std::vector<Index> longest(here, 0);
+    std::vector<Index> keys(here, 0);
+    std::vector<Index> queries(here, 0);
     for (Index g = 0; g < here; ++g) {
       for (Index k = 0; k < shared; ++k) {
         const Index index = (first + g) * shared + k;
@@ -105,10 +112,12 @@ Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBa
           continue;
         }
         members[g].push_back(index);
-        longest[g] = std::max(longest[g], batch.length(index));
+        keys[g] = std::max(keys[g], batch.length(index));
+        queries[g] = std::max(queries[g], batch.query_length(index));
       }
     }
-    const auto for_each_block = [&](auto&& work) {
+    const auto for_each_block = [&](const std::vector<Index>& longest, Index rows, auto&& work) {
+      const Index blocks = blocks_of(rows);
       run_blocks(here * blocks, 1, [&](Index at, Index, int worker) {
         const Index begin = at % blocks * block_rows;
         const Index end = std::min(begin + block_rows, longest[at / blocks]);
@@ -116,22 +125,29 @@ Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBa
       });
     };
     std::vector<std::atomic<bool>> broken(here);
-    for_each_block([&](Index g, Index begin, Index end, int) {
-      const Index offset = states.offset((first + g) * shared);
-      visit_scalar(states, [&](const auto* data) {
-        if (!widen_states(data + offset, states.row_stride, states.column_stride, states.columns,
-                          begin, end, unit, wide + g * size)) {
-          broken[g].store(true);
-        }
+    const auto widen_all = [&](const MatrixBatch& source, const std::vector<Index>& longest,
+                               Index rows, Index place) {
+      for_each_block(longest, rows, [&](Index g, Index begin, Index end, int) {
+        const Index offset = source.offset((first + g) * shared);
+        visit_scalar(source, [&](const auto* data) {
+          if (!widen_states(data + offset, source.row_stride, source.column_stride, source.columns,
+                            begin, end, unit, wide + g * size + place)) {
+            broken[g].store(true);
+          }
+        });
       });
-    });
+    };
+    widen_all(states, keys, batch.n, 0);
+    if (query_states != nullptr) widen_all(*query_states, queries, batch.queries, of_keys);
     for (Index g = 0; g < here; ++g) {
       if (!broken[g].load()) continue;
       non_finite += static_cast<Index>(members[g].size());
-      longest[g] = 0;
+      queries[g] = 0;
     }
-    for_each_block([&](Index g, Index begin, Index end, int worker) {
-      kernel(std::span<const Index>(members[g]), status.supports, wide + g * size, begin, end,
+    for_each_block(queries, batch.queries, [&](Index g, Index begin, Index end, int worker) {
+      const double* of_group = wide + g * size;
+      kernel(std::span<const Index>(members[g]), status.supports, of_group,
+             query_states == nullptr ? of_group : of_group + of_keys, begin, end,
              begin / block_rows, workspaces[worker]);
     });
   }

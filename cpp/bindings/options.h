@@ -34,8 +34,8 @@ inline SignalOptions signal_options(const std::string& signal, bool drop_first, 
 
 // The axes of a result behind the batch's: a query axis where each query is a signal, then
 // `fields`.
-inline std::vector<Index> signal_axes(const SignalOptions& options, Index n, Index fields) {
-  if (options.kind == SignalOptions::Kind::rows) return {n, fields};
+inline std::vector<Index> signal_axes(const SignalOptions& options, Index queries, Index fields) {
+  if (options.kind == SignalOptions::Kind::rows) return {queries, fields};
   return {fields};
 }
 

@@ -18,6 +18,7 @@ PartialBatch make_partial(Argument attention, Argument lengths) {
   static_cast<Strided&>(partial.maps) = std::move(static_cast<Strided&>(rows));
   partial.maps.data = static_cast<const char*>(partial.maps.data) - before;
   partial.maps.n = n;
+  partial.maps.queries = n;
   return partial;
 }
 

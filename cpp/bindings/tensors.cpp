@@ -121,6 +121,7 @@ Batch make_batch(Argument attention, Argument lengths) {
   Batch batch;
   read_matrices(array, "attention", batch);
   batch.n = array.size(-1);
+  batch.queries = batch.n;
   batch.lengths = list_of<std::int64_t>(lengths, batch.count, "lengths",
                                         "int64 tensor with one entry per matrix");
   for (Index i = 0; batch.lengths != nullptr && i < batch.count; ++i) {
@@ -128,7 +129,51 @@ Batch make_batch(Argument attention, Argument lengths) {
     throw py::value_error("lengths must be between 1 and n = " + std::to_string(batch.n) +
                           ", got " + std::to_string(batch.lengths[i]));
   }
+  batch.query_lengths = batch.lengths;
   return batch;
+}
+
+Batch make_rectangles(Argument attention, Argument extent) {
+  if (!py::isinstance<py::tuple>(extent)) return make_batch(attention, extent);
+  const auto parts = extent.cast<py::tuple>();
+  const ArrayView array = view_array(attention, "attention");
+  if (array.rank() < 2 || parts.size() != 4)
+    throw py::value_error("attention must have at least two dimensions, and an extent four parts");
+  Batch batch;
+  read_matrices(array, "attention", batch);
+  batch.queries = array.size(-2);
+  batch.n = array.size(-1);
+  const char* const per_matrix = "int64 tensor with one entry per matrix";
+  batch.lengths = list_of<std::int64_t>(parts[0], batch.count, "lengths", per_matrix);
+  batch.query_lengths = list_of<std::int64_t>(parts[1], batch.count, "query_lengths", per_matrix);
+  batch.positions = list_of<std::int64_t>(parts[2], batch.count * batch.queries, "query_positions",
+                                          "int64 tensor with one entry per query");
+  batch.cross = parts[3].cast<bool>();
+  for (Index i = 0; i < batch.count; ++i) {
+    const Index keys = batch.length(i);
+    const Index queries = batch.query_length(i);
+    if (keys >= 1 && keys <= batch.n && queries >= 0 && queries <= batch.queries) continue;
+    throw py::value_error("lengths must lie within " + std::to_string(batch.queries) +
+                          " queries and " + std::to_string(batch.n) + " keys, got " +
+                          std::to_string(queries) + " and " + std::to_string(keys));
+  }
+  return batch;
+}
+
+Support Batch::places(Index index) const {
+  Support support;
+  if (cross) {
+    support.shift = kNoKeyShift;
+  } else if (positions == nullptr) {
+    support.shift = length(index) - query_length(index);
+  } else {
+    const std::int64_t* own = positions + index * queries;
+    support.shift = queries == 0 ? 0 : static_cast<Index>(own[0]);
+    for (Index i = 1; i < query_length(index); ++i) {
+      if (own[i] != own[0] + i) support.positions = own;
+    }
+  }
+  return support;
 }
 
 MatrixBatch make_matrices(Argument matrices, const char* what) {
@@ -144,6 +189,7 @@ MatrixBatch make_matrices(Argument matrices, const char* what) {
 
 SupportBatch make_support(const Batch& batch, Argument support) {
   SupportBatch result;
+  result.batch = &batch;
   if (py::isinstance<py::str>(support)) {
     const auto rule = support.cast<std::string>();
     result.automatic = rule == "auto";
@@ -155,7 +201,8 @@ SupportBatch make_support(const Batch& batch, Argument support) {
     }
     return result;
   }
-  read_flags(view_array(support, "support"), "support", batch.sizes, {batch.n, batch.n}, result);
+  read_flags(view_array(support, "support"), "support", batch.sizes, {batch.queries, batch.n},
+             result);
   result.automatic = false;
   result.row_stride = result.strides.back();
   result.strides.pop_back();
@@ -185,7 +232,7 @@ FlagBatch make_flags(const std::vector<Index>& leading, Index n, Argument flags)
 
 MatrixBatch make_states(const Batch& batch, Argument states) {
   MatrixBatch result = make_matrices(states, "states");
-  if (result.rows != batch.n) throw py::value_error("states must hold one row per token");
+  if (result.rows != batch.n) throw py::value_error("states must hold one row per key");
   if (result.count != batch.count) throw py::value_error("states must hold one entry per matrix");
   return result;
 }

@@ -48,19 +48,29 @@ struct Strided {
   }
 };
 
-// A [..., n, n] tensor seen as `count` matrices. Each may be cut to its leading lengths[index]
-// tokens.
+// A [..., q, k] tensor seen as `count` matrices of `queries` rows and `n` keys, which are equal
+// unless the bindings asked for rectangles. Each may be cut to its leading lengths[index] keys and
+// query_lengths[index] queries, of which there may be none.
 struct Batch : Strided {
   Index n = 0;
+  Index queries = 0;
   const std::int64_t* lengths = nullptr;
+  const std::int64_t* query_lengths = nullptr;
+  const std::int64_t* positions = nullptr;  // [count, queries], the key of each query
+  bool cross = false;                       // queries stand at no key
 
   Index length(Index index) const { return lengths == nullptr ? n : lengths[index]; }
+  Index query_length(Index index) const {
+    return query_lengths == nullptr ? queries : query_lengths[index];
+  }
+  // Where the queries of a matrix stand: at its last keys, unless the caller said otherwise.
+  Support places(Index index) const;
   Index shortest() const {
     return lengths == nullptr || count == 0 ? n : *std::min_element(lengths, lengths + count);
   }
 };
 
-// A boolean [n, n] or [..., n, n] tensor beside a batch, or a rule.
+// A boolean [q, k] or [..., q, k] tensor beside a batch, or a rule.
 struct SupportBatch : Strided {
   bool automatic = true;
   Support rule;  // used where neither automatic nor a mask
@@ -68,14 +78,21 @@ struct SupportBatch : Strided {
   // The support of matrix `index`, judged on `matrix` where the caller asked for "auto".
   template <class Scalar>
   Support of(Index index, const MatrixView<Scalar>& matrix) const {
-    return automatic ? auto_support(matrix) : given(index);
+    return automatic ? auto_support(matrix, batch->places(index)) : given(index);
   }
   // The support that the caller gave; where that was "auto", any.
   Support given(Index index) const {
-    if (data == nullptr) return rule;
-    return {Support::Kind::mask, static_cast<const bool*>(data) + offset(index), row_stride,
-            column_stride};
+    Support support = batch->places(index);
+    support.kind = rule.kind;
+    if (data == nullptr) return support;
+    support.kind = Support::Kind::mask;
+    support.mask = static_cast<const bool*>(data) + offset(index);
+    support.mask_row_stride = row_stride;
+    support.mask_column_stride = column_stride;
+    return support;
   }
+
+  const Batch* batch = nullptr;  // outlives this
 };
 
 // A [..., m, n] tensor of any shape seen as `count` matrices. An axis of stride 0 is one that
@@ -121,6 +138,11 @@ bool is_plain_batch(Argument object);
 // `attention`: a CPU float tensor whose last two sizes are equal; `lengths`: None or an int64
 // contiguous tensor with one entry per matrix. attnscope._checks makes both so.
 Batch make_batch(Argument attention, Argument lengths);
+
+// The same of [..., q, k]. `extent`: as `lengths` of square matrices, or the four of
+// attnscope._checks.Extent: keys and queries of each matrix, int64 [count] both or None both; the
+// key of each query, int64 [count, q], or None; whether queries stand at no key.
+Batch make_rectangles(Argument attention, Argument extent);
 
 // `matrices`: a CPU float tensor [..., m, n]; `what` names it in an error.
 MatrixBatch make_matrices(Argument matrices, const char* what = "matrices");

@@ -17,7 +17,7 @@ constexpr double kLargestUnscaled = 1e60;
 // The first entry, in index order, that is not finite or lies outside [0, upper]: (matrix, row,
 // column, value), or None. Reads in place.
 py::object first_invalid(Argument attention, Argument lengths, double upper) {
-  const Batch batch = make_batch(attention, lengths);
+  const Batch batch = make_rectangles(attention, lengths);
   std::atomic<Index> first{batch.count};
   std::tuple<Index, Index, Index, double> found;
   std::mutex lock;
@@ -44,7 +44,7 @@ py::object first_invalid(Argument attention, Argument lengths, double upper) {
 // Which matrices hold finite entries only, bool with the leading axes of `attention`. Reads in
 // place.
 py::object finite_matrices(Argument attention, Argument lengths) {
-  const Batch batch = make_batch(attention, lengths);
+  const Batch batch = make_rectangles(attention, lengths);
   const Result<bool> result = make_result(batch.sizes, {}, false);
   per_matrix<NoWorkspace>(
       batch, [&](const auto&, Index index, NoWorkspace&) { result.data[index] = true; });

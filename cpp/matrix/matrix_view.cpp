@@ -74,6 +74,18 @@ bool run_is_finite(const Scalar* run, Index n, Index stride) {
   }
 }
 
+// The part of a line that no query of a causal map sees: the end of a row, the head of a column.
+struct HiddenRun {
+  Index begin;
+  Index count;
+};
+
+HiddenRun hidden_run(Index line, bool by_rows, Index shift, Index length) {
+  if (!by_rows) return {0, std::clamp<Index>(line - shift, 0, length)};
+  const Index begin = std::clamp<Index>(line + shift + 1, 0, length);
+  return {begin, length - begin};
+}
+
 }  // namespace
 
 template <class Scalar>
@@ -83,13 +95,14 @@ bool any_nonzero(const Scalar* run, Index n, Index stride) {
 
 template <class Scalar>
 bool all_finite(const MatrixView<Scalar>& matrix) {
-  const Index n = matrix.rows();
   const MatrixView<Scalar> lines = along_memory(matrix);
+  const Index count = lines.rows();
+  const Index length = lines.cols();
   const Index outer = lines.outerStride();
   const Index inner = lines.innerStride();
-  if (inner == 1 && outer == n) return run_is_finite(lines.data(), n * n, 1);
-  for (Index i = 0; i < n; ++i) {
-    if (!run_is_finite(lines.data() + i * outer, n, inner)) return false;
+  if (inner == 1 && outer == length) return run_is_finite(lines.data(), count * length, 1);
+  for (Index i = 0; i < count; ++i) {
+    if (!run_is_finite(lines.data() + i * outer, length, inner)) return false;
   }
   return true;
 }
@@ -110,43 +123,44 @@ bool none_is_nan(const MatrixView<Scalar>& matrix) {
 }
 
 template <class Scalar>
-bool is_causal(const MatrixView<Scalar>& matrix) {
-  const Index n = matrix.rows();
-  if (n < 2) return false;
-  // Above the diagonal lie the ends of the rows and the heads of the columns: whichever is
+bool is_causal(const MatrixView<Scalar>& matrix, Index shift) {
+  if (matrix.cols() < 2) return false;
+  // What no query sees are the ends of the rows and the heads of the columns: whichever is
   // contiguous.
   const bool by_rows = lines_are_rows(matrix);
   const MatrixView<Scalar> lines = along_memory(matrix);
-  for (Index k = 0; k < n; ++k) {
+  for (Index k = 0; k < lines.rows(); ++k) {
+    const HiddenRun hidden = hidden_run(k, by_rows, shift, lines.cols());
     const Scalar* run = lines.data() + k * lines.outerStride();
-    if (by_rows) run += (k + 1) * lines.innerStride();
-    if (any_nonzero(run, by_rows ? n - k - 1 : k, lines.innerStride())) return false;
+    if (any_nonzero(run + hidden.begin * lines.innerStride(), hidden.count, lines.innerStride()))
+      return false;
   }
   return true;
 }
 
 template <class Scalar>
-void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, MatrixReading& reading) {
-  const Index n = matrix.rows();
+void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, MatrixReading& reading,
+                Index shift) {
   const bool by_rows = lines_are_rows(matrix);
-  const Index outer = along_memory(matrix).outerStride();
-  const Index inner = along_memory(matrix).innerStride();
+  const MatrixView<Scalar> lines = along_memory(matrix);
+  const Index count = lines.rows();
+  const Index length = lines.cols();
+  const Index outer = lines.outerStride();
+  const Index inner = lines.innerStride();
   bool& causal = reading.causal;
   for (Index k = begin; k < end && reading.finite; ++k) {
     const Scalar* run = matrix.data() + k * outer;
     // Processors look ahead within a page of memory, and a page holds few lines.
-    if (inner == 1 && k + kAhead < n) {
+    if (inner == 1 && k + kAhead < count) {
       const Scalar* later = run + kAhead * outer;
-      for (Index j = 0; j < n; j += kBlockBytes / static_cast<Index>(sizeof(Scalar))) {
+      for (Index j = 0; j < length; j += kBlockBytes / static_cast<Index>(sizeof(Scalar))) {
         __builtin_prefetch(later + j);
       }
     }
-    // Above the diagonal lies the end of a row and the head of a column.
-    const Index hidden = by_rows ? k + 1 : 0;
-    const Index hidden_count = by_rows ? n - k - 1 : k;
-    causal = causal && !any_nonzero(run + hidden * inner, hidden_count, inner);
-    const Index seen = causal && !by_rows ? k : 0;
-    const Index seen_count = causal ? n - hidden_count : n;
+    const HiddenRun hidden = hidden_run(k, by_rows, shift, length);
+    causal = causal && !any_nonzero(run + hidden.begin * inner, hidden.count, inner);
+    const Index seen = causal && !by_rows ? hidden.count : 0;
+    const Index seen_count = causal ? length - hidden.count : length;
     if (!run_is_finite(run + seen * inner, seen_count, inner)) reading = {false, false};
   }
 }

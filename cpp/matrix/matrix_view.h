@@ -2,6 +2,8 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <tuple>
 #include <type_traits>
@@ -14,9 +16,9 @@ namespace attnscope {
 // What has no value.
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// A read-only strided view of one [n, n] matrix in the caller's memory. Either stride may be zero
-// (an expanded tensor), and neither needs to be contiguous, so slices and transposes are read in
-// place.
+// A read-only strided view of one matrix in the caller's memory, rows = queries, columns = keys.
+// Either stride may be zero (an expanded tensor), and neither needs to be contiguous, so slices and
+// transposes are read in place.
 template <class Scalar>
 using MatrixView =
     Eigen::Map<const Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>,
@@ -24,9 +26,17 @@ using MatrixView =
 
 // Strides count elements, rows first.
 template <class Scalar>
-MatrixView<Scalar> matrix_view(const Scalar* data, Index n, Index row_stride, Index column_stride) {
+MatrixView<Scalar> matrix_view(const Scalar* data, Index rows, Index columns, Index row_stride,
+                               Index column_stride) {
   return MatrixView<Scalar>(
-      data, n, n, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>(row_stride, column_stride));
+      data, rows, columns,
+      Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>(row_stride, column_stride));
+}
+
+// The same of a square matrix.
+template <class Scalar>
+MatrixView<Scalar> matrix_view(const Scalar* data, Index n, Index row_stride, Index column_stride) {
+  return matrix_view(data, n, n, row_stride, column_stride);
 }
 
 // True when no entry is NaN or infinite.
@@ -42,9 +52,10 @@ bool none_is_nan(const MatrixView<Scalar>& matrix);
 template <class Scalar>
 bool any_nonzero(const Scalar* run, Index n, Index stride);
 
-// True when every entry above the diagonal is exactly 0 and n >= 2.
+// True when every entry behind its query's own key is exactly 0 and there are two keys or more;
+// query i stands at key i + shift, in a square matrix at key i.
 template <class Scalar>
-bool is_causal(const MatrixView<Scalar>& matrix);
+bool is_causal(const MatrixView<Scalar>& matrix, Index shift = 0);
 
 // Whether the lines of a matrix, the direction in which it lies in memory, are its rows.
 template <class Scalar>
@@ -57,7 +68,8 @@ bool lines_are_rows(const MatrixView<Scalar>& matrix) {
 template <class Scalar>
 MatrixView<Scalar> along_memory(const MatrixView<Scalar>& matrix) {
   if (lines_are_rows(matrix)) return matrix;
-  return matrix_view(matrix.data(), matrix.rows(), matrix.innerStride(), matrix.outerStride());
+  return matrix_view(matrix.data(), matrix.cols(), matrix.rows(), matrix.innerStride(),
+                     matrix.outerStride());
 }
 
 // What `all_finite` and `is_causal` say; a matrix that is not finite is not causal either.
@@ -67,34 +79,50 @@ struct MatrixReading {
 };
 
 // Both in one read, of some lines at a time for who uses each while it lies in the cache. `reading`
-// holds what the lines before say, at first { true, n >= 2 }; { true, false } asks for entries that
-// are not finite alone.
+// holds what the lines before say, at first { true, keys >= 2 }; { true, false } asks for entries
+// that are not finite alone.
 template <class Scalar>
-void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, MatrixReading& reading);
+void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, MatrixReading& reading,
+                Index shift = 0);
 
-// Which keys each query can see. `causal`: key j is visible to query i when j <= i; `full`: all
-// keys; `mask`: where the boolean view is true (the same size as the matrix, any strides).
+// The shift of queries that stand at no key of the map: those of cross attention.
+inline constexpr Index kNoKeyShift = -(Index{1} << 40);
+
+// Which keys each query can see, and where the query itself stands: at key i + shift, or at
+// positions[i] where that is not null. `causal`: key j is visible to query i when j <= i + shift;
+// `full`: all keys; `mask`: where the boolean view is true (the same size as the matrix, any
+// strides). Where `positions` is set, the kind is not causal.
 struct Support {
   enum class Kind { full, causal, mask };
   Kind kind = Kind::full;
   const bool* mask = nullptr;
   Index mask_row_stride = 0;
   Index mask_column_stride = 0;
+  Index shift = 0;
+  const std::int64_t* positions = nullptr;
+
+  // The key at which a query stands; below 0 for one of cross attention.
+  Index position(Index query) const {
+    return positions == nullptr ? query + shift : static_cast<Index>(positions[query]);
+  }
 
   bool visible(Index query, Index key) const {
     if (kind == Kind::mask) return mask[query * mask_row_stride + key * mask_column_stride];
-    return kind == Kind::full || key <= query;
+    return kind == Kind::full || key <= query + shift;
   }
 
-  // One past the last key that `query` can see, for loops that skip the masked triangle.
-  Index end(Index query, Index n) const { return kind == Kind::causal ? query + 1 : n; }
+  // One past the last of n keys that `query` can see, for loops that skip the masked triangle.
+  Index end(Index query, Index n) const {
+    return kind == Kind::causal ? std::clamp<Index>(query + shift + 1, 0, n) : n;
+  }
 };
 
-// Judges a matrix by itself: causal when everything above its diagonal is exactly 0 (n >= 2), else
-// full.
+// Judges a matrix by itself: causal when everything behind its queries' own keys is exactly 0 (two
+// keys or more), else full; `places` says where the queries stand.
 template <class Scalar>
-Support auto_support(const MatrixView<Scalar>& matrix) {
-  return {is_causal(matrix) ? Support::Kind::causal : Support::Kind::full};
+Support auto_support(const MatrixView<Scalar>& matrix, Support places = {}) {
+  places.kind = is_causal(matrix, places.shift) ? Support::Kind::causal : Support::Kind::full;
+  return places;
 }
 
 // The type a kernel computes with after reading a Scalar: exact for all four element types.

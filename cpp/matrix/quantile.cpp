@@ -84,9 +84,11 @@ template <class Scalar>
 std::optional<Neighbours> bracketed(const MatrixView<Scalar>& attention, const Support& support,
                                     std::uint64_t count, std::uint64_t rank,
                                     QuantileWorkspace& workspace) {
-  const Index n = attention.rows();
+  const Index rows = attention.rows();
+  const Index n = attention.cols();
   const bool causal = support.kind == Support::Kind::causal;
   if (support.kind == Support::Kind::mask || count <= 4096) return {};
+  if (causal && (support.shift != 0 || rows != n)) return {};
   auto& sample = workspace.sample;
   sample.clear();
   const double step = static_cast<double>(count) / kSample;
@@ -94,8 +96,8 @@ std::optional<Neighbours> bracketed(const MatrixView<Scalar>& attention, const S
     // The visible entry of this number, counted row by row.
     const double number = (static_cast<double>(k) + 0.5) * step;
     const Index i =
-        std::min(n - 1, causal ? static_cast<Index>((std::sqrt(8.0 * number + 1.0) - 1.0) / 2.0)
-                               : static_cast<Index>(number) / n);
+        std::min(rows - 1, causal ? static_cast<Index>((std::sqrt(8.0 * number + 1.0) - 1.0) / 2.0)
+                                  : static_cast<Index>(number) / n);
     const Index first = causal ? i * (i + 1) / 2 : i * n;
     const Index j = std::clamp<Index>(static_cast<Index>(number) - first, 0, support.end(i, n) - 1);
     sample.push_back(static_cast<double>(attention(i, j)));
@@ -117,7 +119,7 @@ std::optional<Neighbours> bracketed(const MatrixView<Scalar>& attention, const S
   std::uint64_t below = 0;
   std::size_t kept = 0;
   RowReader<Scalar> reader(attention, support, workspace.rows);
-  for (Index i = 0; i < n; ++i) {
+  for (Index i = 0; i < rows; ++i) {
     const Wide<Scalar>* row = reader.row(i);
     const Index end = reader.end(i);
     double* to = between.data();
@@ -145,9 +147,9 @@ std::optional<Neighbours> bracketed(const MatrixView<Scalar>& attention, const S
 template <class Scalar>
 double visible_quantile(const MatrixView<Scalar>& attention, const Support& support, double q,
                         QuantileWorkspace& workspace) {
-  const Index n = attention.rows();
+  const Index n = attention.cols();
   std::uint64_t count = 0;
-  for (Index i = 0; i < n; ++i) count += visible_keys(support, i, n);
+  for (Index i = 0; i < attention.rows(); ++i) count += visible_keys(support, i, n);
   if (count == 0) return kNaN;
   const double position = q * static_cast<double>(count - 1);
   const double rank = std::floor(position);

@@ -31,7 +31,8 @@ void add(const WideType* const* rows, const Index* ends, Index n, double* mass) 
 template <class Scalar>
 bool pass(const MatrixView<Scalar>& attention, bool find_support, const Support& support,
           double* entropy, RowScratch& scratch) {
-  const Index n = attention.rows();
+  const Index queries = attention.rows();
+  const Index n = attention.cols();
   auto& sums = scratch.sums;
   sums.assign(n + 2 * kPackWidth, 0.0);
   Support read = support;
@@ -39,11 +40,12 @@ bool pass(const MatrixView<Scalar>& attention, bool find_support, const Support&
   RowReader<Scalar> reader(attention, read, scratch);
   const bool causal = support.kind == Support::Kind::causal;
   const auto hidden = [&](Index i, const Wide<Scalar>* row) {
-    return find_support && causal && any_nonzero(row + i + 1, n - i - 1, 1);
+    const Index end = support.end(i, n);
+    return find_support && causal && any_nonzero(row + end, n - end, 1);
   };
   Index i = 0;
   if (entropy == nullptr && reader.in_place()) {
-    for (; i + 4 <= n; i += 4) {
+    for (; i + 4 <= queries; i += 4) {
       const Wide<Scalar>* rows[4];
       Index ends[4];
       for (Index r = 0; r < 4; ++r) {
@@ -54,7 +56,7 @@ bool pass(const MatrixView<Scalar>& attention, bool find_support, const Support&
       add<4>(rows, ends, n, sums.data());
     }
   }
-  for (; i < n; ++i) {
+  for (; i < queries; ++i) {
     const Wide<Scalar>* row = reader.row(i);
     if (hidden(i, row)) return false;
     const Index end = support.end(i, n);
@@ -73,13 +75,13 @@ bool pass(const MatrixView<Scalar>& attention, bool find_support, const Support&
 template <class Scalar>
 bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                     double* entropy, RowScratch& scratch) {
-  const Index n = attention.rows();
+  const Index n = attention.cols();
   if (!find_support) {
     if (!all_finite(attention)) return false;
     pass(attention, false, support, entropy, scratch);
     return true;
   }
-  support = {n >= 2 ? Support::Kind::causal : Support::Kind::full};
+  support.kind = n >= 2 ? Support::Kind::causal : Support::Kind::full;
   if (!pass(attention, true, support, entropy, scratch)) {
     support.kind = Support::Kind::full;
     pass(attention, true, support, entropy, scratch);

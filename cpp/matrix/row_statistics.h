@@ -5,11 +5,11 @@
 
 namespace attnscope {
 
-// Column sums over the visible entries to scratch.sums [n] and, unless `entropy` is null, −Σ_j x
-// log x of every row to `entropy` [n] (NaN where a row holds a negative entry), in one read of the
-// matrix. With `find_support` the same read finds out whether the map is causal and writes that to
-// `support`; otherwise `support` is taken as it is. Returns whether all entries are finite; where
-// not, what was written means nothing.
+// Column sums over the visible entries to scratch.sums [keys] and, unless `entropy` is null, −Σ_j x
+// log x of every row to `entropy` [queries] (NaN where a row holds a negative entry), in one read
+// of the matrix. With `find_support` the same read finds out whether the map is causal and writes
+// that to `support`; otherwise `support` is taken as it is. Returns whether all entries are finite;
+// where not, what was written means nothing.
 template <class Scalar>
 bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                     double* entropy, RowScratch& scratch);

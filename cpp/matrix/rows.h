@@ -106,7 +106,7 @@ class RowReader {
     // whole.
     panel_rows_ = column_stride == 1 ? 1 : 16;
     auto& storage = scratch.of<Wide<Scalar>>();
-    const auto size = static_cast<std::size_t>(panel_rows_ * matrix.rows());
+    const auto size = static_cast<std::size_t>(panel_rows_ * matrix.cols());
     if (storage.size() < size) storage.resize(size);
     panel_ = storage.data();
   }
@@ -117,20 +117,20 @@ class RowReader {
       if (in_place_) return matrix_.data() + i * matrix_.outerStride();
     }
     if (i < first_ || i >= last_) fill(i);
-    return panel_ + (i - first_) * matrix_.rows();
+    return panel_ + (i - first_) * matrix_.cols();
   }
 
   // Whether all rows are handed out in place, so that several can be held at once.
   bool in_place() const { return in_place_; }
 
   // No key that query `i` can see lies behind it.
-  Index end(Index i) const { return support_.end(i, matrix_.rows()); }
+  Index end(Index i) const { return support_.end(i, matrix_.cols()); }
 
  private:
   void fill(Index from) {
-    const Index n = matrix_.rows();
+    const Index n = matrix_.cols();
     first_ = from;
-    last_ = std::min(n, from + panel_rows_);
+    last_ = std::min<Index>(matrix_.rows(), from + panel_rows_);
     const Index rows = last_ - first_;
     const Index end = support_.end(last_ - 1, n);
     const Index row_stride = matrix_.outerStride();
@@ -173,7 +173,7 @@ void for_each_row(const MatrixView<Scalar>& matrix, const Support& support, RowS
   for (Index i = 0; i < matrix.rows(); ++i) visit(i, reader.row(i), reader.end(i));
 }
 
-// Number of keys that query `i` of `n` can see.
+// Number of the `n` keys that query `i` can see.
 inline Index visible_keys(const Support& support, Index i, Index n) {
   if (support.kind != Support::Kind::mask) return support.end(i, n);
   Index count = 0;
@@ -181,14 +181,18 @@ inline Index visible_keys(const Support& support, Index i, Index n) {
   return count;
 }
 
-// Number of queries that can see each key, to counts [n].
-inline void visible_queries(const Support& support, Index n, std::vector<Index>& counts) {
+// Number of `rows` queries that can see each of `n` keys, to counts [n].
+inline void visible_queries(const Support& support, Index rows, Index n,
+                            std::vector<Index>& counts) {
   counts.assign(n, 0);
   if (support.kind != Support::Kind::mask) {
-    for (Index j = 0; j < n; ++j) counts[j] = support.kind == Support::Kind::causal ? n - j : n;
+    const bool causal = support.kind == Support::Kind::causal;
+    for (Index j = 0; j < n; ++j) {
+      counts[j] = causal ? rows - std::clamp<Index>(j - support.shift, 0, rows) : rows;
+    }
     return;
   }
-  for (Index i = 0; i < n; ++i) {
+  for (Index i = 0; i < rows; ++i) {
     for (Index j = 0; j < n; ++j) counts[j] += support.visible(i, j) ? 1 : 0;
   }
 }

@@ -100,15 +100,16 @@ void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index
 
 template <class Scalar>
 double widen(const MatrixView<Scalar>& matrix, double* out, Index ld) {
-  const Index n = matrix.rows();
+  const Index rows = matrix.rows();
+  const Index n = matrix.cols();
   double largest = 0.0;
-  for (Index i = 0; i < n; ++i) {
+  for (Index i = 0; i < rows; ++i) {
     double* row = out + i * ld;
     widen_row(matrix, i, n, row);
     largest = std::max(largest, largest_magnitude(row, n));
   }
   const double scale = safe_scale(largest);
-  for (Index i = 0; i < n && scale != 1.0; ++i) scale_vector(out + i * ld, scale, n);
+  for (Index i = 0; i < rows && scale != 1.0; ++i) scale_vector(out + i * ld, scale, n);
   return scale;
 }
 

@@ -8,9 +8,9 @@
 
 namespace attnscope {
 
-// Copies a matrix to float64 rows `ld` apart (ld >= n) and returns the power of two it multiplied
-// by: 1 unless the largest magnitude is so large or small that fourth powers of the entries would
-// leave float64's range. Entries between n and ld are not touched.
+// Copies a matrix to float64 rows `ld` apart (ld >= its n columns) and returns the power of two it
+// multiplied by: 1 unless the largest magnitude is so large or small that fourth powers of the
+// entries would leave float64's range. Entries between n and ld are not touched.
 template <class Scalar>
 double widen(const MatrixView<Scalar>& matrix, double* out, Index ld);
 

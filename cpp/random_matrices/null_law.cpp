@@ -91,16 +91,86 @@ double imaginary_e1(std::complex<double> z) {
   return (h * std::exp(-z)).imag();
 }
 
+// The curve of the trapezoid law for an aspect c.
+class TrapezoidCurve {
+ public:
+  explicit TrapezoidCurve(double c) : c_(c), root_(std::sqrt(c * c + 4.0 * c * (1.0 - c))) {}
+
+  double upper() const { return 2.0 * c_ / (c_ + root_); }
+  double lower() const { return -(c_ + root_) / (2.0 * (1.0 - c_)); }
+  double longest() const { return upper() - lower(); }
+
+  // The point s of the upper half plane with this real part.
+  std::complex<double> at(double p) const {
+    const double fixed = (1.0 - c_) * p * p + c_ * p;
+    if (!(fixed < c_)) return {p, 0.0};
+    const double v = decreasing_root(
+        [&](double u) { return c_ * t_cot(u) - (1.0 - c_) * u * u; },
+        [&](double u) {
+          const double s = std::sin(u);
+          return c_ * (std::cos(u) / s - u / (s * s)) - 2.0 * (1.0 - c_) * u;
+        },
+        fixed, 0.0, pi, std::min(3.0, std::sqrt((c_ - fixed) / (1.0 - 2.0 * c_ / 3.0))));
+    return {p, v};
+  }
+  // z = e^s·factor(s), which is real and above 0 on the curve.
+  std::complex<double> factor(std::complex<double> s) const { return 1.0 - c_ + c_ / s; }
+  double log_value(double p) const {
+    const std::complex<double> s = at(p);
+    return p + std::log(std::abs(factor(s)));
+  }
+  // d ln x/dp along the curve, dx/dp = |z'|²/Re z'.
+  double log_slope(double p) const {
+    const std::complex<double> s = at(p);
+    const std::complex<double> w = 1.0 - c_ / (s * s) / factor(s);
+    return std::norm(w) / w.real();
+  }
+  double cdf(double p) const {
+    const std::complex<double> s = at(p);
+    const double v = s.imag();
+    return 1.0 - ((1.0 - c_) * v + c_ * std::arg(s) - c_ * v / std::norm(s)) / (pi * c_);
+  }
+  double density(double p) const { return std::exp(-p) * std::sin(at(p).imag()) / (pi * c_); }
+  // ∫ y dF from the point to the upper edge: Im A(s)/(πc) with A' = z·e^{−s}·dz/ds.
+  double upper_moment(double p) const {
+    const std::complex<double> s = at(p);
+    const std::complex<double> power = std::exp(s);
+    const double open = 1.0 - c_;
+    const std::complex<double> elementary = power * (open * open - (c_ * c_ - c_ * open) / s +
+                                                     0.5 * c_ * c_ * (1.0 / s + 1.0 / (s * s)));
+    const double integral = pi - imaginary_e1(-s);  // Im Ei(s)
+    return (elementary.imag() + (c_ - 0.5 * c_ * c_) * integral) / (pi * c_);
+  }
+
+ private:
+  double c_;
+  double root_;
+};
+
 }  // namespace
+
+// The mean of the entries' variances.
+double NullLaw::mean() const {
+  if (kind_ == Kind::triangular) return 0.5;
+  return kind_ == Kind::trapezoid ? 1.0 - 0.5 * gamma_ : 1.0;
+}
 
 double NullLaw::edge() const {
   if (kind_ == Kind::triangular) return e;
+  if (kind_ == Kind::trapezoid) {
+    const double p = TrapezoidCurve(gamma_).upper();
+    return std::exp(p) * (1.0 - gamma_ + gamma_ / p);
+  }
   const double root = 1.0 + std::sqrt(gamma_);
   return root * root;
 }
 
 double NullLaw::value_at(double t) const {
   if (kind_ == Kind::triangular) return t >= pi ? 0.0 : sinc(t) * std::exp(t_cot(t));
+  if (kind_ == Kind::trapezoid) {
+    const TrapezoidCurve curve(gamma_);
+    return std::exp(curve.log_value(curve.upper() - t));
+  }
   const double gap = 1.0 - std::sqrt(gamma_);
   const double half = std::cos(0.5 * t);
   return gap * gap + 4.0 * std::sqrt(gamma_) * half * half;
@@ -121,6 +191,16 @@ double NullLaw::angle(double x) const {
     return decreasing_root(log_triangular, log_triangular_slope, target, 0.0, pi,
                            std::clamp(guess, 1e-12, pi - 1e-3));
   }
+  if (kind_ == Kind::trapezoid) {
+    const TrapezoidCurve curve(gamma_);
+    const double target = std::log(x);
+    const double up = curve.upper();
+    if (!(target > curve.log_value(curve.lower()))) return curve.longest();
+    if (x >= edge()) return 0.0;
+    return decreasing_root([&](double t) { return curve.log_value(up - t); },
+                           [&](double t) { return -curve.log_slope(up - t); }, target, 0.0,
+                           curve.longest(), 0.5 * curve.longest());
+  }
   const double root = std::sqrt(gamma_);
   const double low = (1.0 - root) * (1.0 - root);
   const double high = (1.0 + root) * (1.0 + root);
@@ -133,6 +213,10 @@ double NullLaw::cdf_at(double t) const {
   if (kind_ == Kind::triangular) {
     const double s = std::sin(t);
     return t < 1e-8 ? 1.0 : 1.0 - t / pi + s * s / (pi * t);
+  }
+  if (kind_ == Kind::trapezoid) {
+    const TrapezoidCurve curve(gamma_);
+    return std::clamp(curve.cdf(curve.upper() - t), 0.0, 1.0);
   }
   const double root = std::sqrt(gamma_);
   const double q = (1.0 - root) / (1.0 + root);
@@ -157,14 +241,18 @@ double NullLaw::integral_at(double x, double t) const {
     const double tail = imaginary_e1({-t_cot(t), -t});
     return x - x * (t - s * s / (2.0 * t)) / pi - tail / (2.0 * pi);
   }
+  if (kind_ == Kind::trapezoid) {
+    const TrapezoidCurve curve(gamma_);
+    return x * cdf_at(t) - (mean() - curve.upper_moment(curve.upper() - t));
+  }
   const double moment = (pi - t + std::sin(t) * std::cos(t)) / pi;
   return x * cdf_at(t) - moment;
 }
 
 NullLaw::Point NullLaw::at(double x) const {
   if (x <= 0.0) return {x, 0.0, 0.0};
-  // Both laws have mean E; past the edge ∫_0^x F = x − E.
-  if (x >= edge()) return {x, 1.0, x - (kind_ == Kind::triangular ? 0.5 : 1.0)};
+  // Past the edge of a law of mean E, ∫_0^x F = x − E.
+  if (x >= edge()) return {x, 1.0, x - mean()};
   const double t = angle(x);
   return {x, cdf_at(t), integral_at(x, t)};
 }
@@ -173,8 +261,14 @@ NullLaw::Point NullLaw::crossing(double u, const Point& left, const Point& right
   const double high = angle(left.x);
   const double low = angle(right.x);
   const double share = (u - left.cdf) / (right.cdf - left.cdf);
-  const double guess = std::clamp(high + share * (low - high), 1e-12, pi - 1e-12);
+  const double most = kind_ == Kind::trapezoid ? TrapezoidCurve(gamma_).longest() : pi;
+  const double guess = std::clamp(high + share * (low - high), 1e-12, most - 1e-12);
   const auto slope = [&](double t) {
+    if (kind_ == Kind::trapezoid) {
+      const TrapezoidCurve curve(gamma_);
+      const double p = curve.upper() - t;
+      return -curve.density(p) * std::exp(curve.log_value(p)) * curve.log_slope(p);
+    }
     const double s = std::sin(t);
     if (kind_ == Kind::triangular) return -(1.0 - 2.0 * s * std::cos(t) / t + s * s / (t * t)) / pi;
     return -2.0 * s * s / (pi * value_at(t));

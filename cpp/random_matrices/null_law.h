@@ -8,15 +8,19 @@
 
 namespace attnscope {
 
-// The limit law F of the eigenvalues of XXᵀ/n for X with independent entries of variance 1 on its
-// support. Both laws are followed by an angle t in [0, π] that falls as x rises: t = π is the lower
-// edge and t = 0 the upper edge.
+// The limit law F of the eigenvalues of XXᵀ/n for X with n columns and independent entries of
+// variance 1 on its support. All laws are followed by a number t that falls as x rises and is 0 at
+// the upper edge: an angle that is π at the lower edge, or for the trapezoid p_up − p.
 //
 //  * Marchenko–Pastur, full support, 0 < γ = rows/columns <= 1 (Marčenko and Pastur 1967):
 //    x(t) = 1 + γ + 2√γ cos t, on [(1−√γ)², (1+√γ)²].
 //  * triangular, causal support (Dykema and Haagerup, DT-operators and decomposability of
 //    Voiculescu's circular operator, 2004): x(t) = (sin t/t)·exp(t cot t), on [0, e],
 //    F = 1 − t/π + sin²t/(πt).
+//  * trapezoid, causal support of the last c·n of n queries, 0 < c < 1, of which c = 1 is the
+//    triangle: the resolvent of a variance profile solves m(z) = (e^{−s} − 1)/c with z = e^s·(1 − c
+//    + c/s). z is real on the curve s = p + iv with (1−c)(p² + v²) + cp = cv·cot v, between the
+//    roots p of v = 0, and F = 1 − [(1−c)v + c·arg s − cv/|s|²]/(πc) there.
 class TriangularTable;
 
 class NullLaw {
@@ -26,6 +30,8 @@ class NullLaw {
   static NullLaw triangular(const TriangularTable* table = nullptr) {
     return {Kind::triangular, 1.0, table};
   }
+
+  static NullLaw trapezoid(double aspect) { return {Kind::trapezoid, aspect, nullptr}; }
 
   // A place on the axis: F(x), and ∫_0^x F, which goes on past the edge, to 1e-13 (5e-12 with a
   // table).
@@ -43,10 +49,11 @@ class NullLaw {
 
  private:
   friend class TriangularTable;
-  enum class Kind { marchenko_pastur, triangular };
+  enum class Kind { marchenko_pastur, triangular, trapezoid };
   NullLaw(Kind kind, double gamma, const TriangularTable* table)
       : kind_(kind), gamma_(gamma), table_(table) {}
 
+  double mean() const;
   double angle(double x) const;
   double value_at(double angle) const;
   double cdf_at(double angle) const;

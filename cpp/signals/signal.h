@@ -10,7 +10,7 @@ namespace attnscope {
 // Which one-dimensional signals are read off a map. `rows`: every query's attention over the keys
 // that it sees; `last`: that of the last query; `mean`: by key the mean over the
 // queries that see it, without keys that none sees; `offset`: the mean over visible pairs by
-// distance |i − j|.
+// distance from the query's own key.
 struct SignalOptions {
   enum class Kind { rows, last, mean, offset };
   Kind kind = Kind::rows;
@@ -28,9 +28,9 @@ struct SignalScratch {
   std::vector<double> pairs;
 };
 
-// How many signals a map of n tokens has room for: n for rows, else 1.
-inline Index signal_count(const SignalOptions& options, Index n) {
-  return options.kind == SignalOptions::Kind::rows ? n : 1;
+// How many signals a map has room for: one for each query for rows, else 1.
+inline Index signal_count(const SignalOptions& options, Index queries) {
+  return options.kind == SignalOptions::Kind::rows ? queries : 1;
 }
 
 }  // namespace attnscope

@@ -71,7 +71,8 @@ template <class Scalar, class Visit>
 void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
                      const SignalOptions& options, SignalScratch& scratch, Visit&& visit) {
   using Kind = SignalOptions::Kind;
-  const Index n = matrix.rows();
+  const Index queries = matrix.rows();
+  const Index n = matrix.cols();
   std::vector<double>& signal = scratch.signal;
   // `per` [signal.size()] divides the signal, which is a sum of so many entries.
   const auto give = [&](Index index, const double* per) {
@@ -86,7 +87,7 @@ void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
   RowReader<Scalar> reader(matrix, support, scratch.rows);
   if (options.kind == Kind::rows || options.kind == Kind::last) {
     const bool all = options.kind == Kind::rows;
-    for (Index i = all ? 0 : n - 1; i < n; ++i) {
+    for (Index i = all ? 0 : queries - 1; i < queries; ++i) {
       if (row_signal(reader.row(i), i, reader.end(i), support, options, signal))
         give(all ? i : 0, nullptr);
     }
@@ -96,7 +97,7 @@ void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
   std::vector<double> total(n, 0.0);
   std::vector<double>& pairs = scratch.pairs;
   pairs.assign(n, 0.0);
-  for (Index i = 0; i < n; ++i) {
+  for (Index i = 0; i < queries; ++i) {
     const auto* row = reader.row(i);
     const Index end = reader.end(i);
     double rest = 1.0;
@@ -118,7 +119,7 @@ void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
       }
     };
     if (options.kind == Kind::offset) {
-      add_to([i](Index j) { return i < j ? j - i : i - j; });
+      add_to([place = support.position(i)](Index j) { return std::abs(place - j); });
     } else if (visible_keys(support, i, n) - first >= options.min_keys) {
       add_to([first](Index j) { return j - first; });
     }

@@ -13,7 +13,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,42 +24,25 @@ from attnscope._evaluation import plain_defaults
 from attnscope._memory import SMALLEST_BATCH, warn_if_too_large
 from attnscope._row_sums import check_row_sums
 from attnscope._warn import warn
+from attnscope.arguments.maps import DEFAULT_PLACES as DEFAULT_PLACES
+from attnscope.arguments.maps import Attention as Attention
+from attnscope.arguments.maps import Places as Places
+from attnscope.arguments.maps import Queries, place_queries
 from attnscope.errors import NonFiniteWarning
 from attnscope.gradients import dispatch
 
+#: The way out where a metric of square maps gets a rectangle.
+NOT_SQUARE = (
+    "of decoding steps `recording.assembled()` makes one square map; of cross attention (`layer.cross`) it "
+    "is undefined"
+)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Attention in half precision can exceed 1 by rounding; a hundredth is far above that and far below a bug.
 LARGEST_ENTRY = 1.0 + 1e-2
 
 Lengths = torch.Tensor | Sequence[int] | int | None
-
-
-class Attention(NamedTuple):
-    """A checked argument: the tensor as the core reads it, and one length per matrix or None."""
-
-    tensor: torch.Tensor
-    lengths: torch.Tensor | None
-
-    @property
-    def n(self) -> int:
-        return int(self.tensor.shape[-1])
-
-    @property
-    def leading(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape[:-2])
-
-    @property
-    def layers(self) -> Attention:
-        """The same for heads [..., h, n, n], counted by layers in warnings."""
-        if isinstance(self.tensor, _placement.Unmaterialized):
-            return Attention(self.tensor.select_heads([0]), None)
-        return Attention(self.tensor[..., 0, :, :], None)
-
-    def inside(self) -> torch.Tensor:
-        """Return which tokens are within the lengths, bool [..., n]."""
-        place = torch.arange(self.n, device="cpu")
-        within = place >= 0 if self.lengths is None else place < self.lengths[..., None]
-        return within.expand(*self.leading, self.n)
+#: Keys of queries: one list for all maps, or one for each.
+Positions = torch.Tensor | Sequence[int] | None
 
 
 def attention_argument(
@@ -70,16 +53,23 @@ def attention_argument(
     validate: bool = False,
     name: str = "attention",
     rows: bool = True,
+    places: Places | None = None,
 ) -> Attention:
     """Check `attention` [..., n, n] and `lengths`, without a copy, and warn where `rows` do not sum to 1.
 
-    Maps on an accelerator stay there if the function is measured there.
+    With `places`, which says where queries stand, maps may be rectangles [..., q, k]. Maps on an
+    accelerator stay there if the function is measured there.
     """
-    tensor = square_tensor(function, name, attention)
+    tensor = map_tensor(function, name, attention, square=places is None)
     checked_lengths = None
     if lengths is not None:
         checked_lengths = lengths_argument(function, lengths, tuple(tensor.shape[:-2]), tensor.shape[-1])
     checked = Attention(tensor, checked_lengths)
+    if places is not None and not (places.is_default and tensor.shape[-1] == tensor.shape[-2]):
+        if not isinstance(tensor, _placement.Unmaterialized):
+            checked = checked._replace(queries=_queries_argument(function, places, checked))
+        elif not places.is_default:
+            raise ValueError(f"{function}: {tensor} says itself where its queries stand, got {places}")
     if isinstance(tensor, _placement.Unmaterialized):
         if flag(function, "validate", validate):
             raise ValueError(f"{function}: validate needs the entries of the map, got {tensor}")
@@ -91,7 +81,7 @@ def attention_argument(
         longest = checked.n if checked_lengths is None else int(checked_lengths.max())
         warn_if_too_large(function, longest, math.prod(checked.leading))
     if flag(function, "validate", validate):
-        invalid = _core.first_invalid(_placement.host_copy(tensor), checked_lengths, LARGEST_ENTRY)
+        invalid = _core.first_invalid(_placement.host_copy(tensor), checked.extent, LARGEST_ENTRY)
         if invalid is not None:
             matrix, row, column, value = invalid
             index = (*map(int, np.unravel_index(matrix, checked.leading)), row, column)
@@ -99,36 +89,86 @@ def attention_argument(
             raise ValueError(f"{function}: {name} {words}")
     if rows and name in ("attention", "heads"):
         maps = tensor.detach() if tensor.requires_grad else tensor
-        check_row_sums(function, maps, checked_lengths, refuse=validate)
+        check_row_sums(function, maps, checked_lengths, refuse=validate, queries=checked.query_lengths)
     return checked
 
 
+def _queries_argument(function: str, places: Places, attention: Attention) -> Queries:
+    """Return the checked places of the queries of maps."""
+    positions = places.positions
+    if positions is not None:
+        positions = integers_argument(function, "query_positions", positions)
+        shape = (*attention.leading, attention.query_count)
+        positions = expanded(f"{function}: query_positions", positions, shape).contiguous()
+    lengths = lengths_argument(
+        function,
+        places.lengths,
+        attention.leading,
+        attention.query_count,
+        name="query_lengths",
+        least=0,
+    )
+    return place_queries(function, positions, lengths, flag(function, "cross", places.cross), attention)
+
+
 def heads_argument(
-    function: str, heads: Any, lengths: Lengths = None, *, validate: bool = False
+    function: str,
+    heads: Any,
+    lengths: Lengths = None,
+    *,
+    validate: bool = False,
+    places: Places | None = None,
 ) -> Attention:
-    """Check `heads` [..., h, n, n]; lengths broadcast against [...], one per layer, or against [..., h]."""
-    tensor = square_tensor(function, "heads", heads)
+    """Check `heads` [..., h, n, n], or [..., h, q, k] with `places`.
+
+    Lengths broadcast against [...], one per layer, or against [..., h].
+    """
+    tensor = map_tensor(function, "heads", heads, square=places is None)
     leading = tuple(tensor.shape[:-2])
     if not leading or leading[-1] == 0:
         raise ValueError(
             f"{function}: heads must have at least three dimensions [..., h, n, n] with h >= 1, "
             f"got shape {tuple(tensor.shape)}"
         )
-    per_layer = lengths is None or as_tensor(function, "lengths", lengths).ndim < len(leading)
+    head_lengths = _lengths_of_heads(function, "lengths", lengths, leading, 1, tensor.shape[-1])
+    if places is not None and places.lengths is not None:
+        query_lengths = _lengths_of_heads(
+            function, "query_lengths", places.lengths, leading, 0, tensor.shape[-2]
+        )
+        places = places._replace(lengths=query_lengths)
+    return attention_argument(function, tensor, head_lengths, validate=validate, name="heads", places=places)
+
+
+def refuse_places(function: str, places: Places) -> None:
+    """Raise where the caller says where queries stand to a function of square maps."""
+    if not places.is_default:
+        raise ValueError(f"{function} is of square maps of self-attention only; {NOT_SQUARE}")
+
+
+def _lengths_of_heads(
+    function: str, name: str, lengths: Lengths, leading: tuple[int, ...], least: int, most: int
+) -> torch.Tensor | None:
+    """Return lengths [..., h] from those of layers [...] or of heads, which are equal in a layer."""
+    per_layer = lengths is None or as_tensor(function, name, lengths).ndim < len(leading)
     head_lengths = lengths_argument(
-        function, lengths, leading[:-1] if per_layer else leading, tensor.shape[-1]
+        function, lengths, leading[:-1] if per_layer else leading, most, name=name, least=least
     )
     if head_lengths is not None and per_layer:
         head_lengths = head_lengths.unsqueeze(-1).expand(leading)
     elif head_lengths is not None and bool((head_lengths != head_lengths[..., :1]).any()):
         raise ValueError(
-            f"{function}: lengths of the heads of one layer must be equal, got {head_lengths.tolist()}"
+            f"{function}: {name} of the heads of one layer must be equal, got {head_lengths.tolist()}"
         )
-    return attention_argument(function, tensor, head_lengths, validate=validate, name="heads")
+    return head_lengths
 
 
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     """Return `value` as a float tensor [..., n, n]; on the CPU, unless its device measures the function."""
+    return map_tensor(function, name, value, square=True)
+
+
+def map_tensor(function: str, name: str, value: Any, *, square: bool) -> torch.Tensor:
+    """Return `value` as a float tensor [..., q, k]; on the CPU, unless its device measures the function."""
     if not torch.compiler.is_compiling():
         settle_forked_child()
         if _core.is_plain_batch(value) or isinstance(value, _placement.Unmaterialized):
@@ -139,12 +179,12 @@ def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     got = f"got shape {tuple(tensor.shape)}"
     if tensor.ndim < 2:
         raise ValueError(f"{function}: {name} must have at least two dimensions [..., n, n], {got}")
-    if tensor.shape[-1] != tensor.shape[-2]:
+    if square and tensor.shape[-1] != tensor.shape[-2]:
         raise ValueError(
-            f"{function}: {name} must be square in its last two dimensions, {got}"
-            + ("; of cross attention (`layer.cross`) it is undefined" if tensor.ndim == 4 else "")
+            f"{function}: {name} must be square in its last two dimensions, {got}, "
+            f"{tensor.shape[-2]} queries x {tensor.shape[-1]} keys; {NOT_SQUARE}"
         )
-    if tensor.shape[-1] == 0:
+    if 0 in tensor.shape[-2:]:
         raise ValueError(f"{function}: {name} must hold at least one token, {got}")
     return tensor
 
@@ -362,7 +402,8 @@ def choice_argument(function: str, name: str, value: Any, choices: Sequence[str]
 def support_argument(function: str, support: Any, attention: Attention) -> Any:
     """Return `support` as the core takes it: "auto", "causal", "full", or a boolean CPU tensor."""
     if isinstance(support, str):
-        return choice_argument(function, "support", support, ("auto", "causal", "full"))
+        support = choice_argument(function, "support", support, ("auto", "causal", "full"))
+        return attention.support_in_words(function, support)
     words = "does not broadcast to attention of shape"
     return flags_argument(function, "support", support, attention.tensor.shape, words)
 
@@ -386,10 +427,15 @@ def call_kernel(
     `function` is the public one that calls, where it has another name.
     """
     if dispatch.needs_operator(checked.tensor, *arguments):
+        if checked.queries is not None:
+            raise NotImplementedError(
+                f"{function or kernel.__name__}: only square maps have a derivative and can be compiled, got "
+                f"{checked.query_count} queries x {checked.n} keys; detach the tensor"
+            )
         operator = dispatch.operator_of(function or kernel.__name__)
         return operator(checked.tensor, checked.lengths, *arguments)
     run = _placement.computed_on(kernel, checked.tensor)
-    return run(checked.tensor, checked.lengths, *arguments)
+    return run(checked.tensor, checked.extent, *arguments)
 
 
 def call_and_warn(
@@ -429,18 +475,29 @@ def _threshold(function: str, entry: Any) -> float:
 
 
 def lengths_argument(
-    function: str, lengths: Lengths, leading: tuple[int, ...], n: int
+    function: str,
+    lengths: Lengths,
+    leading: tuple[int, ...],
+    n: int,
+    *,
+    name: str = "lengths",
+    least: int = 1,
 ) -> torch.Tensor | None:
     if lengths is None:
         return None
-    values = as_tensor(function, "lengths", lengths)
-    if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:
-        raise ValueError(f"{function}: lengths must be integers, got {values.dtype}")
-    values = values.to(device="cpu", dtype=torch.int64)
-    broadcast = expanded(f"{function}: lengths", values, leading, "do not broadcast to the leading shape")
-    if len(outside := values[(values < 1) | (values > n)]):
-        raise ValueError(f"{function}: lengths must lie between 1 and n = {n}, got {outside[0]}")
+    values = integers_argument(function, name, lengths)
+    broadcast = expanded(f"{function}: {name}", values, leading, "do not broadcast to the leading shape")
+    if len(outside := values[(values < least) | (values > n)]):
+        raise ValueError(f"{function}: {name} must lie between {least} and n = {n}, got {outside[0]}")
     return broadcast.contiguous()
+
+
+def integers_argument(function: str, name: str, value: Any) -> torch.Tensor:
+    """Return `value` as an int64 tensor on the CPU."""
+    values = as_tensor(function, name, value)
+    if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:
+        raise ValueError(f"{function}: {name} must be integers, got {values.dtype}")
+    return values.to(device="cpu", dtype=torch.int64)
 
 
 def expanded(

@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor
 
 _Lengths = Tensor | None
+# keys and queries of each map, the key of each query, whether queries stand at no key
+_Extent = _Lengths | tuple[Tensor | None, Tensor | None, Tensor | None, bool]
 _Support = str | Tensor
 
 def interfaces() -> tuple[str, str]: ...
@@ -14,9 +16,9 @@ def is_plain_batch(attention: object) -> bool: ...
 def holds_memory(tensor: object) -> bool: ...
 def power_scales(matrices: Tensor, lengths: _Lengths) -> Tensor | None: ...
 def first_invalid(
-    attention: Tensor, lengths: _Lengths, upper: float
+    attention: Tensor, lengths: _Extent, upper: float
 ) -> tuple[int, int, int, float] | None: ...
-def finite_matrices(attention: Tensor, lengths: _Lengths) -> Tensor: ...
+def finite_matrices(attention: Tensor, lengths: _Extent) -> Tensor: ...
 def laplacian_eigenvalues(
     attention: Tensor, lengths: _Lengths, k: int, symmetrize: str, threshold: float | None, normalized: bool
 ) -> tuple[Tensor, int]: ...
@@ -36,7 +38,7 @@ def graph_statistics(
 ) -> tuple[tuple[Tensor, ...], int]: ...
 def power_spectrum(
     attention: Tensor,
-    lengths: _Lengths,
+    lengths: _Extent,
     support: _Support,
     signal: str,
     drop_first: bool,
@@ -48,7 +50,7 @@ def power_spectrum(
 ) -> tuple[Tensor, int]: ...
 def spectral_uncertainty(
     attention: Tensor,
-    lengths: _Lengths,
+    lengths: _Extent,
     support: _Support,
     signal: str,
     drop_first: bool,
@@ -56,12 +58,12 @@ def spectral_uncertainty(
     root: bool,
 ) -> tuple[Tensor, int]: ...
 def local_global_ratio(
-    attention: Tensor, lengths: _Lengths, support: _Support, window: float, drop_first: bool
+    attention: Tensor, lengths: _Extent, support: _Support, window: float, drop_first: bool
 ) -> tuple[Tensor, int]: ...
 def wavelet_levels(n: int) -> int: ...
 def wavelet_transform(
     attention: Tensor,
-    lengths: _Lengths,
+    lengths: _Extent,
     support: _Support,
     signal: str,
     drop_first: bool,
@@ -72,7 +74,7 @@ def wavelet_transform(
 ) -> tuple[Tensor, Tensor, int]: ...
 def morlet_scalogram(
     attention: Tensor,
-    lengths: _Lengths,
+    lengths: _Extent,
     support: _Support,
     signal: str,
     drop_first: bool,
@@ -82,11 +84,11 @@ def morlet_scalogram(
     omega: float,
 ) -> tuple[Tensor, int]: ...
 def attention_entropy(
-    attention: Tensor, lengths: _Lengths, support: _Support, normalized: bool
+    attention: Tensor, lengths: _Extent, support: _Support, normalized: bool
 ) -> tuple[Tensor, int]: ...
 def sink_statistics(
     attention: Tensor,
-    lengths: _Lengths,
+    lengths: _Extent,
     support: _Support,
     incoming: bool,
     entropy: bool,
@@ -96,14 +98,14 @@ def sink_statistics(
 ) -> tuple[Any, Any, Any, Any, Any, Any, int]: ...
 def sink_tokens(
     attention: Tensor,
-    lengths: _Lengths,
+    lengths: _Extent,
     support: _Support,
     tau: float | None,
     gamma: float,
     min_visibility: float,
 ) -> tuple[Tensor, int]: ...
 def far_attention(
-    attention: Tensor, lengths: _Lengths, support: _Support
+    attention: Tensor, lengths: _Extent, support: _Support
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]: ...
 def betti_numbers(
     attention: Tensor, lengths: _Lengths, thresholds: Tensor, symmetrize: str
@@ -113,39 +115,44 @@ def persistence(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]: ...
 def marchenko_pastur(
     attention: Tensor,
-    lengths: _Lengths,
+    lengths: _Extent,
     support: _Support,
     null: str,
     draws: int,
     seed: int,
     wasserstein: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int]: ...
-def null_law_cdf(x: Iterable[float], aspect: float | None) -> list[float]: ...
-def participation_ratio(attention: Tensor, lengths: _Lengths, spectrum: str) -> tuple[Tensor, int]: ...
-def singular_values(attention: Tensor, lengths: _Lengths) -> tuple[Tensor, int]: ...
+def null_law_cdf(x: Iterable[float], aspect: float | None, causal: bool) -> list[float]: ...
+def participation_ratio(attention: Tensor, lengths: _Extent, spectrum: str) -> tuple[Tensor, int]: ...
+def singular_values(attention: Tensor, lengths: _Extent) -> tuple[Tensor, int]: ...
 
 max_vertices: int
 large_result: int
 
 def head_divergence(
-    heads: Tensor, lengths: _Lengths, support: _Support, entropy: Tensor | None
+    heads: Tensor, lengths: _Extent, support: _Support, entropy: Tensor | None
 ) -> tuple[Tensor, int]: ...
 def sink_removal(
     heads: Tensor,
-    lengths: _Lengths,
+    lengths: _Extent,
     support: _Support,
     keys: Tensor,
     keep_attention: bool,
     sink_mass: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]: ...
 def geometric_semantic_alignment(
-    attention: Tensor, lengths: _Lengths, support: _Support, states: Tensor, without: Tensor | None
+    attention: Tensor,
+    lengths: _Extent,
+    support: _Support,
+    states: Tensor,
+    without: Tensor | None,
+    query_states: Tensor | None,
 ) -> tuple[Tensor, int]: ...
 def reference_influence(
-    attention: Tensor, lengths: _Lengths, support: _Support, states: Tensor, reference: Tensor
+    attention: Tensor, lengths: _Extent, support: _Support, states: Tensor, reference: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]: ...
 def span_attention(
-    attention: Tensor, lengths: _Lengths, support: _Support, spans: list[int], special: Tensor | None
+    attention: Tensor, lengths: _Extent, support: _Support, spans: list[int], special: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], int]: ...
 def pattern_share(
     attention: Tensor,

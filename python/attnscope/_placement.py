@@ -160,13 +160,15 @@ class _Placed:
     def __init__(self, kernel: Callable[..., Any]) -> None:
         self._kernel = kernel
 
-    def __call__(self, tensor: Tensor, lengths: Tensor | None, *arguments: Any) -> Any:
+    def __call__(self, tensor: Tensor, lengths: Any, *arguments: Any) -> Any:
         name = self._kernel.__name__
         slower = tensor.device.type == "cuda" and (
             tensor.shape[-1] <= CUDA_IS_SLOWER.get(name, 0)
             or tensor.numel() * tensor.element_size() < FEWEST_BYTES
         )
-        if name in MODULES and not slower:
+        # an extent of rectangles, which only the core measures
+        square = not isinstance(lengths, tuple)
+        if name in MODULES and square and not slower:
             module = importlib.import_module(f"attnscope.devices.{MODULES[name]}")
             try:
                 result = getattr(module, name)(tensor, lengths, *arguments)

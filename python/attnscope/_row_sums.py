@@ -45,44 +45,54 @@ def row_sum_cache() -> Iterator[None]:
         _FINE.reset(token)
 
 
-def last_rows(maps: Tensor, lengths: Tensor | None) -> Tensor:
-    """Return the row of each map's last token [..., n], zero behind its keys."""
-    if lengths is None:
-        return maps[..., -1, :]
+def last_rows(maps: Tensor, lengths: Tensor | None, queries: Tensor | None = None) -> Tensor:
+    """Return the row of each map's last query [..., k], zero behind its keys, and for a map without one."""
     n = maps.shape[-1]
-    at = (lengths - 1)[..., None, None].expand(*maps.shape[:-2], 1, n)
-    return maps.gather(-2, at).squeeze(-2) * (torch.arange(n, device=maps.device) < lengths[..., None])
+    rows = maps[..., -1, :]
+    if queries is not None:
+        at = (queries - 1).clamp(min=0)[..., None, None].expand(*maps.shape[:-2], 1, n)
+        rows = maps.gather(-2, at).squeeze(-2) * (queries > 0)[..., None]
+    if lengths is not None:
+        rows = rows * (torch.arange(n, device=maps.device) < lengths[..., None])
+    return rows
 
 
-def _is_off(maps: Tensor, lengths: Tensor | None) -> bool:
+def _is_off(maps: Tensor, lengths: Tensor | None, queries: Tensor | None) -> bool:
     """Return True if the last row of the last map does not sum to 1, a look that costs little."""
     last: tuple[int, ...] = (-1,) * (maps.ndim - 2)
     end = maps.shape[-1] if lengths is None else int(lengths[last])
-    where = (*last, end - 1)
+    where = (*last, maps.shape[-2] - 1 if queries is None else int(queries[last]) - 1)
     row: Tensor = maps[where]
     total = float(row[:end].sum())
     return not abs(total - 1) <= TOLERANCE
 
 
 def check_row_sums(
-    function: str, maps: Tensor, lengths: Tensor | None, *, refuse: bool = False
+    function: str,
+    maps: Tensor,
+    lengths: Tensor | None,
+    *,
+    refuse: bool = False,
+    queries: Tensor | None = None,
 ) -> str | None:
     """Return the fault of the sums of rows in words, after a warning of it; None where there is none.
 
     Rows of zeros (a query that sees nothing) and rows with NaN are passed over.
     """
     lengths = None if lengths is None else lengths.to(maps.device)
+    queries = None if queries is None else queries.to(maps.device)
     fine = _FINE.get()
     if fine is not None and any(cached_maps is maps for cached_maps in fine):
         return None
-    if not maps.numel() or not _is_off(maps, lengths):
+    if not maps.numel() or not _is_off(maps, lengths, queries):
         if fine is not None:
             fine.append(maps)
         return None
     for axis in range(maps.ndim - 2):
         maps = maps.narrow(axis, 0, min(maps.shape[axis], _MOST))
         lengths = lengths if lengths is None else lengths.narrow(axis, 0, maps.shape[axis])
-    rows = last_rows(maps, lengths)
+        queries = queries if queries is None else queries.narrow(axis, 0, maps.shape[axis])
+    rows = last_rows(maps, lengths, queries)
     sums = rows.sum(-1, dtype=torch.float64)
     off = (sums - 1).abs() > TOLERANCE
     if not bool(off.any()):

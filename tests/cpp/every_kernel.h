@@ -264,8 +264,8 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
   const AlignedHead<Scalar> head{view, support};
   PairMoments moments;
   const Index end = std::min(n, state_rows(n));
-  alignment_moments(std::span<const AlignedHead<Scalar>>(&head, 1), states.data(), 4, 0, end,
-                    &moments, work.alignment);
+  alignment_moments(std::span<const AlignedHead<Scalar>>(&head, 1), states.data(), states.data(), 4,
+                    0, end, &moments, work.alignment);
   write(moments.ac);
   write(alignment_of(std::span<const PairMoments>(&moments, 1)));
   std::vector<double> influence(static_cast<std::size_t>(3 * n), 0.0);

@@ -10,25 +10,26 @@ namespace {
 
 // Each head's divergence, the mean over its queries [..., h]. `entropy`: None, or that of every
 // query
-// [..., h, n], float64 and contiguous.
+// [..., h, q], float64 and contiguous.
 py::tuple divergence(Argument heads, Argument lengths, Argument support, Argument entropy) {
-  const Batch batch = make_batch(heads, lengths);
+  const Batch batch = make_rectangles(heads, lengths);
   const SupportBatch supports = make_support(batch, support);
-  const double* known = numbers_of(entropy, batch.count * batch.n);
+  const double* known = numbers_of(entropy, batch.count * batch.queries);
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
-  std::vector<double> rows(batch.count * batch.n, kNaN);
-  const Index block = batch.sizes.back() * batch.n;
+  std::vector<double> rows(batch.count * batch.queries, kNaN);
+  const Index block = batch.sizes.back() * batch.queries;
   const Index non_finite = per_layer<DivergenceWorkspace>(
       batch, supports,
       [&](auto views, auto own, Index layer, Index begin, Index end, auto& workspace) {
         const Index at = layer * block;
-        head_divergence(views, own, begin, end, rows.data() + at, batch.n, workspace,
+        head_divergence(views, own, begin, end, rows.data() + at, batch.queries, workspace,
                         known == nullptr ? nullptr : known + at);
       });
   for (Index index = 0; index < batch.count; ++index) {
-    const double* row = rows.data() + index * batch.n;
-    result.data[index] = std::accumulate(row, row + batch.length(index), 0.0) /
-                         static_cast<double>(batch.length(index));
+    const double* row = rows.data() + index * batch.queries;
+    const Index queries = batch.query_length(index);
+    if (queries == 0) continue;
+    result.data[index] = std::accumulate(row, row + queries, 0.0) / static_cast<double>(queries);
   }
   return py::make_tuple(result.tensor, non_finite);
 }
@@ -37,17 +38,17 @@ py::tuple divergence(Argument heads, Argument lengths, Argument support, Argumen
 // None.
 py::tuple removal(Argument heads, Argument lengths, Argument support, Argument keys,
                   bool keep_attention, Argument sink_mass) {
-  const Batch batch = make_batch(heads, lengths);
+  const Batch batch = make_rectangles(heads, lengths);
   const SupportBatch supports = make_support(batch, support);
   const std::vector<Index> layers(batch.sizes.begin(), batch.sizes.end() - 1);
   const FlagBatch removed = make_flags(layers, batch.n, keys);
-  const Result<double> before = make_result(batch.sizes, {batch.n}, kNaN);
-  const Result<double> after = make_result(batch.sizes, {batch.n}, kNaN);
-  const Result<bool> excluded = make_result(batch.sizes, {batch.n}, false);
+  const Result<double> before = make_result(batch.sizes, {batch.queries}, kNaN);
+  const Result<double> after = make_result(batch.sizes, {batch.queries}, kNaN);
+  const Result<bool> excluded = make_result(batch.sizes, {batch.queries}, false);
   Result<double> attention;
-  if (keep_attention) attention = make_result(batch.sizes, {batch.n, batch.n}, kNaN);
-  const double* learned = numbers_of(sink_mass, batch.count * batch.n);
-  const Index block = batch.sizes.back() * batch.n;
+  if (keep_attention) attention = make_result(batch.sizes, {batch.queries, batch.n}, kNaN);
+  const double* learned = numbers_of(sink_mass, batch.count * batch.queries);
+  const Index block = batch.sizes.back() * batch.queries;
   const Index non_finite = per_layer<DivergenceWorkspace>(
       batch, supports,
       [&](auto views, auto own, Index layer, Index begin, Index end, auto& workspace) {
@@ -56,6 +57,7 @@ py::tuple removal(Argument heads, Argument lengths, Argument support, Argument k
                               after.data + at,
                               excluded.data + at,
                               keep_attention ? attention.data + at * batch.n : nullptr,
+                              batch.queries,
                               batch.n,
                               learned == nullptr ? nullptr : learned + at};
         sink_removal(views, own, removed.at(layer), removed.column_stride, begin, end, out,

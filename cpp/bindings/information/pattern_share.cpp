@@ -29,7 +29,8 @@ py::tuple pattern_share_of(Argument attention, Argument lengths, Argument suppor
                            Argument marked, bool all) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
-  const SupportBatch marks = marked.is_none() ? SupportBatch{} : make_support(batch, marked);
+  const py::object marked_pairs = marked.is_none() ? py::object(py::str("full")) : marked;
+  const SupportBatch marks = make_support(batch, marked_pairs);
   std::vector<Pattern> asked;
   for (const std::string& name : patterns) {
     asked.push_back(pattern_from(name));

@@ -13,7 +13,7 @@ namespace {
 py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument support, bool incoming,
                              bool entropy, std::optional<double> min_visibility,
                              std::optional<std::pair<Index, Index>> first_and_queries, Index top) {
-  const Batch batch = make_batch(attention, lengths);
+  const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const auto [first, queries] = first_and_queries.value_or(std::pair<Index, Index>(0, 0));
   const SinkRequest asked{min_visibility.has_value(), min_visibility.value_or(0.0), first, queries,
@@ -22,7 +22,7 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
     return wanted ? make_result(batch.sizes, trailing, kNaN) : Result<double>{py::none()};
   };
   const Result<double> incomings = numbers(incoming, {batch.n});
-  const Result<double> entropies = numbers(entropy, {batch.n});
+  const Result<double> entropies = numbers(entropy, {batch.queries});
   const Result<double> shares = numbers(asked.first > 0, {});
   const Result<double> uniforms = numbers(asked.first > 0, {});
   const Result<double> tops = numbers(top > 0, {});
@@ -32,7 +32,7 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
       batch, [&](const auto& view, Index index, auto& workspace) {
         SinkAnswers answers;
         if (incoming) answers.incoming = incomings.data + index * batch.n;
-        if (entropy) answers.entropy = entropies.data + index * batch.n;
+        if (entropy) answers.entropy = entropies.data + index * batch.queries;
         Support own = supports.given(index);
         if (!sink_statistics(view, supports.automatic, own, asked, answers, workspace))
           return false;
@@ -50,7 +50,7 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
 
 py::tuple tokens(Argument attention, Argument lengths, Argument support, std::optional<double> tau,
                  double gamma, double min_visibility) {
-  const Batch batch = make_batch(attention, lengths);
+  const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const SinkRule rule{tau, gamma, min_visibility};
   return result_per_matrix<SinkWorkspace>(
@@ -62,7 +62,7 @@ py::tuple tokens(Argument attention, Argument lengths, Argument support, std::op
 // (mass, expected, variance, largest, uniform, queries, non_finite), each [..., n]; past a map's
 // own length and of a map that is not finite NaN, and 0 queries.
 py::tuple far(Argument attention, Argument lengths, Argument support) {
-  const Batch batch = make_batch(attention, lengths);
+  const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   Result<double> numbers[5];
   for (auto& one : numbers) one = make_result(batch.sizes, {batch.n}, kNaN);

@@ -12,7 +12,7 @@ namespace {
 // order, or of one for all; NaN where a map is not finite or its span starts below 0.
 py::tuple span_attention_of(Argument attention, Argument lengths, Argument support,
                             const std::vector<std::int64_t>& spans, Argument special) {
-  const Batch batch = make_batch(attention, lengths);
+  const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const FlagBatch marked = make_flags(batch.sizes, batch.n, special);
   const auto given = static_cast<Index>(spans.size());

@@ -8,16 +8,16 @@
 namespace attnscope {
 namespace {
 
-// A `window` below 1 is a fraction of each map's own number of tokens.
+// A `window` below 1 is a fraction of each map's own number of keys.
 py::tuple ratio(Argument attention, Argument lengths, Argument support, double window,
                 bool drop_first) {
-  const Batch batch = make_batch(attention, lengths);
+  const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   return result_per_matrix<RowScratch>(
       batch, {}, kNaN, [&](const auto& view, Index index, double* out, auto& scratch) {
-        const auto rows = static_cast<double>(view.rows());
+        const auto keys = static_cast<double>(view.cols());
         // A window beyond the map holds all of it, whatever number an integer ends at.
-        const double width = window < 1.0 ? window * rows : std::min(window, rows);
+        const double width = window < 1.0 ? window * keys : std::min(window, keys);
         *out = local_global_ratio(view, supports.of(index, view), static_cast<Index>(width),
                                   drop_first, scratch);
       });

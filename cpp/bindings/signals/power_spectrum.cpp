@@ -10,12 +10,12 @@ namespace {
 py::tuple spectrum(Argument attention, Argument lengths, Argument support,
                    const std::string& signal, bool drop_first, bool detrend, Index min_keys,
                    bool hann, double padding, Index bands) {
-  const Batch batch = make_batch(attention, lengths);
+  const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const SpectrumOptions options{signal_options(signal, drop_first, detrend, min_keys), hann,
                                 padding, bands};
   return result_per_matrix<SpectrumScratch>(
-      batch, signal_axes(options.signal, batch.n, kSpectrumFields + bands), kNaN,
+      batch, signal_axes(options.signal, batch.queries, kSpectrumFields + bands), kNaN,
       [&](const auto& view, Index index, double* out, auto& scratch) {
         power_spectrum(view, supports.of(index, view), options, out, scratch);
       });

@@ -9,11 +9,11 @@ namespace {
 
 py::tuple spectral(Argument attention, Argument lengths, Argument support,
                    const std::string& signal, bool drop_first, Index min_keys, bool root) {
-  const Batch batch = make_batch(attention, lengths);
+  const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const SignalOptions options = signal_options(signal, drop_first, false, min_keys);
   return result_per_matrix<UncertaintyScratch>(
-      batch, signal_axes(options, batch.n, kUncertaintyFields), kNaN,
+      batch, signal_axes(options, batch.queries, kUncertaintyFields), kNaN,
       [&](const auto& view, Index index, double* out, auto& scratch) {
         uncertainty(view, supports.of(index, view), options, root, out, scratch);
       });

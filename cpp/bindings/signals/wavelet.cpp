@@ -10,14 +10,14 @@ namespace {
 py::tuple transform(Argument attention, Argument lengths, Argument support,
                     const std::string& signal, bool drop_first, bool detrend, Index min_keys,
                     Index levels, Index resample) {
-  const Batch batch = make_batch(attention, lengths);
+  const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const WaveletOptions options{signal_options(signal, drop_first, detrend, min_keys), levels,
                                resample};
   const Index fields = wavelet_fields(levels);
-  const Index each = signal_count(options.signal, batch.n) * fields;
+  const Index each = signal_count(options.signal, batch.queries) * fields;
   const Result<double> result =
-      make_result(batch.sizes, signal_axes(options.signal, batch.n, fields), kNaN);
+      make_result(batch.sizes, signal_axes(options.signal, batch.queries, fields), kNaN);
   const Result<double> profile = make_result(batch.sizes, {levels + 1, resample}, kNaN);
   const Index non_finite =
       per_matrix<WaveletScratch>(batch, [&](const auto& view, Index index, auto& scratch) {
@@ -31,12 +31,12 @@ py::tuple transform(Argument attention, Argument lengths, Argument support,
 py::tuple scalogram(Argument attention, Argument lengths, Argument support,
                     const std::string& signal, bool drop_first, bool detrend, Index min_keys,
                     Argument scales, double omega) {
-  const Batch batch = make_batch(attention, lengths);
+  const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const SignalOptions options = signal_options(signal, drop_first, detrend, min_keys);
   const Thresholds list = make_thresholds(batch, scales);
   const auto draw = [&](const auto& view, Index index, double* out, WaveletScratch& scratch) {
-    const Index n = view.rows();
+    const Index n = view.cols();
     std::vector<double> own(list.size * n, kNaN);
     morlet_scalogram(view, supports.of(index, view), options, list.of(0), list.size, omega,
                      own.data(), scratch);

@@ -29,7 +29,7 @@ struct Comparison {
   py::tuple operator()(Argument attention, Argument lengths, Argument support,
                        const std::string& null, Index draws, std::uint64_t seed,
                        bool wasserstein) const {
-    const Batch batch = make_batch(attention, lengths);
+    const Batch batch = make_rectangles(attention, lengths);
     const SupportBatch supports = make_support(batch, support);
     const MarchenkoPasturOptions options{null_from(null), draws, seed, wasserstein, &triangular};
     using M = MarchenkoPastur;
@@ -53,10 +53,12 @@ struct Comparison {
   }
 };
 
-// F(x) of the Marchenko–Pastur law of `aspect`, rows over columns in (0, 1], or of the triangular
-// law.
-std::vector<double> null_law_cdf(std::vector<double> x, std::optional<double> aspect) {
-  const NullLaw law = aspect ? NullLaw::marchenko_pastur(*aspect) : NullLaw::triangular();
+// F(x) of the Marchenko–Pastur law of `aspect`, rows over columns in (0, 1]; with `causal` of the
+// trapezoid of that aspect below 1; without an aspect of the triangular law.
+std::vector<double> null_law_cdf(std::vector<double> x, std::optional<double> aspect, bool causal) {
+  const NullLaw law = !aspect  ? NullLaw::triangular()
+                      : causal ? NullLaw::trapezoid(*aspect)
+                               : NullLaw::marchenko_pastur(*aspect);
   std::ranges::transform(x, x.begin(), [&](double value) { return law.cdf(value); });
   return x;
 }
@@ -64,7 +66,7 @@ std::vector<double> null_law_cdf(std::vector<double> x, std::optional<double> as
 }  // namespace
 
 void bind_marchenko_pastur(py::module_& module) {
-  define(module, "null_law_cdf", null_law_cdf, "x", "aspect");
+  define(module, "null_law_cdf", null_law_cdf, "x", "aspect", "causal");
   define(module, "marchenko_pastur", Comparison{}, "attention", "lengths", "support", "null",
          "draws", "seed", "wasserstein");
 }

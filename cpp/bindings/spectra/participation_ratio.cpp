@@ -12,7 +12,8 @@ py::tuple participation_ratio(Argument attention, Argument lengths, const std::s
                           "'");
   }
   const bool singular = spectrum == "singular", eigen = spectrum == "eigen";
-  const Batch batch = make_batch(attention, lengths);
+  const Batch batch =
+      singular ? make_rectangles(attention, lengths) : make_batch(attention, lengths);
   return result_per_matrix<ParticipationRatioWorkspace>(
       batch, {}, kNaN, [&](const auto& view, Index, double* out, auto& workspace) {
         *out = singular ? participation_ratio_singular(view, workspace)

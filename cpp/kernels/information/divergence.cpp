@@ -66,7 +66,7 @@ void head_divergence(std::span<const MatrixView<Scalar>> heads, std::span<const 
                      Index begin, Index end, double* out, Index stride,
                      DivergenceWorkspace& workspace, const double* entropy) {
   LayerRows<Scalar> rows(heads, supports, workspace.rows);
-  const Index n = heads.front().rows();
+  const Index n = heads.front().cols();
   double* log_of_mean = workspace.mean.resize(padded(n));
   std::fill(log_of_mean, log_of_mean + padded(n), 0.0);
   for (Index i = begin; i < end; ++i) {
@@ -85,7 +85,7 @@ template <class Scalar>
 void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Support> supports,
                   const bool* removed, Index key_stride, Index begin, Index end,
                   const RemovalRows& out, DivergenceWorkspace& workspace) {
-  const Index n = heads.front().rows();
+  const Index n = heads.front().cols();
   LayerRows<Scalar> rows(heads, supports, workspace.rows);
   double* log_of_mean = workspace.mean.resize(padded(n));
   double* log_of_removed_mean = workspace.removed_mean.resize(padded(n));
@@ -147,7 +147,7 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
         }
       }
       if (out.attention != nullptr) {
-        std::copy(rescaled, rescaled + n, out.attention + at * out.stride);
+        std::copy(rescaled, rescaled + n, out.attention + at * out.width);
       }
     }
   }

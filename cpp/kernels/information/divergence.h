@@ -29,7 +29,7 @@ void head_divergence(std::span<const MatrixView<Scalar>> heads, std::span<const 
                      Index begin, Index end, double* out, Index stride,
                      DivergenceWorkspace& workspace, const double* entropy = nullptr);
 
-// Where the rows of sink_removal go: entry h·stride + i of each, entry (h·stride + i)·stride + j of
+// Where the rows of sink_removal go: entry h·stride + i of each, entry (h·stride + i)·width + j of
 // `attention`, which may be null.
 struct RemovalRows {
   double* before;
@@ -37,6 +37,7 @@ struct RemovalRows {
   bool* excluded;
   double* attention;
   Index stride;
+  Index width;
   // What a learned sink takes of each row, at the places of `before`: one more key, which stays.
   // Null: none.
   const double* sink_mass = nullptr;

@@ -6,8 +6,8 @@
 namespace attnscope {
 
 // Shannon entropy of every query's row over its visible keys, −Σ_j A_ij log A_ij in nats, 0·log 0 =
-// 0, to `out` [n]; `normalized` divides by the log of the number of visible keys, and a query that
-// sees fewer than two keys is NaN. Rows that sum to 1: range [0, log n], normalized [0, 1]. A
+// 0, to `out` [queries]; `normalized` divides by the log of the number of visible keys, and a query
+// that sees fewer than two keys is NaN. Rows that sum to 1: range [0, log n], normalized [0, 1]. A
 // negative entry makes its row NaN. n = 1: {0}. One read of the matrix, which with `find_support`
 // also finds out the support; otherwise `support` is taken as it is. Returns whether all entries
 // are finite; where not, `out` is NaN. Shannon 1948.

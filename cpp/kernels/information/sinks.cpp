@@ -19,10 +19,10 @@ Index required_queries(double share, Index n) {
 }
 
 // The key of largest mass per query among those that enough queries see, the first on ties, or −1.
-Index position_of(double min_visibility, const SinkWorkspace& workspace) {
+Index position_of(double min_visibility, Index queries_of_map, const SinkWorkspace& workspace) {
   const std::vector<double>& mass = workspace.rows.sums;
   const auto n = static_cast<Index>(mass.size());
-  const Index required = std::max<Index>(1, required_queries(min_visibility, n));
+  const Index required = std::max<Index>(1, required_queries(min_visibility, queries_of_map));
   Index best = -1;
   double largest = 0.0;
   for (Index j = 0; j < n; ++j) {
@@ -98,7 +98,7 @@ Index far_distance(Index n) {
 template <class Scalar>
 void far_attention(const MatrixView<Scalar>& attention, const Support& support,
                    const FarAttention& out, SinkWorkspace& workspace) {
-  const Index n = attention.rows();
+  const Index n = attention.cols();
   const Index distance = far_distance(n);
   const bool masked = support.kind == Support::Kind::mask;
   for (double* each : {out.mass, out.expected, out.variance, out.largest, out.uniform})
@@ -108,8 +108,9 @@ void far_attention(const MatrixView<Scalar>& attention, const Support& support,
   std::vector<Index>& keys = workspace.counts;
   for_each_row(attention, support, workspace.rows,
                [&](Index i, const Wide<Scalar>* row, Index end) {
-                 const Index left = std::max<Index>(0, i - distance + 1);
-                 const Index right = std::min(end, i + distance);
+                 const Index place = support.position(i);
+                 const Index left = std::clamp<Index>(place - distance + 1, 0, end);
+                 const Index right = std::clamp<Index>(place + distance, left, end);
                  FarRow found;
                  Index visible = end;
                  if (masked) {
@@ -152,20 +153,22 @@ void far_attention(const MatrixView<Scalar>& attention, const Support& support,
 template <class Scalar>
 bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                      const SinkRequest& asked, SinkAnswers& answers, SinkWorkspace& workspace) {
-  const Index n = attention.rows();
+  const Index queries = attention.rows();
+  const Index n = attention.cols();
   std::vector<double>& mass = workspace.rows.sums;
   if (!row_statistics(attention, find_support, support, answers.entropy, workspace.rows)) {
-    if (answers.entropy != nullptr) std::fill(answers.entropy, answers.entropy + n, kNaN);
+    if (answers.entropy != nullptr) std::fill(answers.entropy, answers.entropy + queries, kNaN);
     return false;
   }
-  if (answers.incoming != nullptr || asked.position) visible_queries(support, n, workspace.queries);
+  if (answers.incoming != nullptr || asked.position)
+    visible_queries(support, queries, n, workspace.queries);
   if (answers.incoming != nullptr) {
     for (Index j = 0; j < n; ++j) {
-      const Index queries = workspace.queries[j];
-      answers.incoming[j] = queries == 0 ? kNaN : mass[j] / static_cast<double>(queries);
+      const Index seeing = workspace.queries[j];
+      answers.incoming[j] = seeing == 0 ? kNaN : mass[j] / static_cast<double>(seeing);
     }
   }
-  if (asked.position) answers.position = position_of(asked.min_visibility, workspace);
+  if (asked.position) answers.position = position_of(asked.min_visibility, queries, workspace);
   if (asked.first > 0) answers.share = sink_share(attention, support, asked.first, asked.queries);
   if (asked.top > 0) answers.top_mass = top_mass_of(asked.top, mass);
   return true;
@@ -174,10 +177,10 @@ bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Sup
 template <class Scalar>
 void sink_tokens(const MatrixView<Scalar>& attention, const Support& support, const SinkRule& rule,
                  bool* out, SinkWorkspace& workspace) {
-  const Index n = attention.rows();
+  const Index n = attention.cols();
   const double tau =
       rule.tau ? *rule.tau : visible_quantile(attention, support, 0.9, workspace.quantile);
-  visible_queries(support, n, workspace.queries);
+  visible_queries(support, attention.rows(), n, workspace.queries);
   workspace.counts.assign(n, 0);
   Index* counts = workspace.counts.data();
   const auto limit = rounded_up<Wide<Scalar>>(tau);
@@ -189,7 +192,7 @@ void sink_tokens(const MatrixView<Scalar>& attention, const Support& support, co
                  if (!zeros_pass) return;
                  for (Index j = 0; j < end; ++j) counts[j] -= support.visible(i, j) ? 0 : 1;
                });
-  const Index required = required_queries(rule.min_visibility, n);
+  const Index required = required_queries(rule.min_visibility, attention.rows());
   for (Index j = 0; j < n; ++j) {
     const Index queries = workspace.queries[j];
     out[j] = queries > 0 && queries >= required &&
@@ -200,12 +203,13 @@ void sink_tokens(const MatrixView<Scalar>& attention, const Support& support, co
 template <class Scalar>
 SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support, Index first,
                      Index queries) {
-  const Index n = attention.rows();
+  const Index rows = attention.rows();
+  const Index n = attention.cols();
   const Index keys = std::min(first, n);
   double share = 0.0;
   double uniform = 0.0;
   Index counted = 0;
-  for (Index i = std::max<Index>(0, n - queries); i < n; ++i) {
+  for (Index i = std::max<Index>(0, rows - queries); i < rows; ++i) {
     const Index visible = visible_keys(support, i, n);
     if (visible == 0) continue;
     ++counted;

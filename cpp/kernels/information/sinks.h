@@ -21,8 +21,8 @@ struct SinkWorkspace {
 };
 
 // When a key counts as a sink: at least the share `gamma` of the queries that see it give it `tau`
-// or more, and at least ⌈min_visibility·n⌉ queries see it. Without tau: the 90th percentile of the
-// visible entries.
+// or more, and at least ⌈min_visibility·queries⌉ queries see it. Without tau: the 90th percentile
+// of the visible entries.
 struct SinkRule {
   std::optional<double> tau;
   double gamma = 0.4;
@@ -49,11 +49,11 @@ SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support
 // max(⌈n/10⌉, min(4, ⌊n/4⌋), 1).
 Index far_distance(Index n);
 
-// What far queries give each key j: the sums over the queries i with |i − j| >= far_distance(n)
-// that see it, where those to `expected` and `variance` are over the mean and the population
-// variance of row i's far visible entries. Where the far entries of a row are exchangeable and rows
-// are independent, `mass` has that mean, at most that variance, and no term above `largest`. A key
-// with no far query is 0 everywhere.
+// What far queries give each key j: the sums over the queries with |position − j| >=
+// far_distance(keys) that see it, all that see it in cross attention, where those to `expected` and
+// `variance` are over the mean and the population variance of row i's far visible entries. Where
+// the far entries of a row are exchangeable and rows are independent, `mass` has that mean, at most
+// that variance, and no term above `largest`. A key with no far query is 0 everywhere.
 struct FarAttention {
   double* mass;           // Σ A_ij [n]
   double* expected;       // [n]
@@ -79,9 +79,9 @@ struct SinkRequest {
 
 //  incoming   α_j = (1/N_j) Σ_{i sees j} A_ij [n], the mean attention that a key receives from the
 //             queries that can see it; in [0, 1]; a key that no query sees is NaN
-//  entropy    −Σ_j A_ij log A_ij of every query [n]; see attention_entropy
-//  position   the key of largest α_j among those that at least ⌈min_visibility·n⌉ queries see, the
-//             first on ties; −1 when there is none
+//  entropy    −Σ_j A_ij log A_ij of every query [queries]; see attention_entropy
+//  position   the key of largest α_j among those that at least ⌈min_visibility·queries⌉ queries
+//             see, the first on ties; −1 when there is none
 //  top_mass   share of the total visible mass that the keys of largest incoming mass hold; NaN
 //             without mass
 struct SinkAnswers {

@@ -29,7 +29,7 @@ template <class Scalar>
 void add(const MatrixView<Scalar>& attention, const Support& support, Index i, Index begin,
          Index end, const bool* special, Index special_stride, Outside& sums) {
   double to_special[kStrands] = {}, to_context[kStrands] = {};
-  end = std::min(end, support.end(i, attention.rows()));
+  end = std::min(end, support.end(i, attention.cols()));
   const bool masked = support.kind == Support::Kind::mask;
   for (Index j = begin; j < end; ++j) {
     const double x =
@@ -66,25 +66,27 @@ Inside inside(const MatrixView<Scalar>& attention, const Support& support, Index
 constexpr Index kBand = 16;
 
 // Reads the whole matrix as `read_lines` does and adds up what the queries outside the span give
-// it. Where the matrix is causal, those before it see none of it and their entries are 0.
+// it. Where the matrix is known to be causal, those before it see none of it.
 template <class Scalar>
-double read_and_add(const MatrixView<Scalar>& attention, Index start, Index stop, Index first_query,
-                    MatrixReading& reading) {
-  const Index n = attention.rows();
+double read_and_add(const MatrixView<Scalar>& attention, const Support& support, Index start,
+                    Index stop, bool causal, MatrixReading& reading) {
+  const Index queries = attention.rows();
   const bool by_rows = lines_are_rows(attention);
+  const Index lines = by_rows ? queries : attention.cols();
   double received = 0.0;
   const auto add_rows = [&](Index begin, Index end) {
-    for (Index i = std::max(begin, first_query); i < end; ++i) {
-      if (start <= i && i < stop) continue;
+    for (Index i = begin; i < end; ++i) {
+      const Index place = support.position(i);
+      if (place < stop && (causal || start <= place)) continue;
       for (Index j = start; j < stop; ++j) received += static_cast<double>(attention(i, j));
     }
   };
-  for (Index begin = 0; begin < n && reading.finite; begin += kBand) {
-    const Index end = std::min(n, begin + kBand);
-    read_lines(attention, begin, end, reading);
+  for (Index begin = 0; begin < lines && reading.finite; begin += kBand) {
+    const Index end = std::min(lines, begin + kBand);
+    read_lines(attention, begin, end, reading, support.shift);
     if (by_rows) add_rows(begin, end);
   }
-  if (!by_rows && reading.finite) add_rows(0, n);
+  if (!by_rows && reading.finite) add_rows(0, queries);
   return received;
 }
 
@@ -94,7 +96,8 @@ template <class Scalar>
 bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                     Index start, Index stop, const bool* special, Index special_stride,
                     SpanAttention& out) {
-  const Index n = attention.rows();
+  const Index queries = attention.rows();
+  const Index n = attention.cols();
   const bool masked = !find_support && support.kind == Support::Kind::mask;
   MatrixReading reading{true, find_support && n >= 2};
   double received = 0.0;
@@ -102,10 +105,10 @@ bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Supp
     if (!all_finite(attention)) return false;
   } else {
     const bool causal = !find_support && support.kind == Support::Kind::causal;
-    received = read_and_add(attention, start, stop, causal ? stop : 0, reading);
+    received = read_and_add(attention, support, start, stop, causal, reading);
     if (!reading.finite) return false;
   }
-  if (find_support) support = {reading.causal ? Support::Kind::causal : Support::Kind::full};
+  if (find_support) support.kind = reading.causal ? Support::Kind::causal : Support::Kind::full;
   const auto uniform_share = [&](Index i, Index seen) {
     return seen == 0 ? 0.0
                      : static_cast<double>(seen) / static_cast<double>(visible_keys(support, i, n));
@@ -113,27 +116,32 @@ bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Supp
   out = {};
   out.received = received;
   Outside rest;
-  for (Index i = start; i < stop; ++i) {
+  Index inner_queries = 0;
+  const auto in_span = [&](Index place) { return start <= place && place < stop; };
+  for (Index i = 0; i < queries; ++i) {
+    const Index place = support.position(i);
+    if (!in_span(place)) continue;
+    ++inner_queries;
     const Inside own = inside(attention, support, i, start, stop);
     out.share += own.mass;
     out.uniform += uniform_share(i, own.seen);
-    out.diagonal += entry(attention, support, i, i);
+    out.diagonal += entry(attention, support, i, place);
     add(attention, support, i, 0, start, special, special_stride, rest);
     add(attention, support, i, stop, n, special, special_stride, rest);
   }
-  Index queries = 0;
-  for (Index i = support.kind == Support::Kind::causal ? stop : 0; i < n; ++i) {
-    if (i == start) i = stop;
-    if (i >= n) break;
+  Index outer_queries = 0;
+  for (Index i = 0; i < queries; ++i) {
+    const Index place = support.position(i);
+    if (in_span(place) || (support.kind == Support::Kind::causal && place < stop)) continue;
     const Inside given =
         masked ? inside(attention, support, i, start, stop) : Inside{0.0, stop - start};
     if (given.seen == 0) continue;
-    ++queries;
+    ++outer_queries;
     out.received += given.mass;
     out.received_uniform += uniform_share(i, given.seen);
   }
-  const auto m = static_cast<double>(stop - start);
-  const double scale = queries == 0 ? kNaN : static_cast<double>(queries);
+  const double m = inner_queries == 0 ? kNaN : static_cast<double>(inner_queries);
+  const double scale = outer_queries == 0 ? kNaN : static_cast<double>(outer_queries);
   out.share /= m;
   out.uniform /= m;
   out.boost = out.share / out.uniform;

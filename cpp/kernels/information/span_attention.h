@@ -5,8 +5,8 @@
 
 namespace attnscope {
 
-// Attention of the tokens S = [start, stop), m of them; query i sees v_i keys. All in [0, 1] but
-// the boost.
+// Attention of the keys S = [start, stop) and of the m queries that stand at one of them, of which
+// a rectangle may have none (NaN); query i sees v_i keys. All in [0, 1] but the boost.
 //  share             (1/m) Σ_{i∈S} Σ_{j∈S} A_ij, what the span's rows keep inside
 //  uniform           the same under uniform attention, (1/m) Σ_{i∈S} |S ∩ seen by i|/v_i
 //  boost             share/uniform
@@ -27,7 +27,7 @@ struct SpanAttention {
   double received_uniform;
 };
 
-// The eight numbers, 0 <= start < stop <= n; `special` marks keys, `special_stride` apart, or is
+// The eight numbers, 0 <= start < stop <= keys; `special` marks keys, `special_stride` apart, or is
 // null. With `find_support` the read that looks for entries that are not finite also finds out the
 // support, otherwise `support` is taken as it is. Returns whether all entries are finite; where
 // not, `out` is not written. One read of the matrix, O(mn) additions; under a mask O(n²).

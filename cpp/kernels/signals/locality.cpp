@@ -15,11 +15,13 @@ double local_global_ratio(const MatrixView<Scalar>& attention, const Support& su
   double global = 0.0;
   const Index first = drop_first ? 1 : 0;
   for_each_row(attention, support, scratch, [&](Index i, const Wide<Scalar>* row, Index end) {
-    const Index from = std::clamp<Index>(i - window, first, end);
-    const Index to = std::clamp<Index>(i + window + 1, from, end);
+    const Index start = std::min(first, end);
+    const Index place = support.position(i);
+    const Index from = std::clamp<Index>(place - window, start, end);
+    const Index to = std::clamp<Index>(place + window + 1, from, end);
     local += std::accumulate(row + from, row + to, 0.0);
     global +=
-        std::accumulate(row + first, row + from, 0.0) + std::accumulate(row + to, row + end, 0.0);
+        std::accumulate(row + start, row + from, 0.0) + std::accumulate(row + to, row + end, 0.0);
   });
   return local / global;
 }

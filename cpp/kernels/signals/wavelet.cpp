@@ -186,7 +186,7 @@ template <class Scalar>
 void morlet_scalogram(const MatrixView<Scalar>& attention, const Support& support,
                       const SignalOptions& options, const double* scales, Index count, double omega,
                       double* out, WaveletScratch& scratch) {
-  const Index n = attention.rows();
+  const Index n = attention.cols();
   for_each_signal(
       attention, support, options, scratch.signal,
       [&](Index, const double* x, Index m, int exponent) {

@@ -37,11 +37,29 @@ void visible_keys(const Support& support, Index query, Index n, std::vector<Inde
   }
 }
 
+// Queries and keys of a map, and what its eigenvalues are squared singular values over: the keys
+// that any query sees, or the kept rows where they are more.
+struct Size {
+  Index queries;
+  Index keys;
+
+  Index least() const { return std::min(queries, keys); }
+  Index scale(const Support& support, Index kept) const {
+    return std::max(support.end(queries - 1, keys), kept);
+  }
+};
+
+template <class Scalar>
+Size size_of(const MatrixView<Scalar>& matrix) {
+  return {matrix.rows(), matrix.cols()};
+}
+
 // Overwrites the float64 matrix in rows.standardized by X and lists the kept rows.
-void standardize(const Support& support, Index n, MarchenkoPasturWorkspace::Rows& rows,
+void standardize(const Support& support, Size size, MarchenkoPasturWorkspace::Rows& rows,
                  MarchenkoPasturWorkspace& workspace) {
+  const Index n = size.keys;
   rows.kept.clear();
-  for (Index i = 0; i < n; ++i) {
+  for (Index i = 0; i < size.queries; ++i) {
     double* x = rows.standardized.data() + i * n;
     Index count = support.end(i, n);
     double* row = x;
@@ -65,11 +83,11 @@ void standardize(const Support& support, Index n, MarchenkoPasturWorkspace::Rows
   }
 }
 
-// The k largest squared singular values over n, ascending.
-void spectrum_of(std::span<const double> sigma, Index n, std::span<double> spectrum) {
+// The k largest squared singular values over `scale`, ascending.
+void spectrum_of(std::span<const double> sigma, Index scale, std::span<double> spectrum) {
   const std::size_t k = spectrum.size();
   for (std::size_t i = 0; i < k; ++i) {
-    spectrum[i] = sigma[k - 1 - i] * sigma[k - 1 - i] / static_cast<double>(n);
+    spectrum[i] = sigma[k - 1 - i] * sigma[k - 1 - i] / static_cast<double>(scale);
   }
 }
 
@@ -88,12 +106,15 @@ void shuffle(const Support& support, const std::vector<Index>& kept, Index n, st
 }
 
 // The rule that a mask spells out, where it is one.
-Support simplified(const Support& support, Index n) {
+Support simplified(const Support& support, Size size) {
   if (support.kind != Support::Kind::mask) return support;
-  for (const Support rule : {Support{Support::Kind::causal}, Support{Support::Kind::full}}) {
-    bool same = true;
-    for (Index i = 0; i < n && same; ++i) {
-      for (Index j = 0; j < n && same; ++j) same = support.visible(i, j) == rule.visible(i, j);
+  for (const auto kind : {Support::Kind::causal, Support::Kind::full}) {
+    Support rule = support;
+    rule.kind = kind;
+    bool same = kind == Support::Kind::full || support.positions == nullptr;
+    for (Index i = 0; i < size.queries && same; ++i) {
+      for (Index j = 0; j < size.keys && same; ++j)
+        same = support.visible(i, j) == rule.visible(i, j);
     }
     if (same) return rule;
   }
@@ -108,42 +129,44 @@ SpectralNull resolved(SpectralNull null, const Support& support) {
 }
 
 // The spectra of the shuffled copies of one map, ascending, one after another, to workspace.null.
-void draw_spectra(const MarchenkoPasturWorkspace::Rows& rows, const Support& support, Index n,
-                  Index draws, MarchenkoPasturWorkspace& workspace) {
-  const Index k = static_cast<Index>(rows.kept.size());
+void draw_spectra(const MarchenkoPasturWorkspace::Rows& rows, const Support& support, Size size,
+                  Index k, Index draws, MarchenkoPasturWorkspace& workspace) {
   const Index width = singular_values_width();
+  const Index entries = size.queries * size.keys;
+  const Index scale = size.scale(support, static_cast<Index>(rows.kept.size()));
   workspace.null.resize(draws * k);
-  workspace.shuffled.resize(width * n * n);
-  workspace.sigma.resize(width * n);
+  workspace.shuffled.resize(width * entries);
+  workspace.sigma.resize(width * size.least());
   std::vector<MatrixView<double>> views;
   std::vector<double*> out;
   for (Index first = 0; first < draws; first += width) {
     views.clear();
     out.clear();
     for (Index lane = 0; lane < std::min(width, draws - first); ++lane) {
-      double* x = workspace.shuffled.data() + lane * n * n;
-      std::copy(rows.standardized.begin(), rows.standardized.begin() + n * n, x);
-      shuffle(support, rows.kept, n, mixed(rows.key + static_cast<std::uint64_t>(first + lane)), x,
-              workspace.columns);
-      views.push_back(matrix_view(static_cast<const double*>(x), n, n, Index{1}));
-      out.push_back(workspace.sigma.data() + lane * n);
+      double* x = workspace.shuffled.data() + lane * entries;
+      std::copy(rows.standardized.begin(), rows.standardized.begin() + entries, x);
+      shuffle(support, rows.kept, size.keys,
+              mixed(rows.key + static_cast<std::uint64_t>(first + lane)), x, workspace.columns);
+      views.push_back(
+          matrix_view(static_cast<const double*>(x), size.queries, size.keys, size.keys, Index{1}));
+      out.push_back(workspace.sigma.data() + lane * size.least());
     }
     singular_values(std::span<const MatrixView<double>>(views), std::span<double* const>(out),
                     workspace.singular_values);
     for (std::size_t lane = 0; lane < views.size(); ++lane) {
       double* values = workspace.null.data() + (first + static_cast<Index>(lane)) * k;
-      spectrum_of({out[lane], out[lane] + n}, n, {values, values + k});
+      spectrum_of({out[lane], out[lane] + size.least()}, scale, {values, values + k});
     }
   }
 }
 
-void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Support& support, Index n,
-                        const MarchenkoPasturOptions& options, MarchenkoPasturWorkspace& workspace,
-                        MarchenkoPastur& result) {
+void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Support& support,
+                        Size size, const MarchenkoPasturOptions& options,
+                        MarchenkoPasturWorkspace& workspace, MarchenkoPastur& result) {
   const Index draws = options.draws;
   const std::vector<double>& spectrum = workspace.spectrum;
   const auto k = static_cast<Index>(spectrum.size());
-  draw_spectra(rows, support, n, draws, workspace);
+  draw_spectra(rows, support, size, k, draws, workspace);
   workspace.pool.clear();
   for (const double value : spectrum) workspace.pool.emplace_back(value, 0);
   for (Index i = 0; i < draws * k; ++i) workspace.pool.emplace_back(workspace.null[i], i / k + 1);
@@ -164,15 +187,17 @@ void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Suppor
   result.p_value = static_cast<double>(1 + at_least) / static_cast<double>(1 + draws);
 }
 
-// Compares eigenvalues that are known to ±error with the law of the support; how far ks may be off.
-double compare_with_law(bool causal, std::span<const double> spectrum, double error, Index n,
+// Compares eigenvalues that are known to ±error with the law of the support, rows over columns
+// being `aspect`; how far ks may be off.
+double compare_with_law(bool causal, std::span<const double> spectrum, double error, double aspect,
                         const MarchenkoPasturOptions& options, MarchenkoPastur& result) {
-  const double gamma = static_cast<double>(spectrum.size()) / static_cast<double>(n);
-  const NullLaw law =
-      causal ? NullLaw::triangular(options.triangular) : NullLaw::marchenko_pastur(gamma);
+  const bool triangle = causal && aspect >= 1.0;
+  const NullLaw law = triangle ? NullLaw::triangular(options.triangular)
+                      : causal ? NullLaw::trapezoid(aspect)
+                               : NullLaw::marchenko_pastur(aspect);
   result.edge = law.edge();
-  const CertifiedDistance found = kolmogorov_smirnov(spectrum, law, kResolvedShare * law.edge(),
-                                                     error, causal ? options.triangular : nullptr);
+  const CertifiedDistance found = kolmogorov_smirnov(
+      spectrum, law, kResolvedShare * law.edge(), error, triangle ? options.triangular : nullptr);
   result.ks = found.distance;
   if (options.wasserstein && found.uncertain <= kKsError)
     result.wasserstein = wasserstein(spectrum, law);
@@ -184,10 +209,10 @@ template <class Scalar>
 void prepare(const MatrixView<Scalar>& matrix, const Support& support,
              const MarchenkoPasturOptions& options, MarchenkoPasturWorkspace::Rows& rows,
              MarchenkoPasturWorkspace& workspace) {
-  const Index n = matrix.rows();
-  rows.standardized.resize(n * n);
-  rows.sigma.resize(n);
-  widen(matrix, rows.standardized.data(), n);
+  const Size size = size_of(matrix);
+  rows.standardized.resize(size.queries * size.keys);
+  rows.sigma.resize(size.least());
+  widen(matrix, rows.standardized.data(), size.keys);
   rows.null = resolved(options.null, support);
   if (rows.null == SpectralNull::permutation) {
     rows.key = mixed(options.seed);
@@ -195,7 +220,7 @@ void prepare(const MatrixView<Scalar>& matrix, const Support& support,
       rows.key = mixed(rows.key ^ std::bit_cast<std::uint64_t>(entry + 0.0));  // −0 counts as 0
     }
   }
-  standardize(support, n, rows, workspace);
+  standardize(support, size, rows, workspace);
 }
 
 // What is counted and summed over the spectrum once its law's edge is known.
@@ -219,7 +244,7 @@ template <class Scalar>
 void by_singular_values(std::span<const MatrixView<Scalar>> matrices,
                         std::span<const Support> supports, const MarchenkoPasturOptions& options,
                         std::span<MarchenkoPastur> results, MarchenkoPasturWorkspace& workspace) {
-  const Index n = matrices.front().rows();
+  const Size size = size_of(matrices.front());
   const std::size_t count = matrices.size();
   if (workspace.maps.size() < count) workspace.maps.resize(count);
   std::vector<MatrixView<double>> views;
@@ -228,7 +253,7 @@ void by_singular_values(std::span<const MatrixView<Scalar>> matrices,
     MarchenkoPasturWorkspace::Rows& rows = workspace.maps[at];
     prepare(matrices[at], supports[at], options, rows, workspace);
     const double* x = rows.standardized.data();
-    views.push_back(matrix_view(x, n, n, Index{1}));
+    views.push_back(matrix_view(x, size.queries, size.keys, size.keys, Index{1}));
     out.push_back(rows.sigma.data());
   }
   singular_values(std::span<const MatrixView<double>>(views), std::span<double* const>(out),
@@ -237,15 +262,20 @@ void by_singular_values(std::span<const MatrixView<Scalar>> matrices,
     const MarchenkoPasturWorkspace::Rows& rows = workspace.maps[at];
     if (rows.kept.empty()) continue;
     MarchenkoPastur& result = results[at];
-    workspace.spectrum.resize(rows.kept.size());
-    spectrum_of(rows.sigma, n, workspace.spectrum);
+    const auto kept = static_cast<Index>(rows.kept.size());
+    const Index scale = size.scale(supports[at], kept);
+    workspace.spectrum.resize(std::min(kept, size.keys));
+    spectrum_of(rows.sigma, scale, workspace.spectrum);
     if (rows.null == SpectralNull::permutation) {
-      compare_with_draws(rows, supports[at], n, options, workspace, result);
+      compare_with_draws(rows, supports[at], size, options, workspace, result);
     } else {
-      compare_with_law(rows.null == SpectralNull::causal, workspace.spectrum, 0.0, n, options,
-                       result);
+      const bool causal = rows.null == SpectralNull::causal;
+      const auto rows_of_law =
+          causal ? size.queries : static_cast<Index>(workspace.spectrum.size());
+      const double aspect = static_cast<double>(rows_of_law) / static_cast<double>(scale);
+      compare_with_law(causal, workspace.spectrum, 0.0, aspect, options, result);
     }
-    sum_up(workspace.spectrum, n, result);
+    sum_up(workspace.spectrum, size.least(), result);
   }
 }
 
@@ -266,7 +296,8 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
     const double* end = workspace.row_spectrum.values.data() + static_cast<Index>(at + 1) * n;
     const std::span<const double> spectrum(end - kept, end);
     const double error = kRowSpectrumError * spectrum.back();
-    if (!(compare_with_law(causal, spectrum, error, n, options, results[at]) <= kKsError)) {
+    const double aspect = causal ? 1.0 : static_cast<double>(kept) / static_cast<double>(n);
+    if (!(compare_with_law(causal, spectrum, error, aspect, options, results[at]) <= kKsError)) {
       doubted.push_back(matrices[at]);
       places.push_back(at);
       continue;
@@ -280,8 +311,11 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
   for (std::size_t k = 0; k < places.size(); ++k) results[places[k]] = exact[k];
 }
 
-// Whether a map's law is that of its support, so that its spectrum may come from XXᵀ.
-bool has_own_law(const Support& support, SpectralNull null) {
+// Whether a square map's law is that of its support, so that its spectrum may come from XXᵀ.
+bool has_own_law(const Support& support, Size size, SpectralNull null) {
+  if (size.queries != size.keys || (support.kind == Support::Kind::causal && support.shift != 0)) {
+    return false;
+  }
   const SpectralNull own = resolved(null, support);
   return own != SpectralNull::permutation && own == resolved(SpectralNull::automatic, support);
 }
@@ -292,15 +326,15 @@ template <class Scalar>
 void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
                       std::span<const Support> supports, const MarchenkoPasturOptions& options,
                       std::span<MarchenkoPastur> results, MarchenkoPasturWorkspace& workspace) {
-  const Index n = matrices.front().rows();
+  const Size size = size_of(matrices.front());
   std::fill(results.begin(), results.end(), MarchenkoPastur{});
-  if (n < kFewestTokens) return;
+  if (size.least() < kFewestTokens) return;
   Support rules[kMostTogether];
-  for (std::size_t at = 0; at < supports.size(); ++at) rules[at] = simplified(supports[at], n);
+  for (std::size_t at = 0; at < supports.size(); ++at) rules[at] = simplified(supports[at], size);
   // Runs of maps of one kind are worked on together.
   for (std::size_t begin = 0, end = 0; begin < matrices.size(); begin = end) {
-    const bool gram = has_own_law(rules[begin], options.null);
-    while (end < matrices.size() && has_own_law(rules[end], options.null) == gram &&
+    const bool gram = has_own_law(rules[begin], size, options.null);
+    while (end < matrices.size() && has_own_law(rules[end], size, options.null) == gram &&
            (!gram || rules[end].kind == rules[begin].kind)) {
       ++end;
     }

@@ -14,7 +14,8 @@
 namespace attnscope {
 
 // What the spectrum is compared with. `automatic` takes the Marchenko–Pastur law for full support,
-// the triangular law for causal support and the permutation null for any other.
+// the triangular law for causal support, of a rectangle that of its trapezoid, and the permutation
+// null for any other.
 enum class SpectralNull { automatic, full, causal, permutation };
 
 struct MarchenkoPasturOptions {
@@ -42,9 +43,9 @@ struct MarchenkoPastur {
 
 struct MarchenkoPasturWorkspace {
   struct Rows {
-    std::vector<double> standardized;  // [n, n], rows over their visible keys, zeros elsewhere
+    std::vector<double> standardized;  // rows over their visible keys, zeros elsewhere
     std::vector<Index> kept;           // rows that vary
-    std::vector<double> sigma;         // descending, n
+    std::vector<double> sigma;         // descending, min(queries, keys)
     SpectralNull null = SpectralNull::full;
     std::uint64_t key = 0;
   };
@@ -64,18 +65,20 @@ struct MarchenkoPasturWorkspace {
 
 // Compares the spectrum of the standardised rows of one matrix with its null law. X_ij = (A_ij −
 // m_i)/s_i over each row's visible keys and 0 elsewhere; rows whose visible entries are all equal
-// are dropped; x_k = σ_k(X)²/n for the k kept rows.
+// are dropped; x_k = σ_k(X)²/n for the k kept rows, n the keys that any query sees. Where more rows
+// are kept they are n, and the values are as many as keys.
 //
 //  ks              sup |F_emp − F| over x >= 1e-12·edge; eigenvalues below count as below
 //  wasserstein     ∫ |F_emp − F| dx
-//  outliers        #{x > edge·(1 + n^{-2/3})};  outlier_energy: their share of Σx
+//  outliers        #{x > edge·(1 + m^{-2/3})}, m = min(queries, keys);  outlier_energy: their
+//                  share of Σx
 //  largest         largest x
 //  edge            upper edge of the law (the permutation null: the largest pooled value)
 //  p_value         (1 + #{draws at least as far from all the others as the map is})/(1 + draws),
 //                  NaN for a law
 //
 // The permutation null shuffles each row's visible entries; its random numbers come from the seed
-// and the matrix's own entries, so neither its place in a batch nor the thread matters. n < 8, or
+// and the matrix's own entries, so neither its place in a batch nor the thread matters. m < 8, or
 // no row that varies: NaN, outliers −1. Cost O(n³), times (1 + draws) for the permutation null.
 //
 // The eigenvalues against a law are those of XXᵀ, whose absolute error is a rounding of the

@@ -8,6 +8,7 @@
 #include "linalg/eigenvalues.h"
 #include "linalg/gram.h"
 #include "matrix/padded_vectors.h"
+#include "matrix/square_factor.h"
 #include "matrix/widen.h"
 
 namespace attnscope {
@@ -59,6 +60,15 @@ double copy_row(const MatrixView<Scalar>& matrix, Index i, Index end, double* to
 template <class Scalar>
 double participation_ratio_singular(const MatrixView<Scalar>& matrix,
                                     ParticipationRatioWorkspace& workspace) {
+  if (matrix.rows() != matrix.cols()) {
+    const Index r = std::min(matrix.rows(), matrix.cols());
+    double* rectangle = workspace.rectangle.resize(matrix.rows() * matrix.cols());
+    widen(matrix, rectangle, matrix.cols());
+    double* factor = workspace.factor.resize(r * r);
+    square_factor(rectangle, matrix.rows(), matrix.cols(), factor);
+    return participation_ratio_singular(matrix_view(static_cast<const double*>(factor), r, r, 1),
+                                        workspace);
+  }
   const Index n = matrix.rows();
   // Rows on whole vectors, and no power of two apart.
   const Index ld = ((n + 7) / 8 | 1) * 8;

@@ -10,10 +10,13 @@ struct ParticipationRatioWorkspace {
   AlignedBuffer matrix;
   AlignedBuffer gram;
   AlignedBuffer tile;
+  AlignedBuffer rectangle;
+  AlignedBuffer factor;
 };
 
 // (Σe)²/Σe² over the energies e = σ² of one matrix, as ‖A‖_F⁴/‖AAᵀ‖_F²: no decomposition. Range [1,
-// n]; NaN for a matrix of zeros. Cost n³ operations, n³/3 when A is causal.
+// min(rows, columns)]; NaN for a matrix of zeros. Cost n³ operations, n³/3 when A is causal. A
+// rectangle is factored to a square first.
 template <class Scalar>
 double participation_ratio_singular(const MatrixView<Scalar>& matrix,
                                     ParticipationRatioWorkspace& workspace);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "linalg/bidiagonal.h"
+#include "matrix/square_factor.h"
 #include "matrix/widen.h"
 #include "simd/lanes.h"
 
@@ -39,6 +40,29 @@ void interleave(std::span<const MatrixView<Scalar>> matrices, double* pack, doub
   }
 }
 
+// Of rectangles of one size, by their square factors.
+template <class Scalar>
+void of_rectangles(std::span<const MatrixView<Scalar>> matrices, std::span<double* const> out,
+                   SingularValuesWorkspace& workspace) {
+  const Index rows = matrices.front().rows();
+  const Index columns = matrices.front().cols();
+  const Index r = std::min(rows, columns);
+  double* rectangle = workspace.rectangle.resize(rows * columns);
+  double* factors = workspace.factors.resize(static_cast<Index>(matrices.size()) * r * r);
+  std::vector<double> scales;
+  std::vector<MatrixView<double>> squares;
+  for (const MatrixView<Scalar>& matrix : matrices) {
+    double* factor = factors + static_cast<Index>(squares.size()) * r * r;
+    scales.push_back(widen(matrix, rectangle, columns));
+    square_factor(rectangle, rows, columns, factor);
+    squares.push_back(matrix_view(static_cast<const double*>(factor), r, r, Index{1}));
+  }
+  singular_values(std::span<const MatrixView<double>>(squares), out, workspace);
+  for (std::size_t k = 0; k < scales.size(); ++k) {
+    for (Index i = 0; i < r && scales[k] != 1.0; ++i) out[k][i] /= scales[k];
+  }
+}
+
 }  // namespace
 
 Index singular_values_width() { return dqds_width(); }
@@ -46,6 +70,10 @@ Index singular_values_width() { return dqds_width(); }
 template <class Scalar>
 void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<double* const> out,
                      SingularValuesWorkspace& workspace) {
+  if (matrices.front().rows() != matrices.front().cols()) {
+    of_rectangles(matrices, out, workspace);
+    return;
+  }
   const Index n = matrices.front().rows();
   const Index width = dqds_width();
   double* diagonal = workspace.bidiagonals.resize(2 * n * width);

@@ -109,10 +109,10 @@ PairMoments together(const PairMoments* rows, Index count) {
   return all;
 }
 
-// packed[(i − begin)·ld + j] = u_i·u_j for queries [begin, end), and for all tokens j < columns, or
-// those up to i where `causal`; a whole vector may be read from any of them.
-void cosines_of(const double* units, Index width, Index begin, Index end, Index columns,
-                bool causal, double* packed, Index ld, double* tile) {
+// packed[(i − begin)·ld + j] = u_i·u_j for queries [begin, end), and for all keys j < columns, or
+// those up to i + shift where `causal`; a whole vector may be read from any of them.
+void cosines_of(const double* units, const double* queries, Index width, Index begin, Index end,
+                Index columns, bool causal, Index shift, double* packed, Index ld, double* tile) {
   for (Index k = 0; k < width; k += kTileDepth) {
     const Index depth = std::min(kTileDepth, width - k);
     for (Index first = 0; first < columns; first += kTileWidth) {
@@ -120,8 +120,8 @@ void cosines_of(const double* units, Index width, Index begin, Index end, Index 
                 tile);
       for (Index i = begin; i < end; i += kTileRows) {
         const Index rows = std::min(kTileRows, end - i);
-        if (causal && first >= i + rows) continue;
-        multiply_tile(units + i * width + k, rows, width, tile, depth, k > 0,
+        if (causal && first >= i + shift + rows) continue;
+        multiply_tile(queries + i * width + k, rows, width, tile, depth, k > 0,
                       packed + (i - begin) * ld + first, ld);
       }
     }
@@ -132,15 +132,17 @@ void cosines_of(const double* units, Index width, Index begin, Index end, Index 
 
 template <class Scalar>
 void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double* unit_states,
-                       Index width, Index begin, Index end, PairMoments* out,
-                       AlignmentWorkspace& workspace) {
+                       const double* unit_queries, Index width, Index begin, Index end,
+                       PairMoments* out, AlignmentWorkspace& workspace) {
   Index last_row = 0;
   Index columns = 0;
+  Index shift = kNoKeyShift;
   bool causal = true;
   for (const AlignedHead<Scalar>& head : heads) {
-    const Index n = head.attention.rows();
-    last_row = std::max(last_row, std::min(end, n));
-    columns = std::max(columns, head.support.end(std::min(end, n) - 1, n));
+    const Index stop = std::min<Index>(end, head.attention.rows());
+    last_row = std::max(last_row, stop);
+    if (stop > 0) columns = std::max(columns, head.support.end(stop - 1, head.attention.cols()));
+    shift = std::max(shift, head.support.shift);
     causal = causal && head.support.kind == Support::Kind::causal;
   }
   std::fill_n(out, heads.size(), PairMoments{});
@@ -149,23 +151,32 @@ void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double*
   const Index ld = whole_tiles(columns) + kPackWidth;
   double* tile = workspace.cosines.resize(kTileDepth * kTileWidth + (last_row - begin) * ld);
   double* packed = tile + kTileDepth * kTileWidth;
-  cosines_of(unit_states, width, begin, last_row, columns, causal, packed, ld, tile);
+  cosines_of(unit_states, unit_queries, width, begin, last_row, columns, causal, shift, packed, ld,
+             tile);
   auto& weights = workspace.weights;
   auto& directed = workspace.directed;
-  const auto tokens = static_cast<std::size_t>(std::max(columns, last_row));
-  directed.assign(tokens + kPackWidth, 0.0);
-  bool every_direction = true;
-  for (std::size_t j = 0; j < tokens; ++j) {
-    const double* unit = unit_states + static_cast<Index>(j) * width;
-    directed[j] = std::any_of(unit, unit + width, [](double x) { return x != 0.0; }) ? 1.0 : 0.0;
-    every_direction = every_direction && directed[j] != 0.0;
-  }
+  auto& directed_queries = workspace.directed_queries;
+  directed.assign(static_cast<std::size_t>(columns + kPackWidth), 0.0);
+  directed_queries.assign(static_cast<std::size_t>(last_row), 0.0);
+  const auto mark_directions = [width](const double* units, Index first, Index last,
+                                       std::vector<double>& marks) {
+    bool every = true;
+    for (Index j = first; j < last; ++j) {
+      const double* unit = units + j * width;
+      marks[j] = std::any_of(unit, unit + width, [](double x) { return x != 0.0; }) ? 1.0 : 0.0;
+      every = every && marks[j] != 0.0;
+    }
+    return every;
+  };
+  mark_directions(unit_queries, begin, last_row, directed_queries);
+  const bool every_direction = mark_directions(unit_states, 0, columns, directed);
 
   auto& rows = workspace.row_moments;
   rows.resize(last_row - begin);
   for (std::size_t h = 0; h < heads.size(); ++h) {
     const AlignedHead<Scalar>& head = heads[h];
-    const Index n = head.attention.rows();
+    const Index queries = head.attention.rows();
+    const Index n = head.attention.cols();
     const bool masked = head.support.kind == Support::Kind::mask;
     const bool weighted = masked || head.without != nullptr || !every_direction;
     if (weighted) weights.assign(directed.begin(), directed.end());
@@ -176,8 +187,9 @@ void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double*
     }
     RowReader<Scalar> reader(head.attention, head.support, workspace.rows);
     Index found = 0;
-    for (Index i = begin; i < std::min(end, n); ++i) {
-      if (directed[i] == 0.0) continue;
+    for (Index i = begin; i < std::min(end, queries); ++i) {
+      if (directed_queries[i] == 0.0) continue;
+      const Index own = head.support.position(i);
       const double* cosines = packed + (i - begin) * ld;
       const Wide<Scalar>* row = reader.row(i);
       const Index last = reader.end(i);
@@ -190,13 +202,14 @@ void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double*
         row_weights = workspace.row_weights.data();
       }
       Index first = 0;
-      while (first < last && (first == i || (weighted && row_weights[first] == 0.0))) ++first;
+      while (first < last && (first == own || (weighted && row_weights[first] == 0.0))) ++first;
       if (first == last) continue;
       ShiftedSums sums{static_cast<double>(row[first]), cosines[first]};
-      sums.add(row, cosines, row_weights, first, std::min(i, last), n);
-      sums.add(row, cosines, row_weights, std::max(first, i + 1), last, n);
+      sums.add(row, cosines, row_weights, first, std::min(own, last), n);
+      sums.add(row, cosines, row_weights, std::max(first, own + 1), last, n);
       double count = sum_of_lanes(sums.w);
-      if (!weighted) count = static_cast<double>(last - first - (i >= first && i < last ? 1 : 0));
+      if (!weighted)
+        count = static_cast<double>(last - first - (own >= first && own < last ? 1 : 0));
       rows[found++] = sums.moments(count);
     }
     out[h] = together(rows.data(), found);

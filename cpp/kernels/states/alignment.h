@@ -28,6 +28,7 @@ struct AlignmentWorkspace {
   std::vector<double> weights;
   std::vector<double> row_weights;
   std::vector<double> directed;
+  std::vector<double> directed_queries;
   std::vector<PairMoments> row_moments;
 };
 
@@ -41,14 +42,14 @@ struct AlignedHead {
 };
 
 // Moments of the pairs of at most state_rows(n) queries [begin, end) for heads that share one
-// state: `unit_states` [n, width], rows of norm 1 (widen_states), a row of zeros having no
-// direction and no pairs. The cosines are computed once for all heads; a head's moments do not
-// depend on the others. Cost O(rows·n·(width + heads)), half of it where all are causal, no n x n
-// memory.
+// state: `unit_states` [keys, width], rows of norm 1 (widen_states), a row of zeros having no
+// direction and no pairs; `unit_queries` [queries, width], which in a square map are the keys'. The
+// cosines are computed once for all heads; a head's moments do not depend on the others. Cost
+// O(rows·n·(width + heads)), half of it where all are causal, no n x n memory.
 template <class Scalar>
 void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double* unit_states,
-                       Index width, Index begin, Index end, PairMoments* out,
-                       AlignmentWorkspace& workspace);
+                       const double* unit_queries, Index width, Index begin, Index end,
+                       PairMoments* out, AlignmentWorkspace& workspace);
 
 // The correlation of all pairs, in [−1, 1]; NaN for fewer than two pairs, or where attention or the
 // cosines do not vary (the cosines of float64 states are known to 1e-15).

@@ -61,7 +61,7 @@ void reference_influence(const MatrixView<Scalar>& attention, const Support& sup
                          const double* states, Index width, const bool* reference, Index stride,
                          Index begin, Index end, const Influence& out,
                          InfluenceWorkspace& workspace) {
-  const Index n = attention.rows();
+  const Index n = attention.cols();
   const Index rows = end - begin;
   const Index columns = support.end(end - 1, n);
   auto& marked = workspace.marked;
@@ -113,7 +113,8 @@ void reference_influence(const MatrixView<Scalar>& attention, const Support& sup
       for (Index c = 0; c < here; c += kTileWidth) {
         for (Index i = 0; i < rows; i += kTileRows) {
           const Index count = std::min(kTileRows, rows - i);
-          const Index seen = causal ? std::min(depth, begin + i + count - j) : depth;
+          const Index seen =
+              causal ? std::min(depth, begin + support.shift + i + count - j) : depth;
           if (seen <= 0) continue;
           multiply_tile(rest + i * columns + j, count, columns, tiles + c * kTileDepth, seen, j > 0,
                         from_rest + i * kWide + c, kWide);
@@ -136,7 +137,9 @@ void reference_influence(const MatrixView<Scalar>& attention, const Support& sup
     }
   }
   for (Index i = begin; i < end; ++i) {
-    if (!reference[i * stride]) products[i - begin].measure(i, out);
+    const Index own = support.position(i);
+    const bool inside = 0 <= own && own < n && reference[own * stride];
+    if (!inside) products[i - begin].measure(i, out);
   }
 }
 

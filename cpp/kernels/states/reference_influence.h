@@ -23,11 +23,11 @@ struct Influence {
   double* information_change;
 };
 
-// For queries begin <= i < end, at most state_rows(n), outside the reference R
-// (reference[j·stride]), with c_R = Σ_{j∈R} A_ij s_j, c_N the rest and c = c_R + c_N: ‖c_R‖/‖c‖ (>=
-// 0), cos(c_R, c) in [−1, 1], 1 − cos(c, c_N) in [0, 2], to out at i. Left as it is for queries in
-// R; NaN where a norm that divides is 0. `states` [n, width], float64. Cost O(rows·n·width), no n x
-// n memory.
+// For queries begin <= i < end, at most state_rows(n), that stand outside the reference R
+// (reference[j·stride] of key j), with c_R = Σ_{j∈R} A_ij s_j, c_N the rest and c = c_R + c_N:
+// ‖c_R‖/‖c‖ (>= 0), cos(c_R, c) in [−1, 1], 1 − cos(c, c_N) in [0, 2], to out at i. Left as it is
+// for queries in R; NaN where a norm that divides is 0. `states` [keys, width], float64. Cost
+// O(rows·n·width), no n x n memory.
 template <class Scalar>
 void reference_influence(const MatrixView<Scalar>& attention, const Support& support,
                          const double* states, Index width, const bool* reference, Index stride,

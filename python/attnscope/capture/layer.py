@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attnscope._warn import aggregate_warnings, called_from_outside, warn
+from attnscope.capture.rectangles.layer_maps import measure_rectangles
 from attnscope.capture.sites import SITES, TABLE
 from attnscope.capture.visibility import UNKNOWN, Visibility, contradiction, is_doubtful, visibility_of
 from attnscope.metrics.measure import measure, options_taken
@@ -95,7 +96,12 @@ class Layer:
         self.heads, self.kv_heads = tuple(self.heads), tuple(self.kv_heads)
         self.tensors = dict(self.tensors)
 
-    def _site(self, name: str) -> Tensor:
+    def captured(self, name: str) -> Tensor:
+        """Return the tensor of a captured site, padding and all, without a word about it.
+
+        Raises:
+            AttributeError: a site that was not asked for.
+        """
         try:
             return self.tensors[name]
         except KeyError:
@@ -113,7 +119,7 @@ class Layer:
                 "layer.matrices() with lengths=layer.lengths[:, None]",
                 UserWarning,
             )
-        return self._site(name)
+        return self.captured(name)
 
     def measure(
         self, metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], **options: Any
@@ -121,7 +127,8 @@ class Layer:
         """Measure every head's map of every sample, with padding on either side left out.
 
         As `attnscope.measure` of `matrices()` with their lengths; metrics that ask who sees whom, or what a
-        learned sink takes, get it from the layer.
+        learned sink takes, get it from the layer. Decoding steps, whose queries stand at the last keys, and
+        cross attention, whose queries stand at none, are measured as rectangles.
 
         Args:
             metrics: a name, names, or a mapping from the key wanted in the result to a metric's own options.
@@ -131,7 +138,7 @@ class Layer:
             A dict in the order asked for, of what the metrics return: leading axes ``[B, h]``.
 
         Raises:
-            ValueError: for cross attention and decoding steps, which are not square, and as the metrics.
+            ValueError: a metric of square maps on a layer that is not square, and as the metrics.
             TypeError: an option that none of the metrics takes, or a missing one.
 
         Example:
@@ -147,9 +154,12 @@ class Layer:
             >>> layer.measure("sink_share")["sink_share"].share.tolist()
             [[0.25], [0.5]]
         """
-        maps, lengths = self.matrices(), self.lengths[:, None]
         if isinstance(metrics, Iterator):
             metrics = list(metrics)  # they are looked at twice
+        if not self._is_square():
+            with aggregate_warnings():
+                return measure_rectangles(self, metrics, options, options_taken(metrics))
+        maps, lengths = self.matrices(), self.lengths[:, None]
         seen = LayerSupport.of(self).options(options_taken(metrics) - options.keys())
         with aggregate_warnings():
             return measure(maps, metrics, lengths=lengths, **seen, **options)
@@ -258,7 +268,7 @@ class Layer:
         if site not in SQUARE:
             raise ValueError(f"matrices: site must be among {', '.join(SQUARE)}, got {site!r}; use states()")
         self._require_square("matrices")
-        return self._leading(self._site(site), (-2, -1))
+        return self._leading(self.captured(site), (-2, -1))
 
     def states(self, site: str, *, per_head: bool = False) -> Tensor:
         """Return the tensor of another site with every sample's padding removed, as ``matrices`` does it.
@@ -278,7 +288,7 @@ class Layer:
         if site in SQUARE:
             raise ValueError(f"states: {site!r} has two token axes, use matrices()")
         self._require_square("states")
-        tensor = self.sink_mass if site == "sink_mass" else self._site(site)
+        tensor = self.sink_mass if site == "sink_mass" else self.captured(site)
         if per_head and site in ("key", "value"):
             tensor = tensor[:, list(self.kv_heads)]
         return self._leading(tensor, (-1,) if site in ("lse", "sink_mass") else (-2,))

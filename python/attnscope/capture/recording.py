@@ -35,6 +35,7 @@ from attnscope.capture.lazy.lazy_recording import LazyRecording
 from attnscope.capture.module_tracing import resolve_indices
 from attnscope.capture.preservation import EvaluationMode, preserved_run
 from attnscope.capture.recorder import LIVE, Recorder
+from attnscope.capture.rectangles.assembled import GeneratedRows, assisted_by, beams_of
 from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked
 from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.stream import Stream
@@ -149,6 +150,7 @@ class Recording:
         self._plan: CapturePlan | None = None
         self._inside = False
         self._open: weakref.WeakSet[Generator[Layer, None, None]] = weakref.WeakSet()
+        self._rows: GeneratedRows | None = None
         self.output: Any = None
         # What a forward pass runs inside, in the thread that runs it: edits, and hooks for the model's sites.
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -240,7 +242,8 @@ class Recording:
 
         Step 0 sees the whole prompt (``n x n``), later steps one new query (``1 x k``); ``layer.step`` counts
         them, and ``layer.key_offset`` is the position of key 0, > 0 once a sliding cache has dropped some.
-        ``recording.output`` holds the generated tokens at the end.
+        ``recording.output`` holds the generated tokens at the end, and ``recording.assembled()`` gives the
+        rows of all steps as one map per layer. For that they are kept, up to a quarter of the free memory.
         """
         self._check("generate")
         if not callable(getattr(self._model, "generate", None)):
@@ -251,7 +254,62 @@ class Recording:
         assert plan is not None  # there was one before
         if plan.tier == OUTPUTS:
             raise RuntimeError(f"generate: {self._name} is captured by output_attentions, use run")
-        return self._start(plan, self._model.generate, inputs)
+        rows = self._rows = GeneratedRows(assisted_by(self._model, inputs))
+        beams, as_dictionary = beams_of(self._model, inputs)
+        if beams == 1:
+            return self._keep_rows(rows, self._start(plan, self._model.generate, inputs))
+
+        def search(**arguments: Any) -> Any:
+            """Generate with beams, and keep which row of the batch each sequence was in."""
+            output = self._model.generate(**arguments, return_dict_in_generate=True)  # type: ignore[operator]
+            rows.beams = output.beam_indices.cpu()
+            return output if as_dictionary else output.sequences
+
+        inputs.pop("return_dict_in_generate", None)
+        return self._keep_rows(rows, self._start(plan, search, inputs))
+
+    def _keep_rows(self, rows: GeneratedRows, stream: Iterator[Layer]) -> Iterator[Layer]:
+        for layer in stream:
+            rows.add(layer)
+            yield layer
+            del layer
+
+    def assembled(self) -> Iterator[Layer]:
+        """Yield each layer of the last generation with the rows of all its steps as one map.
+
+        Row i is what token i gave to the tokens before it when it was computed, whatever the cache: equal to
+        one forward pass over the prompt and the answer but for rounding. The last generated token was never
+        a query and has no row. Keys that a sliding cache had dropped have no attention and are outside of
+        what the row sees. The queries of cross attention are put below each other. With beams, a sample is a
+        returned sequence, followed back to the rows that it came from. A text that ended before the others
+        of its batch goes on with padding tokens, as the model computes them.
+
+        Yields:
+            `Layer` objects with the site ``attention``, in the order in which the layers run.
+
+        Raises:
+            RuntimeError: no generation, or one that was not followed to its end, goes back (assisted
+                generation), or is too large to be kept.
+
+        Example:
+            >>> import torch, attnscope as asc
+            >>> from transformers import LlamaConfig, LlamaForCausalLM
+            >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            ...                      num_attention_heads=2)
+            >>> model = LlamaForCausalLM(config).eval()
+            >>> with asc.capture(model) as recording:
+            ...     steps = list(recording.generate(input_ids=torch.arange(3, 7)[None], max_new_tokens=3,
+            ...                                     eos_token_id=None, pad_token_id=0))
+            ...     print([list(step.attention.shape[-2:]) for step in steps])
+            ...     print([list(layer.attention.shape) for layer in recording.assembled()])
+            [[4, 4], [1, 5], [1, 6]]
+            [[1, 2, 6, 6]]
+        """
+        if self._rows is None:
+            raise RuntimeError("assembled: nothing was generated; loop over recording.generate(...) first")
+        if self.output is None:
+            raise RuntimeError("assembled: the generation was left before its end")
+        return self._rows.layers()
 
     def _plan_for(self, inputs: dict[str, Any]) -> CapturePlan | None:
         """Return the plan for these inputs, checked against what was asked for where it is another one."""

@@ -20,10 +20,12 @@ from torch import Tensor
 from attnscope._warn import collect_warnings, summarize, warn
 from attnscope.capture.module_tracing import model_hint, resolve_indices
 from attnscope.engine.answer_regions import Region
+from attnscope.engine.answers import append_answers
 from attnscope.engine.prepared import PreparedTexts, prepare_texts
 from attnscope.engine.recipe import TABLE_KEYS, LeftOut, Recipe, complete_recipe, named_recipe
 from attnscope.engine.text_sites import TextSites
 from attnscope.metrics.measure import Metrics
+from attnscope.metrics.selected_queries import chosen_queries
 from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.architecture import depth, largest_setting, text_config
 from attnscope.models.inputs.answer_spans import NO_ANSWER, answer_spans
@@ -33,7 +35,7 @@ from attnscope.models.inputs.prompt_learning import virtual_tokens
 from attnscope.models.inputs.text_inputs import Entry, read_inputs
 from attnscope.results.features import describe_column
 from attnscope.results.results import Results
-from attnscope.study_api.forward import self_attention
+from attnscope.study_api.forward import Batch, self_attention
 from attnscope.study_api.tables import Rows, Table
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ def analyze(
     stack: str = "",
     answer: Any = None,
     answer_unit: str = "tokens",
+    generate: Mapping[str, Any] | None = None,
+    queries: Any = None,
     name: str = "",
     column: str = "",
     **options: Any,
@@ -76,6 +80,11 @@ def analyze(
         answer: of each text the first token of its answer and one past its last, or None, for metrics of
             answers (`lookback`, `prompt_divergence`).
         answer_unit: "tokens"; or "characters", of texts under a fast tokenizer.
+        generate: options of the model's `generate`, such as {"max_new_tokens": 32}: each text is a prompt,
+            the model writes its answer, and both are measured in one pass. `samples` gets `answer_start`.
+        queries: "answer", "prompt", a slice of each text's tokens, or booleans, one for each token (a row for
+            each text, where they differ): means over rows are over these queries only. Numbers per query, of
+            columns and of the map's spectrum or graph stay those of all queries.
         name: of the model in the tables; empty takes its own.
         column: of a table, the one that holds the texts; empty takes text, sentence, content, or the only
             column of texts.
@@ -109,8 +118,28 @@ def analyze(
         >>> results = asc.analyze(LlamaForCausalLM(config).eval(), torch.arange(6)[None], ["fiedler_value"])
         >>> dict(results.to_xarray().sizes)
         {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 4}
+
+        The model writes three tokens behind four, and the entropy is that of the answer's queries alone:
+
+        >>> model, prompt = LlamaForCausalLM(config).eval(), torch.arange(3, 7)[None]
+        >>> answered = asc.analyze(model, prompt, "attention_entropy", queries="answer",
+        ...                        generate={"max_new_tokens": 3, "eos_token_id": None})
+        >>> answered["samples"][["answer_start", "n_tokens"]].values.tolist()
+        [[4, 7]]
     """
-    request = InputRequest("analyze", name, column, answer, answer_unit, processor=processor, stack=stack)
+    if isinstance(queries, int):  # so many last ones, an option of `sink_share`
+        options, queries = {**options, "queries": queries}, None
+    request = InputRequest(
+        "analyze",
+        name,
+        column,
+        answer,
+        answer_unit,
+        processor=processor,
+        stack=stack,
+        generate=generate,
+        queries=queries,
+    )
     return measure_inputs(request, model, inputs, metrics, tokenizer, layers, options)
 
 
@@ -128,6 +157,8 @@ class InputRequest:
         keep_empty: keep columns without a value, so that names do not depend on the texts.
         processor: of pictures and sounds; None without any.
         stack: part of the names of stacks whose layers are measured.
+        generate: options of the model's `generate`, which then writes the answers; None: it writes none.
+        queries: that means over rows are restricted to, None for all.
     """
 
     function: str
@@ -139,9 +170,35 @@ class InputRequest:
     keep_empty: bool = False
     processor: Any = None
     stack: str = ""
+    generate: Mapping[str, Any] | None = None
+    queries: Any = None
+
+    @property
+    def has_answers(self) -> bool:
+        """True if texts have answers, of the caller or of the model.
+
+        Raises:
+            ValueError: answers of both.
+        """
+        if self.answer is not None and self.generate is not None:
+            raise ValueError(
+                f"{self.function}: answer says where answers are, generate writes them; give one"
+            )
+        return self.answer is not None or self.generate is not None
+
+    def chosen(self, batch: Batch, spans: Sequence[tuple[int, int]] | None) -> Tensor | None:
+        """Return the queries of a batch's texts that means over rows are restricted to, None for all."""
+        if self.queries is None:
+            return None
+        answers = [None if spans is None else spans[sample] for sample in batch.samples]
+        return chosen_queries(self.function, self.queries, batch.lengths, answers, batch.samples)
 
     def spans(self, texts: PreparedTexts, tokenizer: Any) -> list[tuple[int, int]] | None:
         """Return the answers of texts as spans of tokens; None without answers."""
+        if self.generate is not None:
+            ends = (texts.answer_starts[sample] for sample in range(len(texts.inputs)))
+            spans = [(start, text.n_tokens) for start, text in zip(ends, texts.inputs, strict=True)]
+            return [span if span[0] < span[1] else NO_ANSWER for span in spans]
         if self.answer is None:
             return None
         ids = [text.encoded.ids.tolist() for text in texts.inputs]
@@ -166,7 +223,7 @@ def measure_inputs(
     """Measure the attention of a model on some inputs; arguments and result are those of `analyze`."""
     function = request.function
     _check_first_arguments(model, metrics)
-    with_answers = request.answer is not None
+    with_answers = request.has_answers
     if metrics is None:
         recipe = complete_recipe(options, with_answers=with_answers)
     else:
@@ -176,8 +233,7 @@ def measure_inputs(
     label = request.name or own_name
     layers = [layers] if isinstance(layers, int) else layers
     resolve_indices(layers, depth(loaded), f"layers of {type(loaded).__name__}")
-    entries = read_inputs(function, inputs, request.column)
-    texts = _prepared(function, loaded, entries, tokenizer, request.processor)
+    texts = _prepared(function, loaded, read_inputs(function, inputs, request.column), tokenizer, request)
     spans = request.spans(texts, tokenizer)
     text_sites = TextSites(loaded, spans, virtual_tokens(loaded).number, request.region)
     left_out, others = LeftOut(recipe.columns), OtherMaps(function, type(loaded).__name__)
@@ -200,7 +256,8 @@ def measure_inputs(
                     continue
                 batch = forward_pass.batch_of(layer)
                 kind = _kind_of(layer) if forward_pass.has_decoder else ""
-                for table, columns in recipe.measure(layer, number, batch, left_out, text_sites):
+                chosen = request.chosen(batch, spans)
+                for table, columns in recipe.measure(layer, number, batch, left_out, text_sites, chosen):
                     tables_of_rows.add(table, columns, kind)
     summarize(undefined)
     others.report(is_all=not tables_of_rows.rows)
@@ -240,15 +297,15 @@ def _with_spans(samples: Any, spans: Sequence[tuple[int, int]] | None) -> Any:
 
 
 def _prepared(
-    function: str, model: Any, entries: Sequence[Entry], tokenizer: Any, processor: Any
+    function: str, model: Any, entries: Sequence[Entry], tokenizer: Any, request: InputRequest
 ) -> PreparedTexts:
-    """Return the entries of inputs as a model reads them; warn of those that are cut."""
+    """Return the entries of inputs as a model reads them, with its answers; warn of those that are cut."""
     limit = context_length(model.config, tokenizer, model)
     encoder = Encoder(tokenizer, limit, "keep", largest_setting(text_config(model.config), "vocab_size"))
-    texts = prepare_texts(function, model, entries, encoder, processor)
+    texts = prepare_texts(function, model, entries, encoder, request.processor)
     if cut := sum(text.encoded.truncated for text in texts.inputs):
         warn(f"{function}: {cut} of {len(texts.inputs)} texts were longer than {limit} tokens and are cut")
-    return texts
+    return texts if request.generate is None else append_answers(function, model, texts, request.generate)
 
 
 def _read_processor(function: str, inputs: Any, tokenizer: Any, processor: Any) -> tuple[Any, Any]:

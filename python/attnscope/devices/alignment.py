@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from attnscope._placement import NotOnDevice
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
@@ -24,8 +25,15 @@ def geometric_semantic_alignment(
     support: str | Tensor,
     states: Tensor,
     without: Tensor | None,
+    query_states: Tensor | None = None,
 ) -> tuple[Tensor, int]:
-    """Return Pearson's r between A_ij and cos(s_i, s_j) over visible pairs i ≠ j of every map."""
+    """Return Pearson's r between A_ij and cos(s_i, s_j) over visible pairs i ≠ j of every map.
+
+    Raises:
+        NotOnDevice: states of the queries, which only the core reads.
+    """
+    if query_states is not None:
+        raise NotOnDevice
 
     def compute(slab: Slab, vectors: Tensor, left_out: Tensor | None) -> tuple[Tensor, Tensor]:
         wide, finite = states_in_block(slab, vectors)

@@ -101,6 +101,7 @@ class PreparedTexts:
         groups: the others: the first sample of each mapping, and its inputs.
         encoder: that made their tokens.
         processor: of pictures and sounds; None where none was given.
+        answer_starts: by sample the number of tokens before its generated answer, where there is one.
     """
 
     inputs: Sequence[Input]
@@ -108,6 +109,7 @@ class PreparedTexts:
     groups: Sequence[tuple[int, ForwardInputs]]
     encoder: Encoder
     processor: Any = None
+    answer_starts: Mapping[int, int] = field(default_factory=dict)
     _names: dict[int, list[str]] = field(default_factory=dict)
     _pictures: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -182,7 +184,13 @@ class PreparedTexts:
         """Return the table `samples`; inputs that are no text have numbers for tokens, and no ids."""
         import pyarrow as pa
 
-        table = self._with_pictures(samples_table(_unit(label, self.inputs), self.encoder, {}, {}, "analyze"))
+        extras = {}
+        if self.answer_starts:
+            extras["answer_start"] = pa.array(
+                [self.answer_starts[at] for at in range(len(self.inputs))], pa.int64()
+            )
+        table = samples_table(_unit(label, self.inputs), self.encoder, extras, {}, "analyze")
+        table = self._with_pictures(table)
         if not self._names:
             return table
         samples = table["sample"].to_pylist()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnscope.capture.sites import SITES
 from attnscope.engine.text_sites import TEXT_SITES, TextSites
@@ -23,6 +24,7 @@ from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.measure import Measured, Metrics, metric_names, named_metric, requests_of
 from attnscope.metrics.plan import MAPS, THRESHOLDS, options_of, resolve_thresholds
 from attnscope.metrics.quantity import Quantity, Shared, Site
+from attnscope.metrics.selected_queries import is_mean_of_rows, rows_of
 from attnscope.metrics.support import LayerSupport, measure_layer
 from attnscope.results.schema import HEAD_KEYS
 from attnscope.study_api.forward import Batch, head_mean
@@ -107,9 +109,18 @@ class Recipe(NamedTuple):
         return tuple(dict.fromkeys(site for site in sites if site in SITES and site != "attention"))
 
     def measure(
-        self, layer: Layer, number: int, batch: Batch, left_out: LeftOut, text_sites: TextSites
+        self,
+        layer: Layer,
+        number: int,
+        batch: Batch,
+        left_out: LeftOut,
+        text_sites: TextSites,
+        chosen: Tensor | None = None,
     ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the numbers of a layer's heads and of their mean: rows of tables as `place` gives them."""
+        """Yield the numbers of a layer's heads and of their mean: rows of tables as `place` gives them.
+
+        `chosen` holds the queries that means over rows are restricted to, as `chosen_queries` gives them.
+        """
         heads, mean, support = layer.matrices(), head_mean(layer.matrices()), LayerSupport.of(layer)
         captured = [site for site in layer.tensors if site in self.states()]
         states = {site: layer.states(site).cpu() for site in captured if site != "scores"}
@@ -132,15 +143,19 @@ class Recipe(NamedTuple):
                 if names is not None or (column.scope == "map" and "scores" not in column.needs)
             ]
             part, seen, sites = text_sites.restrict(batch, support, sites)
-            measured = measure_layer(
-                sites,
-                columns,
-                seen,
-                lengths=torch.as_tensor(part.lengths, device="cpu"),
-                heads=names,
-                mean=names is None,
-                full_results=("persistence",) if self.bars else (),
-            )
+            of_maps: dict[str, Any] = {
+                "lengths": torch.as_tensor(part.lengths, device="cpu"),
+                "heads": names,
+                "mean": names is None,
+            }
+            bars = ("persistence",) if self.bars else ()
+            rest = [column for column in columns if chosen is None or not is_mean_of_rows(column)]
+            measured = measure_layer(sites, rest, seen, full_results=bars, **of_maps)
+            if chosen is not None:
+                means = [column for column in columns if is_mean_of_rows(column)]
+                rows, seen_by_rows, places = rows_of(sites, seen, chosen)
+                of_rows = measure_layer(rows, means, seen_by_rows, places=places, **of_maps)
+                measured = measured.joined(of_rows, columns)
             left_out.add(measured, part.lengths, layer.visibility.name)
             yield from place(columns, measured, part, number, names)
 

@@ -25,7 +25,7 @@ def _evaluate(
 ) -> tuple[Tensor, Tensor]:
     seen = operators.joined_support(support, visible)
     name = "geometric_semantic_alignment"
-    correlation, non_finite = operators.evaluate(name, maps, lengths, seen, states, without)
+    correlation, non_finite = operators.evaluate(name, maps, lengths, seen, states, without, None)
     return correlation, non_finite
 
 
@@ -88,9 +88,22 @@ _OPERATOR = operators.operator_pair(
 
 
 def geometric_semantic_alignment(
-    maps: Tensor, lengths: Tensor | None, support: str | Tensor, states: Tensor, without: Tensor | None
+    maps: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    states: Tensor,
+    without: Tensor | None,
+    query_states: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the correlations [...] and the count of maps that are not finite."""
+    """Return the correlations [...] and the count of maps that are not finite.
+
+    Raises:
+        NotImplementedError: states of the queries, which have no derivative.
+    """
+    if query_states is not None:
+        raise NotImplementedError(
+            "geometric_semantic_alignment: query_states have no derivative; detach the tensors"
+        )
     seen = operators.split_support(support)
     correlation, non_finite = _OPERATOR(maps, lengths, *seen, states, without)
     return correlation, non_finite

@@ -30,6 +30,7 @@ from attnscope.metrics.plan import (
     MeasurementRun,
     Request,
     accepted_options,
+    defined_on,
     plan_of,
     reads_layers,
     reads_maps,
@@ -42,7 +43,14 @@ Metrics = str | Iterable[str] | Mapping[str, Mapping[str, Any]]
 
 @without_derivative("it calls fused kernels; call the functions one by one")
 def measure(
-    attention: Tensor | Unmaterialized, metrics: Metrics, *, lengths: _checks.Lengths = None, **options: Any
+    attention: Tensor | Unmaterialized,
+    metrics: Metrics,
+    *,
+    lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Several metrics of the same maps, with shared intermediates computed once.
 
@@ -51,14 +59,15 @@ def measure(
     function of that name returns.
 
     Args:
-        attention: attention maps [..., n, n], or `LazyAttention`; what its device does not measure is copied
-            to the CPU once. For metrics of all heads of a layer (`head_divergence`, `sink_removal`) the axis
-            before the last two is the head.
+        attention: attention maps [..., q, k], or `LazyAttention`; what its device does not measure is copied
+            to the CPU once. Metrics of graphs and of homology are of square maps only. For metrics of all
+            heads of a layer (`head_divergence`, `sink_removal`) the axis before the last two is the head.
         metrics: a name, names, or a mapping from the key wanted in the result to that metric's own options.
             Where the key is not the name of its function, the option ``function`` is, or ``metric`` where the
             function has no option of that name: ``{"bars": {"function": "persistence", "metric":
             "hellinger"}}``.
-        lengths: tokens per map, broadcast against the leading axes.
+        lengths: keys per map, broadcast against the leading axes.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         options: given to every metric that takes an option of that name.
 
     Returns:
@@ -80,12 +89,19 @@ def measure(
         ... })
         >>> {key: round(value.item(), 6) for key, value in found.items()}
         {'mean': 1.0, 'normalized': 1.333333}
+
+        Cross attention of two queries, uniform over three keys:
+
+        >>> cross = asc.measure(torch.full((2, 3), 1 / 3), ["sink_share", "top_mass"], cross=True)
+        >>> {name: round(float(getattr(value, "share", value)), 6) for name, value in cross.items()}
+        {'sink_share': 0.333333, 'top_mass': 0.333333}
     """
     # what has no tokens is refused once the metrics are known to be right
     shape = getattr(attention, "shape", None) or (0,)
     plan = _plan_of(metrics, options, int(shape[-1]))
-    tensor = _checks.square_tensor("measure", "attention", attention)
-    results = MeasurementRun(plan, {"attention": tensor}, lengths, "measure").results()
+    tensor = _checks.map_tensor("measure", "attention", attention, square=False)
+    places = _checks.Places(query_positions, query_lengths, cross)
+    results = MeasurementRun(plan, {"attention": tensor}, lengths, "measure", places=places).results()
     return {request.key: result for request, result in zip(plan.requests, results, strict=True)}
 
 
@@ -123,6 +139,16 @@ class Measured:
             {quantity: values[quantity] for quantity in quantities}, defined, self.finite, self.size
         )
 
+    def joined(self, other: Measured, quantities: Sequence[Quantity]) -> Measured:
+        """Return the quantities of both, in a given order, and the full results of this one."""
+        values, defined = {**self.values, **other.values}, {**self.defined, **other.defined}
+        order = [quantity for quantity in quantities if quantity in values]
+        return replace(
+            self,
+            values={quantity: values[quantity] for quantity in order},
+            defined={quantity: defined[quantity] for quantity in order},
+        )
+
     def as_sites(self, *names: str) -> dict[str, Tensor]:
         """Return numbers and full results of these names, as sites for functions that take `measured`."""
         sites = {
@@ -153,12 +179,13 @@ def measure_quantities(
     heads: Sequence[int] | None = None,
     full_results: Sequence[str] = (),
     held: torch.dtype | None = None,
+    places: _checks.Places | None = None,
 ) -> Measured:
     """Measure quantities of one protocol on the maps of a layer; every equal call is made once.
 
     Args:
-        sites: captured tensors: attention [batch, maps, n, n], states of heads [batch, heads, n, d], of the
-            layer [batch, n, d], head_mean [batch, 1, n, n]; numbers `measured` of the same maps before.
+        sites: captured tensors: attention [batch, maps, q, k], states of heads [batch, heads, k, d], of the
+            layer [batch, k, d], head_mean [batch, 1, q, k]; numbers `measured` of the same maps before.
         quantities: of one protocol. Those that need an absent site are undefined everywhere, and
             left out if they have axes.
         lengths: tokens per sentence, [batch].
@@ -167,6 +194,8 @@ def measure_quantities(
         full_results: metrics whose unreduced result is returned next to the quantities, such as the bars of
             `persistence`; of padded maps.
         held: the type in which the model holds its maps, for a protocol that compares in it; None is theirs.
+        places: where the queries of maps that are not square stand. Quantities that such maps have not are
+            undefined.
 
     Raises:
         ValueError: quantities of several protocols, and as the metrics.
@@ -190,7 +219,9 @@ def measure_quantities(
                 f"measure_quantities: maps are read by length, so {full_results[0]} has no full result"
             )
         return _by_length(sites, quantities, text_lengths, heads, held)
-    return _measured(sites, quantities, text_lengths, heads, tuple(full_results))
+    return _measured(
+        sites, quantities, text_lengths, heads, tuple(full_results), places=places or _checks.DEFAULT_PLACES
+    )
 
 
 def _by_length(
@@ -237,19 +268,22 @@ def _measured(
     heads: Sequence[int] | None,
     full_results: tuple[str, ...] = (),
     held: torch.dtype | None = None,
+    places: _checks.Places = _checks.DEFAULT_PLACES,
 ) -> Measured:
     maps = next(sites[name] for name in (*MAPS, *sites) if name in sites)
     answerable = [
         quantity
         for quantity in quantities
-        if set(quantity.needs) <= set(sites) and (heads is not None or not reads_layers(quantity))
+        if set(quantity.needs) <= set(sites)
+        and (heads is not None or not reads_layers(quantity))
+        and defined_on(quantity, maps.shape, bool(places.cross))
     ]
     map_lengths = None if lengths is None else lengths[:, None]
     plan = _plan_for(tuple(answerable), full_results, int(maps.shape[-1]))
-    results = MeasurementRun(plan, sites, map_lengths, "measure_quantities", held).results()
+    results = MeasurementRun(plan, sites, map_lengths, "measure_quantities", held, places).results()
     # of scores, -inf is a key that is not visible
     judged = (name for name in sites if name in MAPS and name != "scores")
-    finite = {name: _finite(sites[name], map_lengths) for name in judged}
+    finite = {name: _finite(sites[name], map_lengths, places) for name in judged}
     values: dict[Quantity, Tensor] = {}
     defined: dict[Quantity, Tensor] = {}
     answers = dict(zip(answerable, results[: len(answerable)], strict=True))
@@ -282,10 +316,14 @@ def _plan_for(quantities: tuple[Quantity, ...], full_results: tuple[str, ...], n
     return plan_of([*requests, *(Request(name, name, {}) for name in full_results)], n)
 
 
-def _finite(maps: Tensor, lengths: Tensor | None) -> Tensor:
-    """Return which of [batch, maps, n, n] hold finite entries only, inside their lengths."""
-    map_lengths = None if lengths is None else lengths.expand(maps.shape[:2]).contiguous()
-    finite: Tensor = _checks.call_kernel(_core.finite_matrices, _checks.Attention(maps, map_lengths))
+def _finite(maps: Tensor, lengths: Tensor | None, places: _checks.Places) -> Tensor:
+    """Return which of [batch, maps, q, k] hold finite entries only, inside their lengths."""
+    if places.is_default and maps.shape[-1] == maps.shape[-2]:
+        map_lengths = None if lengths is None else lengths.expand(maps.shape[:2]).contiguous()
+        checked = _checks.Attention(maps, map_lengths)
+    else:
+        checked = _checks.attention_argument("measure_quantities", maps, lengths, rows=False, places=places)
+    finite: Tensor = _checks.call_kernel(_core.finite_matrices, checked)
     return finite
 
 

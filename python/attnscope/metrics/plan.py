@@ -37,6 +37,9 @@ MAPS = ("attention", "head_mean", "scores")
 #: Sites that belong to maps already: who sees whom, and what a learned sink takes of each row.
 OF_ROWS = ("support", "sink_mass", "word_span", "special_keys", "answer", "tokens")
 
+#: Arguments that belong to the maps of a run and not to a metric: they are the same for all calls.
+OF_RUN = ("lengths", "query_positions", "query_lengths", "cross", "held", "measured", "row_lengths")
+
 #: First arguments that are not maps: they are passed as options, which stand for sites.
 _BY_OPTION = ("before", "matrix", "points", "states")
 
@@ -162,7 +165,8 @@ def _in_words(value: Any) -> str:
 class MeasurementRun:
     """The calls of a plan on one batch of maps [..., n, n] and other tensors by site, each made once.
 
-    Errors carry the name of `function`; `held` is the type in which the model holds its maps.
+    Errors carry the name of `function`; `held` is the type in which the model holds its maps, `places` says
+    where the queries of maps [..., q, k] stand.
     """
 
     plan: MeasurementPlan
@@ -170,6 +174,7 @@ class MeasurementRun:
     lengths: _checks.Lengths
     function: str
     held: torch.dtype | None = None
+    places: _checks.Places = _checks.DEFAULT_PLACES
     _results: dict[Call, Any] = field(default_factory=dict)
 
     def results(self) -> list[Any]:
@@ -259,8 +264,36 @@ class MeasurementRun:
                 call_arguments[name] = value
         if "lengths" in parameters_of(function):
             call_arguments["lengths"] = self._lengths_of(call) if of_layers else self.lengths
+        if not self.places.is_default:
+            call_arguments |= self._places_of(function, call)
+        if "row_lengths" in parameters_of(function):
+            call_arguments["row_lengths"] = self._row_lengths(call)
         context = {"held": self.held, "measured": self.sites}
         return call_arguments | {name: context[name] for name in context if name in parameters_of(function)}
+
+    def _places_of(self, function: Callable[..., Any], call: Call) -> dict[str, Any]:
+        """Return where queries stand, for a function of maps; one of square maps only refuses."""
+        if not reads_maps(function):
+            return {}
+        if not takes_rectangles(function):
+            if self.sites[call.of].shape[-1] == self.sites[call.of].shape[-2]:
+                _checks.refuse_places(call.source, self.places)
+            return {}  # its own error gives the sizes
+        positions, lengths, cross = self.places
+        if lengths is not None and first_parameter(function) == "heads":
+            shape, words = self.sites[call.of].shape[:-2], "do not broadcast to the leading shape"
+            lengths = _checks.as_tensor(self.function, "query_lengths", lengths)
+            lengths = _checks.expanded(f"{self.function}: query_lengths", lengths, shape, words)
+        return {"query_positions": positions, "query_lengths": lengths, "cross": cross}
+
+    def _row_lengths(self, call: Call) -> _checks.Lengths:
+        """Return the real queries of each map, for what is read off a number per query."""
+        maps = self.sites[call.of]
+        if self.places.is_default and maps.shape[-1] == maps.shape[-2]:
+            return self.lengths
+        return _checks.attention_argument(
+            self.function, maps, self.lengths, rows=False, places=self.places
+        ).query_lengths
 
     def _lengths_of(self, call: Call) -> Tensor | None:
         """Return a length per head of a layer, from lengths that broadcast against them, or per text."""
@@ -277,7 +310,7 @@ class MeasurementRun:
         support = first.options["support"]
         support = self.sites[support.name] if isinstance(support, Site) else support
         options_by_source = {source: call.options for source, call in group.items()}
-        read_arguments = (options_by_source, support, self.lengths, first.options["validate"])
+        read_arguments = (options_by_source, support, self.lengths, first.options["validate"], self.places)
         _, read = sinks.from_one_read("measure", self.sites[first.of], *read_arguments)
         self._results |= {call: read[source] for source, call in group.items()}
 
@@ -307,7 +340,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {
         name: parameter.default
         for name, parameter in parameters[first:]
-        if name not in ("lengths", "held", "measured") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if name not in OF_RUN and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
 
 
@@ -327,6 +360,29 @@ def first_parameter(function: Callable[..., Any]) -> str:
 def reads_maps(function: Callable[..., Any]) -> bool:
     """Return True if a function's first parameter is maps: attention, the heads of a layer, or scores."""
     return first_parameter(function) in ("attention", "heads", "scores")
+
+
+def takes_rectangles(function: Callable[..., Any]) -> bool:
+    """Return True if a function takes maps [..., q, k] that are not square."""
+    return "query_positions" in parameters_of(function)
+
+
+def defined_on(quantity: Quantity, shape: Sequence[int], cross: bool) -> bool:
+    """Return True if a quantity is defined on maps of a shape [..., q, k].
+
+    One that reads no maps is; of rectangles and cross attention those are not that need a graph, or where
+    queries of cross attention stand.
+    """
+    function = registry().function(quantity.protocol, quantity.metric)
+    if (shape[-1] == shape[-2] and not cross) or not reads_maps(function):
+        return True
+    if not takes_rectangles(function) or quantity.options.get("spectrum", "singular") != "singular":
+        return False
+    if not cross:
+        return True
+    needs_distance = quantity.metric == "local_global_ratio" or quantity.options.get("signal") == "offset"
+    needs_states = "query_states" in parameters_of(function) and "query_states" not in quantity.options
+    return not (needs_distance or needs_states)
 
 
 def reads_layers(quantity: Quantity) -> bool:

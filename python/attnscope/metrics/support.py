@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.arguments.maps import Places
 from attnscope.metrics.measure import Measured, measure_quantities
 from attnscope.metrics.quantity import Quantity, Shared, Site
 
@@ -120,6 +121,7 @@ def measure_layer(
     mean: bool = False,
     full_results: Sequence[str] = (),
     held: torch.dtype | None = None,
+    places: Places | None = None,
 ) -> Measured:
     """Return quantities of the maps of a layer under what its queries see.
 
@@ -133,11 +135,12 @@ def measure_layer(
         mean: the maps are means over the heads of the layer.
         full_results: metrics whose unreduced result is also returned.
         held: the type in which the model holds its maps.
+        places: where the queries of maps that are not square stand.
 
     Returns:
         `Measured`, its keys the given quantities.
     """
-    rest = {"lengths": lengths, "heads": heads, "full_results": full_results, "held": held}
+    rest = {"lengths": lengths, "heads": heads, "full_results": full_results, "held": held, "places": places}
     if any(quantity.protocol != "exact" for quantity in quantities):
         return measure_quantities(sites, quantities, **rest)  # type: ignore[arg-type]
     bound = _with_support(tuple(quantities), seen.kind, seen.learned is not None)

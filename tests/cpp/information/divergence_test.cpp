@@ -89,7 +89,8 @@ TEST(Divergence, RemovalLeavesNothingAboveTheDiagonalOfACausalMap) {
     bool excluded[n];
     RowMatrix<double> kept = RowMatrix<double>::Constant(n, n, -1.0);
     sink_removal(std::span<const MatrixView<double>>(heads), std::span<const Support>(supports),
-                 removed, 3, 0, n, RemovalRows{before, after, excluded, kept.data(), n}, workspace);
+                 removed, 3, 0, n, RemovalRows{before, after, excluded, kept.data(), n, n},
+                 workspace);
     for (Index i = 0; i < n; ++i) {
       const double left = a->row(i).sum() - (*a)(i, 1) - (*a)(i, 6);
       for (Index j = 0; j < n; ++j) {
@@ -151,7 +152,7 @@ TEST(Divergence, RemovalRescalesAndExcludes) {
   double attention[4];
   DivergenceWorkspace workspace;
   sink_removal(std::span<const MatrixView<double>>(heads), std::span<const Support>(supports),
-               removed, 1, 0, 2, RemovalRows{before, after, excluded, attention, 2}, workspace);
+               removed, 1, 0, 2, RemovalRows{before, after, excluded, attention, 2, 2}, workspace);
   EXPECT_TRUE(excluded[0]);
   EXPECT_FALSE(excluded[1]);
   EXPECT_EQ(attention[0], 0.0);
@@ -173,7 +174,7 @@ TEST(Divergence, RemovalComparesWithTheMeanOfTheHeadsThatAreLeft) {
   bool excluded[9];
   DivergenceWorkspace workspace;
   sink_removal(std::span<const MatrixView<double>>(heads), std::span<const Support>(supports),
-               removed, 1, 0, 3, RemovalRows{before, after, excluded, nullptr, 3}, workspace);
+               removed, 1, 0, 3, RemovalRows{before, after, excluded, nullptr, 3, 3}, workspace);
   for (Index i = 0; i < 3; ++i) {
     EXPECT_TRUE(excluded[i]);
     EXPECT_NEAR(before[3 + i], std::log(3.0), 1e-15);

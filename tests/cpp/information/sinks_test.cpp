@@ -22,6 +22,35 @@ Support causal() {
   return support;
 }
 
+// The last rows of a causal map: each of its numbers from the map's own rows.
+TEST(Sinks, OfTheLastRowsOfACausalMap) {
+  constexpr Index n = 23;
+  const RowMatrix<double> a = testing::random_attention(n, true, 3, 2.0);
+  for (const Index q : {1, 4, 23}) {
+    const auto rows = matrix_view(a.data() + (n - q) * n, q, n, n, Index{1});
+    Support support;
+    support.shift = n - q;
+    SinkWorkspace workspace;
+    std::vector<double> alpha(n);
+    SinkAnswers answers;
+    answers.incoming = alpha.data();
+    SinkRequest asked;
+    asked.first = 2;
+    asked.queries = q;
+    EXPECT_TRUE(sink_statistics(rows, true, support, asked, answers, workspace));
+    EXPECT_EQ(support.kind, Support::Kind::causal);
+    EXPECT_EQ(support.shift, n - q);
+    for (Index j = 0; j < n; ++j) {
+      const Index first = std::max(j, n - q);
+      double sum = 0.0;
+      for (Index i = first; i < n; ++i) sum += a(i, j);
+      EXPECT_NEAR(alpha[j], sum / static_cast<double>(n - first), 1e-15) << q << " " << j;
+    }
+    EXPECT_NEAR(answers.share.share, a.bottomRows(q).leftCols(2).sum() / static_cast<double>(q),
+                1e-15);
+  }
+}
+
 SinkAnswers answers_of(const RowMatrix<double>& a, Support support, double min_visibility) {
   SinkWorkspace workspace;
   SinkRequest asked;

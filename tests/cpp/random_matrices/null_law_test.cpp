@@ -90,6 +90,41 @@ TEST(NullLaw, IntegralIsTheIntegralOfTheCdf) {
   }
 }
 
+// E of the trapezoid by the walks that its moments count: X has c·n of n rows, row u of [0, 1] sees
+// the keys up to 1 − c + c·u. E[x] = 1 − c/2; E[x²] = Σ over two rows that share keys, and two keys
+// that share rows.
+TEST(NullLaw, TrapezoidHasTheMomentsOfItsVariances) {
+  for (const double c : {0.02, 0.25, 0.6, 0.97}) {
+    const NullLaw law = NullLaw::trapezoid(c);
+    EXPECT_NEAR(law.at(law.edge() + 1.0).integral, 1.0 + law.edge() - (1.0 - c / 2), 1e-12) << c;
+    const auto seen = [=](double u) { return 1.0 - c + c * u; };
+    EXPECT_NEAR(moment(law, 0.0, 1), 1.0 - c / 2, 2e-4) << c;
+    // keys that both rows see, and rows that see both keys, each in its share of the axes
+    const double rows = integrate([&](double u) { return seen(u) * seen(u); }, 0.0, 1.0);
+    const double keys = integrate(
+        [&](double u) {
+          return integrate([&](double v) { return c * std::min(seen(u), seen(v)); }, 0.0, 1.0);
+        },
+        0.0, 1.0);
+    EXPECT_NEAR(moment(law, 0.0, 2), rows + keys, 1e-3) << c;
+  }
+}
+
+TEST(NullLaw, TrapezoidIntegralIsTheIntegralOfTheCdf) {
+  for (const double c : {0.05, 0.5, 0.9}) {
+    const NullLaw law = NullLaw::trapezoid(c);
+    for (const double share : {0.4, 0.8, 0.999}) {
+      const double x = share * law.edge();
+      const double expected = integrate([&](double t) { return law.cdf(t); }, 0.0, x);
+      EXPECT_NEAR(law.at(x).integral, expected, 2e-4) << c << " " << x;
+    }
+    for (int k = 1; k < 50; ++k) {
+      const auto point = law.crossing(k / 50.0, law.at(0.0), law.at(4.0));
+      EXPECT_NEAR(law.cdf(point.x), k / 50.0, 1e-9) << c;
+    }
+  }
+}
+
 TEST(NullLaw, TriangularNearZeroFallsLikeOneOverALogarithm) {
   const NullLaw law = NullLaw::triangular();
   // With δ = π − t: x = (sin δ/(π − δ))·exp(−(π − δ)·cot δ) and F = δ/π + sin²δ/(π(π − δ)).

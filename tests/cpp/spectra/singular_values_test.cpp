@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <Eigen/SVD>
 #include <numbers>
+#include <utility>
 
 #include "matrices.h"
 
@@ -33,6 +35,21 @@ TEST(SingularValues, EqualJacobi) {
         EXPECT_NEAR(sigma[k], expected[k], 1e-13 * expected[0]) << "n = " << n << " k = " << k;
       }
     }
+  }
+}
+
+TEST(SingularValues, OfRectanglesEqualJacobi) {
+  for (const auto& [rows, columns] : {std::pair<Index, Index>(1, 9), {3, 7}, {7, 3}, {30, 140}}) {
+    const RowMatrix<double> a = RowMatrix<double>::Random(rows, columns);
+    const Eigen::VectorXd expected =
+        Eigen::JacobiSVD<Eigen::MatrixXd>(Eigen::MatrixXd(a)).singularValues();
+    SingularValuesWorkspace workspace;
+    std::vector<double> sigma(static_cast<std::size_t>(expected.size()));
+    const MatrixView<double> matrix = matrix_view(a.data(), rows, columns, columns, Index{1});
+    double* const out[] = {sigma.data()};
+    singular_values(std::span<const MatrixView<double>>(&matrix, 1), std::span<double* const>(out),
+                    workspace);
+    for (Index k = 0; k < expected.size(); ++k) EXPECT_NEAR(sigma[k], expected[k], 1e-12);
   }
 }
 

@@ -31,8 +31,8 @@ double aligned(const AlignedHead<double>& head, const RowMatrix<double>& unit, I
   std::vector<PairMoments> parts;
   for (Index begin = 0; begin < n; begin += rows) {
     PairMoments part;
-    alignment_moments(std::span<const AlignedHead<double>>(&head, 1), unit.data(), unit.cols(),
-                      begin, std::min(n, begin + rows), &part, workspace);
+    alignment_moments(std::span<const AlignedHead<double>>(&head, 1), unit.data(), unit.data(),
+                      unit.cols(), begin, std::min(n, begin + rows), &part, workspace);
     parts.push_back(part);
   }
   return alignment_of(parts);
@@ -142,8 +142,8 @@ TEST(Alignment, AFullMapHasTheCorrelationThatNumPyFinds) {
     const AlignedHead<float> head{matrix_view(columns.data(), n, Index{1}, n), {}};
     PairMoments moments;
     AlignmentWorkspace workspace;
-    alignment_moments(std::span<const AlignedHead<float>>(&head, 1), unit.data(), kStates, 0, n,
-                      &moments, workspace);
+    alignment_moments(std::span<const AlignedHead<float>>(&head, 1), unit.data(), unit.data(),
+                      kStates, 0, n, &moments, workspace);
     EXPECT_NEAR(alignment_of(std::span<const PairMoments>(&moments, 1)), expected, 1e-14) << n;
   }
 }
@@ -213,12 +213,12 @@ TEST(Alignment, AHeadGivesTheSameBitsBesideOthers) {
   for (Index begin = 0; begin < n; begin += 10) {
     const Index end = std::min(n, begin + 10);
     PairMoments together[3];
-    alignment_moments(std::span<const AlignedHead<double>>(heads), unit.data(), unit.cols(), begin,
-                      end, together, workspace);
+    alignment_moments(std::span<const AlignedHead<double>>(heads), unit.data(), unit.data(),
+                      unit.cols(), begin, end, together, workspace);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       PairMoments alone;
       alignment_moments(std::span<const AlignedHead<double>>(&heads[h], 1), unit.data(),
-                        unit.cols(), begin, end, &alone, workspace);
+                        unit.data(), unit.cols(), begin, end, &alone, workspace);
       EXPECT_EQ(together[h].count, alone.count) << h;
       EXPECT_EQ(together[h].ac, alone.ac) << h;
       EXPECT_EQ(together[h].cc, alone.cc) << h;

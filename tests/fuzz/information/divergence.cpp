@@ -64,11 +64,11 @@ void divergence(Bytes& bytes) {
   Output<bool> excluded(heads * n);
   Output<double> rescaled(heads * n * n);
   sink_removal(views, supports, removed.all(), removed.stride(), 0, n,
-               RemovalRows{before.data(), after.data(), excluded.data(), rescaled.data(), n},
+               RemovalRows{before.data(), after.data(), excluded.data(), rescaled.data(), n, n},
                fresh);
   for (const auto& [begin, end] : {std::pair(cut, n), std::pair(Index{0}, cut)}) {
     sink_removal(views, supports, removed.all(), removed.stride(), begin, end,
-                 RemovalRows{before.data(), after_again.data(), excluded.data(), nullptr, n},
+                 RemovalRows{before.data(), after_again.data(), excluded.data(), nullptr, n, n},
                  reused);
   }
   LAW(after.same_bits(after_again),

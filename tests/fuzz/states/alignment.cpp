@@ -36,13 +36,13 @@ void alignment(Bytes& bytes) {
   for (Index begin = 0; begin < n; begin += rows) {
     const Index end = std::min(n, begin + rows);
     std::vector<PairMoments> found(static_cast<std::size_t>(heads));
-    alignment_moments(std::span<const AlignedHead<Scalar>>(aligned), unit.data(), width, begin, end,
-                      found.data(), fresh);
+    alignment_moments(std::span<const AlignedHead<Scalar>>(aligned), unit.data(), unit.data(),
+                      width, begin, end, found.data(), fresh);
     for (Index h = 0; h < heads; ++h) {
       // A head alone, in scratch that other matrices have used.
       PairMoments alone;
-      alignment_moments(std::span<const AlignedHead<Scalar>>(&aligned[h], 1), unit.data(), width,
-                        begin, end, &alone, reused);
+      alignment_moments(std::span<const AlignedHead<Scalar>>(&aligned[h], 1), unit.data(),
+                        unit.data(), width, begin, end, &alone, reused);
       const PairMoments& together = found[h];
       LAW(alone.count == together.count && same_bits(alone.ac, together.ac) &&
               same_bits(alone.aa, together.aa) && same_bits(alone.cc, together.cc),

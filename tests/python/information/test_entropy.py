@@ -133,7 +133,7 @@ def test_bounds_and_relabelling(n, seed, sharpness, causal):
 @pytest.mark.parametrize(
     ("attention", "options", "message"),
     [
-        (torch.rand(3, 4), {}, r"square in its last two dimensions, got shape \(3, 4\)"),
+        (torch.rand(4, 3), {}, "4 queries cannot stand at the last of 3 keys"),
         (torch.rand(3), {}, r"at least two dimensions"),
         (torch.rand(0, 0), {}, r"at least one token"),
         (torch.ones(3, 3, dtype=torch.int64), {}, r"got torch.int64"),

@@ -363,7 +363,7 @@ def test_bad_arguments_are_named(function, options, message):
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
-        (torch.rand(3, 4), r"square in its last two dimensions, got shape \(3, 4\)"),
+        (torch.rand(4, 3), "4 queries cannot stand at the last of 3 keys"),
         (torch.rand(3), r"at least two dimensions"),
         (torch.rand(2, 0, 0), r"at least one token"),
         (torch.ones(3, 3, dtype=torch.int32), r"got torch.int32"),

@@ -140,7 +140,7 @@ REFUSED = {
     "float8": base.to(torch.float8_e4m3fn),
     "scalar": torch.tensor(1.0),
     "one axis": base[0, 0],
-    "not square": base[:, :3],
+    "more queries than keys": base[..., :3],
     "no tokens": torch.zeros(2, 0, 0),
     "sparse": base.to_sparse(),
     "compressed rows": base[0].to_sparse_csr(),

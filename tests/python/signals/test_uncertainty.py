@@ -156,7 +156,7 @@ def test_position_entropy_is_attention_entropy():
     [
         (torch.rand(40, 40), {"amplitude": "square"}, r"amplitude must be one of 'root', 'signal'"),
         (torch.rand(40, 40), {"signal": "all"}, r"signal must be one of"),
-        (torch.rand(3, 4), {}, r"square in its last two dimensions"),
+        (torch.rand(4, 3), {}, "4 queries cannot stand at the last of 3 keys"),
     ],
 )
 def test_bad_arguments_are_named(attention, options, message):

@@ -155,8 +155,10 @@ def test_magnitudes_far_from_one(scale, spectrum):
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"participation_ratio: spectrum must be one of .*got 'energy'"):
         asc.participation_ratio(torch.rand(3, 3), spectrum="energy")
+    with pytest.raises(ValueError, match="participation_ratio: 4 queries cannot stand at the last of 3 keys"):
+        asc.participation_ratio(torch.rand(4, 3))
     with pytest.raises(ValueError, match=r"participation_ratio: attention must be square .*\(3, 4\)"):
-        asc.participation_ratio(torch.rand(3, 4))
+        asc.participation_ratio(torch.rand(3, 4), spectrum="laplacian")
     with pytest.raises(ValueError, match=r"participation_ratio: .*got torch.complex64"):
         asc.participation_ratio(torch.ones(3, 3, dtype=torch.complex64))
     with pytest.raises(ValueError, match=r"participation_ratio: attention must hold finite .*got -1\.0"):

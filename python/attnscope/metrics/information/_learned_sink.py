@@ -15,9 +15,9 @@ from attnscope import _checks, _core
 
 
 def sink_mass_argument(function: str, sink_mass: Any, attention: _checks.Attention) -> torch.Tensor:
-    """`sink_mass` as float64 [..., n], one number a row, 0 behind the lengths."""
+    """`sink_mass` as float64 [..., q], one number a row, 0 behind the lengths."""
     masses = _checks.to_host(_checks.float_tensor(function, "sink_mass", sink_mass)).double()
-    shape = (*attention.leading, attention.n)
+    shape = (*attention.leading, attention.query_count)
     try:
         masses = masses.expand(shape)
     except RuntimeError:
@@ -25,33 +25,32 @@ def sink_mass_argument(function: str, sink_mass: Any, attention: _checks.Attenti
             f"{function}: sink_mass of shape {tuple(masses.shape)} does not broadcast to {shape}, one number "
             "for each query"
         ) from None
-    return torch.where(attention.inside(), masses, 0.0)
+    return torch.where(attention.queries_inside(), masses, 0.0)
 
 
 def visible_pairs(attention: _checks.Attention, support: Any) -> torch.Tensor:
-    """Return which keys each query sees, bool, broadcast to [..., n, n]; "auto" judges each map by itself."""
+    """Return which keys each query sees, bool, broadcast to [..., q, k]; "auto" judges each map by itself."""
     n = attention.n
-    lower = torch.ones(n, n, dtype=torch.bool, device="cpu").tril()
+    lower = torch.arange(n, device="cpu") <= attention.places()[..., None]
     if isinstance(support, torch.Tensor):
         seen = support.expand(attention.tensor.shape)
     elif support == "causal":
         seen = lower
     elif support == "full" or n < 2:
-        seen = torch.ones(n, n, dtype=torch.bool, device="cpu")
+        seen = torch.ones(attention.query_count, n, dtype=torch.bool, device="cpu")
     else:
-        real = attention.inside()
-        above = (_checks.to_host(attention.tensor) != 0) & ~lower & real[..., None] & real[..., None, :]
+        real = attention.queries_inside()[..., None] & attention.inside()[..., None, :]
+        above = (_checks.to_host(attention.tensor) != 0) & ~lower & real
         causal = ~above.any(-1).any(-1)[..., None, None]
         if attention.lengths is not None:
             causal &= (attention.lengths.reshape(attention.leading) > 1)[..., None, None]
         seen = lower | ~causal
-    real = attention.inside()
-    return seen & real[..., None] & real[..., None, :]
+    return seen & attention.queries_inside()[..., None] & attention.inside()[..., None, :]
 
 
 def divergence_of_mass(mass: torch.Tensor) -> torch.Tensor:
     """Return the term that the learned sink adds to each head's divergence from the mean of its layer,
-    [..., h, n], nats.
+    [..., h, q], nats.
     """
     return torch.xlogy(mass, mass) - torch.xlogy(mass, mass.mean(-2, keepdim=True))
 
@@ -63,8 +62,8 @@ def learned_share(
     mass = sink_mass_argument(function, sink_mass, attention)
     counted = visible_pairs(attention, support).any(-1).expand(mass.shape)
     if queries is not None:
-        last = attention.inside().sum(-1, keepdim=True)
-        counted = counted & (torch.arange(attention.n, device="cpu") >= last - queries)
+        last = attention.queries_inside().sum(-1, keepdim=True)
+        counted = counted & (torch.arange(attention.query_count, device="cpu") >= last - queries)
     return torch.where(counted, mass, 0.0).sum(-1) / counted.sum(-1)
 
 

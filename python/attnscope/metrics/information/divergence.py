@@ -24,11 +24,11 @@ class SinkRemoval(NamedTuple):
     """The effect of removing sink keys on the divergence of a layer's heads.
 
     kl_reduction [...]: mean over heads of before − after, nats. excluded [..., h]: int64, rows with nothing
-    left. attention [..., h, n, n]: the rescaled maps, or None. before, after [..., h]: each head's mean
+    left. attention [..., h, q, k]: the rescaled maps, or None. before, after [..., h]: each head's mean
     divergence over its surviving rows.
 
     kl_reduction [...]: mean over heads of before − after, nats. excluded [..., h]: int64, rows with nothing
-    left. attention [..., h, n, n]: the rescaled maps, or None. before, after [..., h]: each head's mean
+    left. attention [..., h, q, k]: the rescaled maps, or None. before, after [..., h]: each head's mean
     divergence over its surviving rows.
     """
 
@@ -45,6 +45,9 @@ def head_divergence(
     sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Return how far each head is from the mean of its layer: KL(A^h_i ‖ Ā_i), averaged over queries.
@@ -53,11 +56,12 @@ def head_divergence(
     never renormalised.
 
     Args:
-        heads: all heads of a layer, [..., h, n, n].
-        sink_mass: what a learned sink takes of each row, [..., h, n]: one more key. Without it rows that sum
+        heads: all heads of a layer, [..., h, q, k].
+        sink_mass: what a learned sink takes of each row, [..., h, q]: one more key. Without it rows that sum
             to less than 1 are no distributions, and their number can be negative.
         support: which keys a query sees, as in `incoming_attention`; only visible keys are summed.
-        lengths: tokens per layer, broadcast against [...], or against [..., h] with equal ones for its heads.
+        lengths: keys per layer, broadcast against [...], or against [..., h] with equal ones for its heads.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that layer.
 
     Returns:
@@ -65,7 +69,7 @@ def head_divergence(
         or infinite entries is NaN. Error below the mean over rows of 2⁻⁴⁸·Σ_j A_ij (1 + |log A_ij|).
 
     Raises:
-        ValueError: fewer than three dimensions, and as `attention_entropy`.
+        ValueError: fewer than three dimensions, and as `incoming_attention`.
 
     Example:
         Two heads with nothing in common are log 2 from their mean.
@@ -80,7 +84,15 @@ def head_divergence(
         Kullback and Leibler, On information and sufficiency, 1951. Ruscio et al., arXiv 2508.02546, 2025.
     """
     return divergence_of(
-        heads, None, sink_mass=sink_mass, support=support, lengths=lengths, validate=validate
+        heads,
+        None,
+        sink_mass=sink_mass,
+        support=support,
+        lengths=lengths,
+        query_positions=query_positions,
+        query_lengths=query_lengths,
+        cross=cross,
+        validate=validate,
     )
 
 
@@ -91,19 +103,23 @@ def divergence_of(
     sink_mass: torch.Tensor | None = None,
     support: Any,
     lengths: _checks.Lengths,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool,
 ) -> torch.Tensor:
     """Compute `head_divergence`, to the same bits, from `attention_entropy` of the same maps where it is
     available.
     """
     name = "head_divergence"
-    checked = _checks.heads_argument(name, heads, lengths, validate=validate)
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.heads_argument(name, heads, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
     result, non_finite = _checks.call_kernel(_core.head_divergence, checked, seen, entropy, function=name)
     if sink_mass is not None:
         # Behind the lengths it is 0, so the sum over queries is that over the real ones.
         sink_divergence = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
-        result += sink_divergence / checked.inside().sum(-1)
+        result += sink_divergence / checked.queries_inside().sum(-1)
     return _checks.warn_non_finite(name, checked.layers, result, non_finite, "layers")
 
 
@@ -116,6 +132,9 @@ def sink_removal(
     sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> SinkRemoval:
     """Return the part of the heads' divergence that disappears with the sink keys.
@@ -126,19 +145,20 @@ def sink_removal(
     that survive in head h. This edits maps after the fact; `output_kl` removes the keys inside the model.
 
     Args:
-        heads: all heads of a layer, [..., h, n, n]; support, lengths and validate are as in
+        heads: all heads of a layer, [..., h, q, k]; support, lengths and validate are as in
             `head_divergence`.
-        keys: to take out, a boolean tensor [..., n] (as `sink_tokens` of the head mean gives), or a list of
+        keys: to take out, a boolean tensor [..., k] (as `sink_tokens` of the head mean gives), or a list of
             positions for every layer.
         keep_attention: return the rescaled maps, as large as `heads` in float64.
-        sink_mass: what a learned sink takes of each row, [..., h, n]: one more key, which stays.
+        sink_mass: what a learned sink takes of each row, [..., h, q]: one more key, which stays.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
         SinkRemoval. kl_reduction is NaN where no row survives; maps are NaN past a layer's own length and 0
         in excluded rows.
 
     Raises:
-        ValueError: keys that do not broadcast to [..., n] or are outside, and as `head_divergence`.
+        ValueError: keys that do not broadcast to [..., k] or are outside, and as `head_divergence`.
 
     Example:
         Heads that differ only in how much they attend to key 0 are equal without it.
@@ -156,7 +176,8 @@ def sink_removal(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "sink_removal"
-    checked = _checks.heads_argument(name, heads, lengths, validate=validate)
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.heads_argument(name, heads, lengths, validate=validate, places=places)
     before, after, excluded, attention, non_finite = _checks.call_kernel(
         _core.sink_removal,
         checked,
@@ -165,7 +186,7 @@ def sink_removal(
         _checks.flag(name, "keep_attention", keep_attention),
         None if sink_mass is None else sink_mass_argument(name, sink_mass, checked).contiguous(),
     )
-    inside, dropped = checked.inside(), excluded.sum(-1)
+    inside, dropped = checked.queries_inside(), excluded.sum(-1)
     rows = inside.sum(-1)
     # means over the queries inside the lengths that are not excluded; NaN without any
     kl_before, kl_after = (

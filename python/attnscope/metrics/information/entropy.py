@@ -22,6 +22,9 @@ def attention_entropy(
     sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Shannon entropy of every query's attention over the keys it can see.
@@ -30,22 +33,22 @@ def attention_entropy(
     ``.mean(-1)``, or ``.nanmean(-1)`` when normalized or ragged.
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         base: of the logarithm: e for nats, 2 for bits. A normalized entropy does not depend on it.
         normalized: divide by the log of the number of visible keys; a query that sees one key is NaN.
-        sink_mass: what a learned sink takes of each row, [..., n], `Layer.states("sink_mass")`: one more key,
+        sink_mass: what a learned sink takes of each row, [..., q], `Layer.states("sink_mass")`: one more key,
             also in the number that normalises. Without it such rows are no distributions.
         support: which keys a query sees, as in `incoming_attention`.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        [..., n] float64, in [0, log n], normalized in [0, 1]; NaN past a map's length and for queries with
+        [..., q] float64, in [0, log k], normalized in [0, 1]; NaN past a map's length and for queries with
         a negative entry. Rows are never renormalised. Error below 2⁻⁴⁸·Σ_j A_ij (1 + |log A_ij|).
 
     Raises:
-        ValueError: not square, empty, wrong dtype, a base that is not positive or is 1, an unknown support,
-            lengths outside 1..n.
+        ValueError: a base that is not positive or is 1, and as `incoming_attention`.
 
     Example:
         Uniform causal attention: query i spreads over i + 1 keys.
@@ -58,11 +61,22 @@ def attention_entropy(
         >>> asc.attention_entropy(uniform, normalized=True).round(decimals=9)
         tensor([nan, 1., 1., 1.], dtype=torch.float64)
 
+        The step that decodes the fourth token, one query at the last of four keys:
+
+        >>> asc.attention_entropy(uniform[3:], base=2)
+        tensor([2.], dtype=torch.float64)
+
     References:
         Shannon, A mathematical theory of communication, 1948. Ruscio et al., What are you sinking?, 2025.
     """
     name = "attention_entropy"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    checked = _checks.attention_argument(
+        name,
+        attention,
+        lengths,
+        validate=validate,
+        places=_checks.Places(query_positions, query_lengths, cross),
+    )
     base = _checks.real(name, "base", base)
     if not (0.0 < base < math.inf) or base == 1.0:
         raise ValueError(f"{name}: base must be a positive number other than 1, got {base!r}")

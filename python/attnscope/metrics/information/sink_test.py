@@ -77,11 +77,15 @@ def sink_test(
     alpha: float = ALPHA,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> SinkTest:
     """Return the keys that receive more from afar than exchangeable attention would give any key.
 
-    A query's far keys are the visible ones with |i − j| >= d, d = max(⌈n/10⌉, min(4, ⌊n/4⌋), 1). Key j's far
+    A query's far keys are the visible ones at a distance of d or more from its own, d = max(⌈k/10⌉,
+    min(4, ⌊k/4⌋), 1) of k keys; in cross attention all are far. Key j's far
     mass is S_j = Σ_i A_ij over the queries far from j. Where the far entries of a row are exchangeable and
     rows are independent its mean is E_j = Σ_i mean_i, its variance at most V_j = Σ_i var_i and its terms at
     most b_j, the largest far entry of those rows. Key j is a sink when S_j − E_j >= L·b_j/3 +
@@ -90,11 +94,12 @@ def sink_test(
     most that any key has, because the last keys of a causal map and the ends of a window have few.
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries. With a learned sink
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries. With a learned sink
             they are the real keys' part of each row.
         alpha: the chance of any sink in a map without one, in (0, 1).
         support: which keys a query sees, as in `incoming_attention`.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of leaving that map untested.
 
     Returns:
@@ -104,8 +109,7 @@ def sink_test(
         of mass 0.3 among logits N(0, 1) is found in every map of 33 tokens, one of 0.1 in every map of 64.
 
     Raises:
-        ValueError: alpha outside (0, 1), not square, empty, wrong dtype, an unknown support, lengths outside
-            1..n.
+        ValueError: alpha outside (0, 1), and as `incoming_attention`.
 
     Example:
         Every query on the first key; those nearer than seven tokens are left out.
@@ -122,7 +126,8 @@ def sink_test(
         Bernstein, Sur une modification de l'inégalité de Tchebichef, 1924; Boucheron, Lugosi and Massart,
         Concentration inequalities, 2013, corollary 2.11.
     """
-    return tested_sinks("sink_test", attention, alpha, support, lengths, validate)
+    places = _checks.Places(query_positions, query_lengths, cross)
+    return tested_sinks("sink_test", attention, alpha, support, lengths, validate, places)
 
 
 def tested_sinks(
@@ -132,9 +137,10 @@ def tested_sinks(
     support: Any,
     lengths: _checks.Lengths,
     validate: bool,
+    places: _checks.Places,
 ) -> SinkTest:
     """Return what `sink_test` gives, with errors and warnings of the function that was called."""
-    checked = _checks.attention_argument(function, attention, lengths, validate=validate)
+    checked = _checks.attention_argument(function, attention, lengths, validate=validate, places=places)
     alpha = _checks.fraction_argument(function, "alpha", alpha)
     seen = _checks.support_argument(function, support, checked)
     sums = _checks.call_and_warn(_core.far_attention, function, checked, seen)

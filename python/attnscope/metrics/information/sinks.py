@@ -26,25 +26,40 @@ class SinkShare(NamedTuple):
 
 
 def incoming_attention(
-    attention: torch.Tensor, *, support: Any = "auto", lengths: _checks.Lengths = None, validate: bool = False
+    attention: torch.Tensor,
+    *,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
+    validate: bool = False,
 ) -> torch.Tensor:
     """Return the mean attention each key receives from the queries that can see it.
 
     α_j = (1/N_j) Σ_{i sees j} A_ij, where N_j queries can see key j.
 
+    Maps need not be square: a decoding step has one query and all keys before it, cross attention the keys of
+    another sequence.
+
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
-        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
-            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
-        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
+        support: which keys a query sees: "auto" judges each map by itself (causal where everything behind
+            each query's own key is exactly 0), "causal", "full", or a boolean tensor [q, k] or [..., q, k].
+        lengths: keys per map, broadcast against the leading axes; each map is cut to its leading block.
+        query_positions: the key at which each query stands, int64 [q] or [..., q]. None: the last q keys of
+            each map, as with a cache; the queries of a square map are its keys.
+        query_lengths: queries per map, broadcast likewise, from 0; None: those that stand at a real key.
+        cross: the keys belong to another sequence; queries stand at no key, and nothing is causal.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        [..., n] float64, in [0, 1], relative error below n·2⁻⁵²; NaN past a map's length and for keys that
+        [..., k] float64, in [0, 1], relative error below q·2⁻⁵²; NaN past a map's length and for keys that
         no query sees. The last keys of a causal map are seen by few queries, so their values are noisy.
 
     Raises:
-        ValueError: not square, empty, wrong dtype, an unknown support, lengths outside 1..n.
+        ValueError: empty, wrong dtype, an unknown support, lengths outside 1..k, positions outside the keys,
+            more queries than keys without `cross` or positions, "causal" with `cross`.
 
     Example:
         Uniform causal attention gives key 0 the mean of 1, 1/2, …, 1/n, the harmonic number over n.
@@ -55,11 +70,17 @@ def incoming_attention(
         >>> asc.incoming_attention(uniform)
         tensor([0.5208, 0.3611, 0.2917, 0.2500], dtype=torch.float64)
 
+        Its last two queries alone, a rectangle: key 0 receives (1/3 + 1/4)/2, key 3 the 1/4 of one query.
+
+        >>> asc.incoming_attention(uniform[2:])
+        tensor([0.2917, 0.2917, 0.2917, 0.2500], dtype=torch.float64)
+
     References:
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
     """
     name = "incoming_attention"
-    return from_one_read(name, attention, {name: {}}, support, lengths, validate)[1][name]
+    places = _checks.Places(query_positions, query_lengths, cross)
+    return from_one_read(name, attention, {name: {}}, support, lengths, validate, places)[1][name]
 
 
 def sink_rate(
@@ -69,6 +90,9 @@ def sink_rate(
     position: int = 0,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Return 1 for heads with a sink at one position: 1[α_position > epsilon].
@@ -77,9 +101,10 @@ def sink_rate(
     `incoming_attention` of uniform attention of the same n (H_n/n at position 0).
 
     Args:
-        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+        attention: maps [..., q, k]; support, lengths and validate are as in `incoming_attention`.
         epsilon: the mean incoming attention that a sink must exceed, in (0, 1).
         position: the key, counted from 0; one that a map does not have is no sink.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
         [...] bool; False for a map with NaN or infinite entries.
@@ -98,7 +123,8 @@ def sink_rate(
     """
     name = "sink_rate"
     options_by_function = {name: {"epsilon": epsilon, "position": position}}
-    return from_one_read(name, attention, options_by_function, support, lengths, validate)[1][name]
+    places = _checks.Places(query_positions, query_lengths, cross)
+    return from_one_read(name, attention, options_by_function, support, lengths, validate, places)[1][name]
 
 
 def sink_tokens(
@@ -111,23 +137,27 @@ def sink_tokens(
     min_visibility: float = 0.3,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Return the keys that are sinks, by a test or by the paper's rule.
 
     By "test" a sink receives more from afar than exchangeable attention gives any key, and more than twice
     what uniform attention gives it: `sink_test`. By "frequency", the paper's words, key j is a sink when at
-    least the share `gamma` of the queries that see it give it `tau` or more, and at least ⌈min_visibility·n⌉
+    least the share `gamma` of the queries that see it give it `tau` or more, and at least ⌈min_visibility·q⌉
     queries see it. The percentile of a sharp map is near 0, so that local heads have many such keys, and an
     untrained model too.
 
     Args:
-        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+        attention: maps [..., q, k]; support, lengths and validate are as in `incoming_attention`.
         rule: "test", with alpha, or "frequency", with tau, gamma and min_visibility.
         alpha: the chance of any sink in a map without one, in (0, 1).
         tau: in (0, 1); None takes the 90th percentile of each map's visible entries, by linear interpolation.
         gamma: the share of queries, in (0, 1].
         min_visibility: in [0, 1]; leaves out the last keys of causal maps, which few queries see.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
         [..., n] bool; False past a map's own length and for a map with NaN or infinite entries.
@@ -156,14 +186,15 @@ def sink_tokens(
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
     visibility = _checks.between(name, "min_visibility", min_visibility, 0, 1)
+    places = _checks.Places(query_positions, query_lengths, cross)
     if rule == "test":
         if tau is not None or (gamma, visibility) != (0.4, 0.3):
             raise ValueError(
                 f"{name}: tau, gamma and min_visibility belong to rule='frequency', got tau={tau!r}, "
                 f"gamma={gamma!r}, min_visibility={visibility!r} with rule='test'"
             )
-        return tested_sinks(name, attention, alpha, support, lengths, validate).sinks
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+        return tested_sinks(name, attention, alpha, support, lengths, validate, places).sinks
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
     return _checks.call_and_warn(_core.sink_tokens, name, checked, seen, tau, gamma, visibility)
 
@@ -176,6 +207,9 @@ def sink_position(
     min_visibility: float = 0.3,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Return the strongest sink of a map, −1 without one.
@@ -185,10 +219,11 @@ def sink_position(
     an untrained model's too.
 
     Args:
-        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+        attention: maps [..., q, k]; support, lengths and validate are as in `incoming_attention`.
         rule: "test", with alpha, or "largest", with min_visibility.
         alpha: the chance of any sink in a map without one, in (0, 1).
         min_visibility: only keys that at least ⌈min_visibility·n⌉ queries see compete, in [0, 1].
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
         [...] int64; −1 without a sink, or where no key competes, and where the map is not finite. By
@@ -215,14 +250,15 @@ def sink_position(
     name = "sink_position"
     _checks.choice_argument(name, "rule", rule, ("test", "largest"))
     visibility = _checks.between(name, "min_visibility", min_visibility, 0, 1)
+    places = _checks.Places(query_positions, query_lengths, cross)
     if rule == "test":
         if visibility != 0.3:
             raise ValueError(
                 f"{name}: min_visibility belongs to rule='largest', got {visibility!r} with rule='test'"
             )
-        return tested_sinks(name, attention, alpha, support, lengths, validate).position
+        return tested_sinks(name, attention, alpha, support, lengths, validate, places).position
     options_by_function = {name: {"min_visibility": visibility}}
-    return from_one_read(name, attention, options_by_function, support, lengths, validate)[1][name]
+    return from_one_read(name, attention, options_by_function, support, lengths, validate, places)[1][name]
 
 
 @without_derivative("it compares with a bound of a test")
@@ -231,6 +267,9 @@ def sink_excess(
     *,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Return how much more attention from afar each key receives than exchangeable attention gives it.
@@ -239,7 +278,8 @@ def sink_excess(
     give it, less the mean of their far entries.
 
     Args:
-        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+        attention: maps [..., q, k]; support, lengths and validate are as in `incoming_attention`.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
         [..., n] float64 in [−1, 1]; NaN for keys that no query sees from afar, past a map's own length, and
@@ -260,7 +300,8 @@ def sink_excess(
     References:
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, for the question.
     """
-    return tested_sinks("sink_excess", attention, ALPHA, support, lengths, validate).excess
+    places = _checks.Places(query_positions, query_lengths, cross)
+    return tested_sinks("sink_excess", attention, ALPHA, support, lengths, validate, places).excess
 
 
 def sink_share(
@@ -271,6 +312,9 @@ def sink_share(
     sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> SinkShare:
     """Return the mass that queries put on the first keys, with the mass that uniform attention puts there.
@@ -279,10 +323,11 @@ def sink_share(
     first)/(visible keys), for a causal map min(first, i+1)/(i+1); boost = share/uniform.
 
     Args:
-        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+        attention: maps [..., q, k]; support, lengths and validate are as in `incoming_attention`.
         first: how many leading keys count as the sink; a map that has fewer is taken whole.
         queries: so many last queries of each map, less those that see no key; None: all.
-        sink_mass: what a learned sink takes of each row, [..., n]; share and uniform stay those of real keys.
+        sink_mass: what a learned sink takes of each row, [..., q]; share and uniform stay those of real keys.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
         SinkShare, each [...] float64; share and learned in [0, 1], boost 1 for uniform attention.
@@ -303,7 +348,8 @@ def sink_share(
     """
     name = "sink_share"
     options_by_function = {name: {"first": first, "queries": queries}}
-    checked, results = from_one_read(name, attention, options_by_function, support, lengths, validate)
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked, results = from_one_read(name, attention, options_by_function, support, lengths, validate, places)
     result: SinkShare = results[name]
     if sink_mass is None:
         return result
@@ -319,14 +365,18 @@ def top_mass(
     sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Share of a head's total mass held by the k keys that receive most of it.
 
     Args:
-        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+        attention: maps [..., q, k]; support, lengths and validate are as in `incoming_attention`.
         k: how many keys; all of them in a map that has no more.
-        sink_mass: what a learned sink takes of each row, [..., n]: one more key.
+        sink_mass: what a learned sink takes of each row, [..., q]: one more key.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
         [...] float64, in [min(k/n, 1), 1] for rows that sum to 1, error below n·2⁻⁵¹; NaN without mass.
@@ -343,7 +393,8 @@ def top_mass(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "top_mass"
-    checked, results = from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked, results = from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate, places)
     if sink_mass is None:
         return results[name]
     seen = _checks.support_argument(name, support, checked)
@@ -363,11 +414,13 @@ def from_one_read(
     support: Any,
     lengths: _checks.Lengths,
     validate: bool,
+    places: _checks.Places | None = None,
 ) -> tuple[_checks.Attention, dict[str, Any]]:
     """Evaluate several functions named in FROM_ONE_READ, each with all its options, in one read of the
     maps.
     """
-    checked = _checks.attention_argument(function, attention, lengths, validate=validate)
+    places = places or _checks.DEFAULT_PLACES
+    checked = _checks.attention_argument(function, attention, lengths, validate=validate, places=places)
     n = checked.n
     if (rate := options_by_function.get("sink_rate")) is not None:
         epsilon = _checks.fraction_argument(function, "epsilon", rate["epsilon"])
@@ -375,9 +428,9 @@ def from_one_read(
     first_and_queries = None
     if (share := options_by_function.get("sink_share")) is not None:
         first = _checks.at_least(function, "first", share["first"], 1)
-        last = n if share["queries"] is None else share["queries"]
+        last = checked.query_count if share["queries"] is None else share["queries"]
         queries = _checks.at_least(function, "queries", last, 1, "None or at least")
-        first_and_queries = (min(first, n), min(queries, n))
+        first_and_queries = (min(first, n), min(queries, checked.query_count))
     k = (
         _checks.at_least(function, "k", options_by_function["top_mass"]["k"], 1)
         if "top_mass" in options_by_function

@@ -16,7 +16,10 @@ from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_rea
 
 @shown_by_shape
 class SpanAttention(NamedTuple):
-    """Attention of a word, the tokens S = [a, b), m of them; query i sees v_i keys. Each [...] float64.
+    """Attention of a word, the keys S = [a, b), whose m queries stand there; query i sees v_i keys.
+
+    Each [...] float64. The numbers of the word's own queries are NaN in a map that has none of them, as in
+    cross attention; `received` is then what all queries give the span.
 
     Attributes:
         share: (1/m) Σ_{i∈S} Σ_{j∈S} A_ij, the word's attention to itself, 0 … 1.
@@ -46,17 +49,21 @@ def span_attention(
     special: Any = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> SpanAttention:
     """Return how much the tokens of a span attend to each other and to the rest, and how much they receive.
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         spans: first token and one past the last of each map's span, int64 [..., 2], broadcast against the
             leading axes; (−1, −1) where a map has none.
-        special: keys that are special tokens, boolean [..., n], broadcast likewise; None for none.
+        special: keys that are special tokens, boolean [..., k], broadcast likewise; None for none.
         support: which keys a query sees: "auto", "causal", "full", or a boolean tensor.
-        lengths: tokens per map, broadcast against the leading axes.
+        lengths: keys per map, broadcast against the leading axes.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
@@ -64,7 +71,7 @@ def span_attention(
         span and for one that is not finite. Rows are not normalised.
 
     Raises:
-        ValueError: not square, empty, wrong dtype, lengths outside 1..n; spans that are no integers, do not
+        ValueError: as `incoming_attention`; spans that are no integers, do not
             broadcast, or are outside their map's tokens; special that is not boolean or does not broadcast.
 
     Example:
@@ -77,12 +84,24 @@ def span_attention(
         >>> [round(result.share.item(), 9), result.boost.item(), round(result.special.item(), 9)]
         [0.325, 1.0, 0.225]
 
+        A picture of two tokens among five keys of cross attention receives 2/5 of uniform attention:
+
+        >>> cross = torch.full((3, 5), 0.2, dtype=torch.float64)
+        >>> round(asc.span_attention(cross, [0, 2], cross=True).received.item(), 9)
+        0.4
+
     References:
         Ruscio et al., Attention-likelihood relationship in transformers, arXiv 2303.08288, 2023, whose mean
         of A[a:b, a:b] is share/m.
     """
     name = "span_attention"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    checked = _checks.attention_argument(
+        name,
+        attention,
+        lengths,
+        validate=validate,
+        places=_checks.Places(query_positions, query_lengths, cross),
+    )
     seen = _checks.support_argument(name, support, checked)
     ends = spans_argument(name, "spans", spans, checked).flatten().tolist()
     if special is not None:

@@ -22,25 +22,30 @@ def local_global_ratio(
     drop_first: bool = False,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Attention to keys at most `window` away over attention to all others.
 
-    Σ_{|i−j| <= w} A_ij / Σ_{|i−j| > w} A_ij over visible pairs.
+    Σ_{|i−j| <= w} A_ij / Σ_{|i−j| > w} A_ij over visible pairs, i the key at which the query stands.
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
-        window: w in tokens, or below 1 a fraction of each map's own length, rounded down (0.1: a tenth).
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
+        window: w in tokens, or below 1 a fraction of each map's own keys, rounded down (0.1: a tenth).
         drop_first: leave out key 0, whose attention is far for most queries.
         support: which keys a query sees, as in `incoming_attention`.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [...] float64, in [0, ∞]: infinity without attention to farther keys, NaN without any attention.
 
     Raises:
-        ValueError: a negative or infinite window, and as `incoming_attention`.
+        ValueError: a negative or infinite window, cross attention, which has no distances, and as
+            `incoming_attention`.
 
     Example:
         Uniform causal attention among four tokens, w = 1: far are 1/3 of query 2 and 2/4 of query 3.
@@ -55,13 +60,29 @@ def local_global_ratio(
         Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "local_global_ratio"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    checked = _checks.attention_argument(
+        name,
+        attention,
+        lengths,
+        validate=validate,
+        places=_checks.Places(query_positions, query_lengths, cross),
+    )
+    refuse_cross(name, checked)
     window = _checks.real(name, "window", window)
     if not 0.0 <= window < math.inf:
         raise ValueError(f"{name}: window must be a number of tokens or a fraction below 1, got {window!r}")
     kernel_arguments = (_checks.support_argument(name, support, checked), window)
     dropped = _checks.flag(name, "drop_first", drop_first)
     return _checks.call_and_warn(_core.local_global_ratio, name, checked, *kernel_arguments, dropped)
+
+
+def refuse_cross(function: str, attention: _checks.Attention) -> None:
+    """Raise for maps whose queries stand at no key, which have no distances."""
+    if attention.cross:
+        raise ValueError(
+            f"{function}: in cross attention queries stand at no key, so nothing is near or far; got maps of "
+            f"{attention.query_count} queries x {attention.n} keys with cross=True"
+        )
 
 
 QUANTITIES = (

@@ -15,6 +15,7 @@ from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
+from attnscope.metrics.signals.locality import refuse_cross
 
 SIGNALS = ("rows", "last", "mean", "offset")
 #: Only "rows" gives a number per query.
@@ -61,6 +62,9 @@ def power_spectrum(
     bands: int = 32,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> PowerSpectrum:
     """Power spectrum of attention along the keys: band shares, selectivity, flatness, spectral entropy.
@@ -71,29 +75,30 @@ def power_spectrum(
     as 0.
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         signal: "rows", each query's attention over the keys that it sees; "last", that of the last query;
             "mean", by key the mean over the queries that see it; "offset", the mean over visible pairs by
-            distance |i − j|.
+            distance from the query's own key, which cross attention has not.
         min_keys: shorter signals have no spectrum, and shorter rows do not enter a mean.
         drop_first: leave out key 0 and divide each row by the rest: a sink column outweighs everything else.
         detrend: "mean" subtracts the mean of the signal before the window.
         window: "hann" or "none".
         padding: zeros make the bins finer, and the share of a single bin (`selectivity`) smaller.
         bands: number of equal bands; 0 for none.
-        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
-            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
-        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        support: which keys a query sees: "auto" judges each map by itself (causal where everything behind
+            each query's own key is exactly 0), "causal", "full", or a boolean tensor [q, k] or [..., q, k].
+        lengths: keys per map, broadcast against the leading axes; each map is cut to its leading block.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        Named float64 tensors [..., n] for "rows", else [...]; `bands` with one more axis. Shares are in
+        Named float64 tensors [..., q] for "rows", else [...]; `bands` with one more axis. Shares are in
         [0, 1] and low + mid + high = 1; entropy in [0, log2(N/2 + 1)]. NaN past a map's own length, for
         signals that are too short, and for those without power (all 0, or constant and detrended).
 
     Raises:
-        ValueError: not square, empty, wrong dtype; an unknown signal, detrend, window or support; min_keys
-            below 2, padding below 1 or above 64, bands below 0; lengths outside 1..n.
+        ValueError: as `incoming_attention`; an unknown signal, detrend, window or support; min_keys
+            below 2, padding below 1 or above 64, bands below 0; offsets of cross attention.
 
     Example:
         Uniform attention is a constant signal. Through a Hann window it is bin 0 with two thirds of the
@@ -111,7 +116,13 @@ def power_spectrum(
         Beyond position: the emergence of wavelet-like properties in transformers, arXiv 2410.18067, 2024.
     """
     name = "power_spectrum"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    checked = _checks.attention_argument(
+        name,
+        attention,
+        lengths,
+        validate=validate,
+        places=_checks.Places(query_positions, query_lengths, cross),
+    )
     kernel_arguments = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
     _checks.choice_argument(name, "window", window, ("hann", "none"))
     padding = _checks.between(name, "padding", padding, 1, 64)
@@ -240,6 +251,8 @@ def signal_arguments(
     _checks.choice_argument(function, "detrend", detrend, ("none", "mean"))
     keys = _checks.at_least(function, "min_keys", min_keys, 2, "a whole number of at least")
     seen = _checks.support_argument(function, support, checked)
+    if signal == "offset":
+        refuse_cross(function, checked)
     return seen, signal, _checks.flag(function, "drop_first", drop_first), detrend == "mean", keys
 
 

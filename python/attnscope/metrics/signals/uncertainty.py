@@ -49,6 +49,9 @@ def spectral_uncertainty(
     drop_first: bool = False,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> SpectralUncertainty:
     """Entropy and variance of attention in position and in frequency, with the bounds of both pairs.
@@ -60,12 +63,13 @@ def spectral_uncertainty(
     one key.
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         amplitude: "root" or "signal".
         signal: "rows", "last", "mean" or "offset"; this and all that follow are as in `power_spectrum`.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
-        Named float64 tensors [..., n] for "rows", else [...]. Entropies in [0, log m], variances in
+        Named float64 tensors [..., q] for "rows", else [...]. Entropies in [0, log m], variances in
         [0, (m−1)²/4] and [0, π²]. NaN past a map's own length, for signals that are too short, that hold a
         negative entry or nothing.
 
@@ -90,7 +94,13 @@ def spectral_uncertainty(
         systems and filter banks, 1993 (variances of sequences). Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "spectral_uncertainty"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    checked = _checks.attention_argument(
+        name,
+        attention,
+        lengths,
+        validate=validate,
+        places=_checks.Places(query_positions, query_lengths, cross),
+    )
     signal_options = signal_arguments(name, checked, support, signal, drop_first, "none", min_keys)
     _checks.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
     seen, signal, dropped, _, shortest = signal_options  # amplitudes have no trend

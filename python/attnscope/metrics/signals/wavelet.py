@@ -53,6 +53,9 @@ def wavelet_transform(
     detrend: str = "none",
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> WaveletTransform:
     """Energies and entropies of the periodised Daubechies transform of attention along the keys.
@@ -62,16 +65,17 @@ def wavelet_transform(
     the last entry at that level (PyWavelets' mode "periodization").
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         levels: of the transform; None takes floor(log2(min_keys/3)), which the shortest signal allows, so
             that all signals have the same scales. Shorter signals than 3·2^levels are NaN.
         resample: length of the scales' mean profile; 0 for none.
         signal: "rows", "last", "mean" or "offset", as in `power_spectrum`; so are min_keys, drop_first,
             support, lengths and validate.
         detrend: "mean" subtracts the mean of the signal: the details do not see it, the approximation does.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
-        Named float64 tensors: scale_entropy and reconstruction_error [..., n] for "rows", else [...]; energy
+        Named float64 tensors: scale_entropy and reconstruction_error [..., q] for "rows", else [...]; energy
         and position_entropy with one more axis of levels + 1 scales; profile [..., levels + 1, resample].
         Energies are in [0, 1] and sum to 1; scale_entropy in [0, log2(levels + 1)]. NaN past a map's own
         length, for signals that are too short or all 0, and for the entropy within a scale that holds
@@ -94,7 +98,13 @@ def wavelet_transform(
         analysis of electroencephalogram series III, 1998 (entropies). Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "wavelet_transform"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    checked = _checks.attention_argument(
+        name,
+        attention,
+        lengths,
+        validate=validate,
+        places=_checks.Places(query_positions, query_lengths, cross),
+    )
     signal_options = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
     shortest = signal_options[-1]
     most = int(_core.wavelet_levels(shortest))
@@ -193,6 +203,9 @@ def morlet_scalogram(
     detrend: str = "none",
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Power of attention along the keys at every scale and place, by the Morlet wavelet.
@@ -201,14 +214,15 @@ def morlet_scalogram(
     tone of f cycles per token is strongest near s = ω/(2πf).
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
-        scales: s in tokens, positive; None takes 24 from 2 to n/4, at least 4, in equal ratios.
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
+        scales: s in tokens, positive; None takes 24 from 2 to k/4, at least 4, in equal ratios.
         omega: cycles within the envelope, in radians; at least 5, below which the wavelet has a mean.
         signal: "last", "mean" or "offset", as in `power_spectrum`; so are min_keys, drop_first, detrend,
             support, lengths and validate.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
-        [..., scales, n] float64, at least 0; NaN past the signal.
+        [..., scales, k] float64, at least 0; NaN past the signal.
 
     Raises:
         ValueError: no scale or one that is not positive, omega outside 5..100, and as `power_spectrum`.
@@ -227,7 +241,13 @@ def morlet_scalogram(
         Torrence and Compo, A practical guide to wavelet analysis, 1998. Ruscio et al., arXiv 2410.18067.
     """
     name = "morlet_scalogram"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    checked = _checks.attention_argument(
+        name,
+        attention,
+        lengths,
+        validate=validate,
+        places=_checks.Places(query_positions, query_lengths, cross),
+    )
     signal_options = signal_arguments(
         name, checked, support, signal, drop_first, detrend, min_keys, SIGNALS[1:]
     )

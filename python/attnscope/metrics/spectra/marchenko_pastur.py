@@ -25,8 +25,8 @@ class MarchenkoPastur(NamedTuple):
     """Distance of each head's spectrum from its null, every field [...].
 
     ks: sup |F_emp − F|, in [0, 1]. wasserstein: ∫ |F_emp − F| dx. outliers: eigenvalues above
-    edge·(1 + n^{-2/3}), int64. outlier_energy: their share of the sum. largest: the largest eigenvalue.
-    edge: the null's upper edge. p_value: of `ks`, NaN unless the null is a permutation.
+    edge·(1 + m^{-2/3}), m = min(q, k), int64. outlier_energy: their share of the sum. largest: the largest
+    eigenvalue. edge: the null's upper edge. p_value: of `ks`, NaN unless the null is a permutation.
     """
 
     ks: torch.Tensor
@@ -47,14 +47,19 @@ def marchenko_pastur(
     draws: int = 20,
     seed: int = 0,
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> MarchenkoPastur:
     """Compare the spectrum of each head's standardised rows with that of random rows on the same support.
 
     X_ij = (A_ij − m_i)/s_i over the keys that query i sees and 0 elsewhere; rows whose visible entries are
-    all equal are dropped. The eigenvalues are x_k = σ_k(X)²/n, one for each of the k rows kept, from an SVD
-    of X. Full support: the Marchenko–Pastur law of aspect k/n. Causal support: the triangular law of Dykema
-    and Haagerup on [0, e]; a square Marchenko–Pastur law is wrong there. Any other support: the pooled
+    all equal are dropped. The eigenvalues are σ(X)²/n with n the keys, one for each of the m rows kept, from
+    an SVD of X. Full support: the Marchenko–Pastur law of aspect m/n; where more rows are kept than there are
+    keys, of n/m, over m. Causal support: the triangular law of Dykema and Haagerup on [0, e]; a square
+    Marchenko–Pastur law is wrong there. The law of q causal queries at the last of n keys is that of their
+    trapezoid, which is that triangle where q = n. Any other support: the pooled
     spectra of `draws` copies of X whose rows are shuffled within their visible keys.
 
     On the laws themselves some map has an outlier in about 4, 10 and 14 % of cases at n = 64, 128, 256
@@ -62,21 +67,24 @@ def marchenko_pastur(
     corrected for multiplicity need draws >= 999.
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         null: what to compare with; "auto" chooses by the support, as above.
         support: which keys a query sees, as in `incoming_attention`.
         draws: shuffled copies, for a permutation null.
         seed: of the shuffles. They depend on the seed and on the map's own entries, never on its place in
             the batch or on threads.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        MarchenkoPastur, each field [...]; NaN, outliers −1, for fewer than eight tokens and for maps in which
-        no row varies. Error of ks below 1e-10 where no eigenvalue lies within rounding of the 1e-12·edge cut.
+        MarchenkoPastur, each field [...]; NaN, outliers −1, for fewer than eight queries or keys and for
+        maps in which no row varies. Error of ks below 1e-10 where no eigenvalue lies within rounding of the
+        1e-12·edge cut.
 
     Raises:
-        ValueError: not square, empty, wrong dtype, unknown null, draws < 1, support that does not broadcast.
+        ValueError: an unknown null, the causal one for cross attention, draws < 1, and as
+            `incoming_attention`.
 
     Example:
         A permutation matrix: each row is one entry sqrt(n − 1) among −1/sqrt(n − 1), so X is orthogonal up
@@ -92,7 +100,13 @@ def marchenko_pastur(
         Haagerup, DT-operators and decomposability of Voiculescu's circular operator, 2004.
     """
     name = "marchenko_pastur"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    checked = _checks.attention_argument(
+        name,
+        attention,
+        lengths,
+        validate=validate,
+        places=_checks.Places(query_positions, query_lengths, cross),
+    )
     return _compared(name, checked, null, support, draws, seed, all_fields=True)
 
 
@@ -105,13 +119,17 @@ def marchenko_pastur_deviation(
     draws: int = 20,
     seed: int = 0,
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Return the Kolmogorov–Smirnov distance of each head's spectrum from its null: `ks` of
     `marchenko_pastur`.
 
     Args:
-        attention: maps [..., n, n]; arguments and errors are those of `marchenko_pastur`.
+        attention: maps [..., q, k]; arguments and errors are those of `marchenko_pastur`.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
         [...] float64, in [0, 1]; NaN as there.
@@ -124,7 +142,13 @@ def marchenko_pastur_deviation(
         True
     """
     name = "marchenko_pastur_deviation"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    checked = _checks.attention_argument(
+        name,
+        attention,
+        lengths,
+        validate=validate,
+        places=_checks.Places(query_positions, query_lengths, cross),
+    )
     return _compared(name, checked, null, support, draws, seed, all_fields=False).ks
 
 
@@ -139,6 +163,8 @@ def _compared(
     all_fields: bool,
 ) -> MarchenkoPastur:
     null = _checks.choice_argument(name, "null", null, ("auto", "full", "causal", "permutation"))
+    if null == "causal" and checked.cross:
+        raise ValueError(f"{name}: in cross attention nothing is causal, got null='causal'")
     visible = _checks.support_argument(name, support, checked)
     draws = _checks.at_least(name, "draws", draws, 1)
     seed = _checks.at_least(name, "seed", seed, 0)

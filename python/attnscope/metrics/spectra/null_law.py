@@ -87,7 +87,7 @@ def null_spectrum(attention: torch.Tensor, support: Word = "auto") -> NullSpectr
     measured = marchenko_pastur(attention, support=support)
     edge, aspect = float(measured.edge), number / n if bool(visible.all()) else None
     law = "Marchenko–Pastur law" if aspect else "triangular law"
-    cdf, share = np.array(_core.null_law_cdf(values, aspect)), np.arange(1, number + 1) / number
+    cdf, share = np.array(_core.null_law_cdf(values, aspect, False)), np.arange(1, number + 1) / number
     before = share - 1 / number
     # values below 1e-12 of the edge count as below every x, as in `marchenko_pastur`
     gaps = np.where(values >= 1e-12 * edge, np.maximum(abs(share - cdf), abs(before - cdf)), 0.0)
@@ -107,7 +107,7 @@ def null_law(
     `aspect` is rows over columns, in (0, 1], of the Marchenko–Pastur law; None is the triangular law.
     """
     x = edge * (np.arange(1, points + 1) / points) ** 8
-    return x, np.array(_core.null_law_cdf(x, aspect))
+    return x, np.array(_core.null_law_cdf(x, aspect, False))
 
 
 def _visible(attention: torch.Tensor, support: Word) -> torch.Tensor:

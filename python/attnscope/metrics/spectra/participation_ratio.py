@@ -19,6 +19,9 @@ def participation_ratio(
     *,
     spectrum: Spectrum = "singular",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Return the participation ratio (Σe)²/Σe² of each head's spectrum.
@@ -27,17 +30,19 @@ def participation_ratio(
     "laplacian": the eigenvalues of the Laplacian of (A + Aᵀ)/2 without its diagonal, as tr(L)²/‖L‖_F².
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
-        spectrum: whose energies. Neither "singular" nor "laplacian" needs a decomposition.
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
+        spectrum: whose energies. Only "singular" is of maps that are not square; neither it nor
+            "laplacian" needs a decomposition of square ones.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        [...] float64, in [1, n] ("laplacian": [1, n − 1]); NaN where every energy is 0. "singular"
+        [...] float64, in [1, min(q, k)] ("laplacian": [1, n − 1]); NaN where every energy is 0. "singular"
         and "laplacian" have a relative error below 1e-11.
 
     Raises:
-        ValueError: not square, empty, wrong dtype, unknown spectrum, lengths outside 1..n.
+        ValueError: not square unless "singular", unknown spectrum, and as `singular_values`.
 
     Example:
         The identity has n equal singular values; uniform causal attention has the eigenvalues 1/i.
@@ -53,8 +58,13 @@ def participation_ratio(
         Bell and Dean, Atomic vibrations in vitreous silica, 1970. Ruscio et al., What are you sinking?, 2025.
     """
     name = "participation_ratio"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     _checks.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian"))
+    places = _checks.Places(query_positions, query_lengths, cross)
+    if spectrum != "singular":
+        _checks.refuse_places(f"{name} of the spectrum {spectrum!r}", places)
+    checked = _checks.attention_argument(
+        name, attention, lengths, validate=validate, places=places if spectrum == "singular" else None
+    )
     return _checks.call_and_warn(_core.participation_ratio, name, checked, spectrum)
 
 

@@ -11,19 +11,28 @@ from attnscope.metrics.closed_forms import identity, uniform_map
 from attnscope.metrics.quantity import ClosedForm, Quantity
 
 
-def singular_values(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:
+def singular_values(
+    attention: Tensor,
+    *,
+    lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
+    validate: bool = False,
+) -> Tensor:
     """All singular values of each head, descending.
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
-        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
+        lengths: keys per map, broadcast against the leading axes; each map is cut to its leading block.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        [..., n] float64, in [0, ‖A‖_F], absolute error below 1e-12·σ1; NaN past a map's own length.
+        [..., min(q, k)] float64, in [0, ‖A‖_F], absolute error below 1e-12·σ1; NaN past a map's own size.
 
     Raises:
-        ValueError: not square, empty, wrong dtype, lengths outside 1..n.
+        ValueError: empty, wrong dtype, and places as in `incoming_attention`.
 
     Example:
         A permutation is orthogonal.
@@ -32,21 +41,36 @@ def singular_values(attention: Tensor, *, lengths: _checks.Lengths = None, valid
         >>> asc.singular_values(torch.eye(4, dtype=torch.float64).roll(1, 0)).round(decimals=12)
         tensor([1., 1., 1., 1.], dtype=torch.float64)
 
+        Three queries that share one row of four keys, a rectangle of rank one: σ1 = √3·‖row‖.
+
+        >>> asc.singular_values(torch.full((3, 4), 0.25, dtype=torch.float64)).round(decimals=4)
+        tensor([0.8660, 0.0000, 0.0000], dtype=torch.float64)
+
     References:
         Golub and Kahan, Calculating the singular values and pseudo-inverse of a matrix, 1965. Fernando and
         Parlett, Accurate singular values and differential qd algorithms, 1994.
     """
-    return _values("singular_values", attention, lengths, validate)
+    places = _checks.Places(query_positions, query_lengths, cross)
+    return _values("singular_values", attention, lengths, validate, places)
 
 
-def stable_rank(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:
+def stable_rank(
+    attention: Tensor,
+    *,
+    lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
+    validate: bool = False,
+) -> Tensor:
     """‖A‖_F²/σ1² of each head: how many directions as strong as the strongest its energy would fill.
 
     Args:
-        attention: maps [..., n, n]; arguments and errors are those of `singular_values`.
+        attention: maps [..., q, k]; arguments and errors are those of `singular_values`.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
-        [...] float64, in [1, n]; NaN for a map of zeros; one token gives 1.
+        [...] float64, in [1, min(q, k)]; NaN for a map of zeros; one token gives 1.
 
     Example:
         >>> import torch, attnscope as asc
@@ -56,17 +80,27 @@ def stable_rank(attention: Tensor, *, lengths: _checks.Lengths = None, validate:
     References:
         Rudelson and Vershynin, Sampling from large matrices, 2007. Ruscio et al., arXiv 2508.02546, 2025.
     """
-    return stable_rank_of(_values("stable_rank", attention, lengths, validate))
+    places = _checks.Places(query_positions, query_lengths, cross)
+    return stable_rank_of(_values("stable_rank", attention, lengths, validate, places))
 
 
-def effective_rank(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:
+def effective_rank(
+    attention: Tensor,
+    *,
+    lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
+    validate: bool = False,
+) -> Tensor:
     """exp(−Σ p log p) of each head, p = σ/Σσ: the number of directions the singular values spread over.
 
     Args:
-        attention: maps [..., n, n]; arguments and errors are those of `singular_values`.
+        attention: maps [..., q, k]; arguments and errors are those of `singular_values`.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
-        [...] float64, in [1, n]; NaN for a map of zeros; one token gives 1.
+        [...] float64, in [1, min(q, k)]; NaN for a map of zeros; one token gives 1.
 
     Example:
         >>> import torch, attnscope as asc
@@ -76,14 +110,24 @@ def effective_rank(attention: Tensor, *, lengths: _checks.Lengths = None, valida
     References:
         Roy and Vetterli, The effective rank: a measure of effective dimensionality, 2007.
     """
-    return effective_rank_of(_values("effective_rank", attention, lengths, validate))
+    places = _checks.Places(query_positions, query_lengths, cross)
+    return effective_rank_of(_values("effective_rank", attention, lengths, validate, places))
 
 
-def spectral_gap(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:
+def spectral_gap(
+    attention: Tensor,
+    *,
+    lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
+    validate: bool = False,
+) -> Tensor:
     """σ1 − σ2 of each head.
 
     Args:
-        attention: maps [..., n, n]; arguments and errors are those of `singular_values`.
+        attention: maps [..., q, k]; arguments and errors are those of `singular_values`.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
         [...] float64, >= 0; NaN for one token, which has no second singular value.
@@ -98,18 +142,28 @@ def spectral_gap(attention: Tensor, *, lengths: _checks.Lengths = None, validate
     References:
         Ruscio et al., What are you sinking?, 2025.
     """
-    return spectral_gap_of(_values("spectral_gap", attention, lengths, validate))
+    places = _checks.Places(query_positions, query_lengths, cross)
+    return spectral_gap_of(_values("spectral_gap", attention, lengths, validate, places))
 
 
-def spectral_ratio(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:
+def spectral_ratio(
+    attention: Tensor,
+    *,
+    lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
+    validate: bool = False,
+) -> Tensor:
     """σ1/σ2 of each head.
 
     Args:
-        attention: maps [..., n, n]; arguments and errors are those of `singular_values`.
+        attention: maps [..., q, k]; arguments and errors are those of `singular_values`.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
-        [...] float64, >= 1; infinite for a map of rank one, that is σ2 <= n·2⁻⁵²·σ1, below which rounding
-        decides; NaN for a map of zeros and for one token.
+        [...] float64, >= 1; infinite for a map of rank one, that is σ2 <= min(q, k)·2⁻⁵²·σ1, below which
+        rounding decides; NaN for a map of zeros and for one token.
 
     Example:
         >>> import torch, attnscope as asc
@@ -119,7 +173,8 @@ def spectral_ratio(attention: Tensor, *, lengths: _checks.Lengths = None, valida
     References:
         Ruscio et al., What are you sinking?, 2025.
     """
-    return spectral_ratio_of(_values("spectral_ratio", attention, lengths, validate))
+    places = _checks.Places(query_positions, query_lengths, cross)
+    return spectral_ratio_of(_values("spectral_ratio", attention, lengths, validate, places))
 
 
 def stable_rank_of(sigma: Tensor) -> Tensor:
@@ -162,9 +217,13 @@ def _first_two(sigma: Tensor) -> tuple[Tensor, ...]:
     return torch.nn.functional.pad(sigma[..., :2], (0, 1), value=torch.nan)[..., :2].unbind(-1)
 
 
-def _values(function: str, attention: Tensor, lengths: _checks.Lengths, validate: bool) -> Tensor:
+def _values(
+    function: str, attention: Tensor, lengths: _checks.Lengths, validate: bool, places: _checks.Places
+) -> Tensor:
     rows = function != "singular_values"  # those of any matrix are asked for
-    checked = _checks.attention_argument(function, attention, lengths, validate=validate, rows=rows)
+    checked = _checks.attention_argument(
+        function, attention, lengths, validate=validate, rows=rows, places=places
+    )
     return _checks.call_and_warn(_core.singular_values, function, checked)
 
 

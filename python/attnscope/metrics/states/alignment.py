@@ -26,8 +26,12 @@ def geometric_semantic_alignment(
     states: torch.Tensor,
     *,
     without: torch.Tensor | None = None,
+    query_states: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Correlation between how much tokens attend to each other and how alike their states are.
@@ -37,13 +41,15 @@ def geometric_semantic_alignment(
     enters the layer what the head reads.
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
-        states: [..., n, d], leading axes broadcast against those of attention: [B, 1, n, d] is one state
-            for all heads, and [B, kv, n, d] with [B, h, n, n] gives each of the kv value heads to its
-            h/kv query heads. Shared states are read in place and their cosines computed once.
-        without: boolean [..., n], keys to leave out (the sinks, which dominate r otherwise).
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
+        states: of the keys, [..., k, d], leading axes broadcast against those of attention: [B, 1, k, d] is
+            one state for all heads, and [B, kv, k, d] with [B, h, q, k] gives each of the kv value heads to
+            its h/kv query heads. Shared states are read in place and their cosines computed once.
+        without: boolean [..., k], keys to leave out (the sinks, which dominate r otherwise).
+        query_states: of the queries, [..., q, d], likewise; None: those of the keys at which they stand.
         support: which keys a query sees, as in `incoming_attention`.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
@@ -52,7 +58,8 @@ def geometric_semantic_alignment(
         for small maps whose entries vary by more than rounding.
 
     Raises:
-        ValueError: states that neither broadcast nor group, and as `incoming_attention`.
+        ValueError: states that neither broadcast nor group, cross attention without `query_states`, and as
+            `incoming_attention`.
 
     Example:
         Two groups of tokens that attend to their own group, and point the same way within it.
@@ -68,26 +75,78 @@ def geometric_semantic_alignment(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "geometric_semantic_alignment"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
     value_states = states_argument(name, states, checked)
     if without is not None:
         without = _checks.flags_argument(name, "without", without, (*checked.leading, checked.n))
-    checked = _checks.Attention(_powers.in_range(checked.tensor, checked.lengths)[0], checked.lengths)
-    kernel_arguments, unit = (seen, value_states, without), "matrices or their states"
+    states_of_queries = None
+    if query_states is not None or checked.queries is not None:
+        states_of_queries = query_states_argument(name, query_states, value_states, checked)
     return _checks.call_and_warn(
-        _core.geometric_semantic_alignment, name, checked, *kernel_arguments, unit=unit
+        _core.geometric_semantic_alignment,
+        name,
+        maps_in_range(checked),
+        seen,
+        value_states,
+        without,
+        states_of_queries,
+        unit="matrices or their states",
     )
 
 
-def states_argument(function: str, states: Any, attention: _checks.Attention) -> torch.Tensor:
-    """`states` [..., n, d] with one entry per matrix of `attention`, shared ones by stride 0, no copy.
+def maps_in_range(checked: _checks.Attention) -> _checks.Attention:
+    """Return maps times powers of two that keep squares of their entries in float64's range."""
+    if checked.queries is None:
+        return checked._replace(tensor=_powers.in_range(checked.tensor, checked.lengths)[0])
+    tensor = checked.tensor
+    if tensor.dtype == torch.float64 and (checked.lengths is not None or checked.query_lengths is not None):
+        # what lies behind the lengths has no say in the power
+        real = checked.queries_inside()[..., None] & checked.inside()[..., None, :]
+        tensor = torch.where(real, _checks.to_host(tensor), 0.0)
+    return checked._replace(tensor=_powers.in_range(tensor)[0])
+
+
+def query_states_argument(
+    function: str, query_states: Any, states: torch.Tensor, attention: _checks.Attention
+) -> torch.Tensor:
+    """Return states of the queries [..., q, d], one for each map, as wide as those of the keys.
+
+    Without any, each query has the state of the key at which it stands.
+    """
+    if query_states is None:
+        if attention.cross:
+            raise ValueError(f"{function}: queries of cross attention stand at no key; give query_states")
+        places = attention.places().clamp(0, attention.n - 1)
+        return _states_at(_checks.to_host(states), places)
+    vectors = states_argument(function, query_states, attention, of_queries=True)
+    if vectors.shape[-1] != states.shape[-1]:
+        raise ValueError(
+            f"{function}: query_states must be as wide as states, {states.shape[-1]}, got "
+            f"{tuple(vectors.shape)}"
+        )
+    return vectors.to(states)
+
+
+def _states_at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return states [..., k, d] at places [q] or [..., q]."""
+    if places.ndim == 1:
+        return states[..., places, :]
+    return torch.take_along_dim(states, places[..., None], -2)
+
+
+def states_argument(
+    function: str, states: Any, attention: _checks.Attention, *, of_queries: bool = False
+) -> torch.Tensor:
+    """`states` [..., k, d] with one entry per matrix of `attention`, shared ones by stride 0, no copy.
 
     Leading axes broadcast against those of attention. Grouped queries: where attention has h heads and
     states have kv of them, kv dividing h, head k belongs to state k // (h // kv), as in the model.
     """
     # No result depends on the size of the states.
-    tensor = _powers.in_range(states_of_tokens(function, "states", states, attention.n))[0]
+    name, count = ("query_states", attention.query_count) if of_queries else ("states", attention.n)
+    tensor = _powers.in_range(states_of_tokens(function, name, states, count))[0]
     leading, state_leading, trailing = attention.leading, tuple(tensor.shape[:-2]), tensor.shape[-2:]
     with contextlib.suppress(RuntimeError):
         return tensor.expand(*leading, *trailing)
@@ -96,7 +155,7 @@ def states_argument(function: str, states: Any, attention: _checks.Attention) ->
         with contextlib.suppress(RuntimeError):
             return tensor.unsqueeze(-3).expand(*grouped, *trailing)
     raise ValueError(
-        f"{function}: states of shape {tuple(tensor.shape)} neither broadcast to attention of shape "
+        f"{function}: {name} of shape {tuple(tensor.shape)} neither broadcast to attention of shape "
         f"{tuple(attention.tensor.shape)} nor divide its heads into groups"
     )
 
@@ -196,6 +255,9 @@ def entropy_magnitude_correlation(
     *,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Do tokens that spread their attention move further? Pearson's r over tokens.
@@ -203,15 +265,16 @@ def entropy_magnitude_correlation(
     Between `attention_entropy` of each query and `transformation_magnitude` of the same token.
 
     Args:
-        attention: maps [..., n, n]; support, lengths and validate are as in `attention_entropy`.
-        before: states [..., n, d]; leading axes broadcast against those of attention.
+        attention: maps [..., q, k]; support, lengths and validate are as in `attention_entropy`.
+        before: states of the queries, [..., q, d]; leading axes broadcast against those of attention.
         after: the same shape.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
         [...] float64 in [−1, 1]; NaN for fewer than two tokens, or where either does not vary.
 
     Raises:
-        ValueError: as the two functions, and magnitudes that do not broadcast to [..., n].
+        ValueError: as the two functions, and magnitudes that do not broadcast to [..., q].
 
     Example:
         Under uniform causal attention entropy grows with log(i + 1); here the magnitudes do as well.
@@ -227,16 +290,33 @@ def entropy_magnitude_correlation(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "entropy_magnitude_correlation"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    entropy = attention_entropy(checked.tensor, support=support, lengths=lengths)
-    return _correlation_of(entropy, before, after, lengths=checked.lengths)
+    checked = _checks.attention_argument(
+        name,
+        attention,
+        lengths,
+        validate=validate,
+        places=_checks.Places(query_positions, query_lengths, cross),
+    )
+    entropy = attention_entropy(
+        checked.tensor,
+        support=support,
+        lengths=lengths,
+        query_positions=query_positions,
+        query_lengths=query_lengths,
+        cross=cross,
+    )
+    return _correlation_of(entropy, before, after, row_lengths=checked.query_lengths)
 
 
 def _correlation_of(
-    entropy: torch.Tensor, before: torch.Tensor, after: torch.Tensor, *, lengths: _checks.Lengths = None
+    entropy: torch.Tensor,
+    before: torch.Tensor,
+    after: torch.Tensor,
+    *,
+    row_lengths: _checks.Lengths = None,
 ) -> torch.Tensor:
-    """`entropy_magnitude_correlation` from the entropies [..., n]."""
-    magnitude, inside = _distances(before, after, lengths, entropy.shape)
+    """`entropy_magnitude_correlation` from the entropies [..., q]."""
+    magnitude, inside = _distances(before, after, row_lengths, entropy.shape)
     return pearson(entropy, magnitude, inside)
 
 

@@ -8,16 +8,15 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import first_key_map, identity
 from attnscope.metrics.quantity import ClosedForm, Quantity, Shared, Site, attribute_reader
-from attnscope.metrics.states.alignment import states_argument
+from attnscope.metrics.states.alignment import maps_in_range, states_argument
 
 
 @shown_by_shape
 class ReferenceInfluence(NamedTuple):
-    """Influence per query, each [..., n]: ‖c_R‖/‖c‖, cos(c_R, c) and 1 − cos(c, c_N); NaN inside the
+    """Influence per query, each [..., q]: ‖c_R‖/‖c‖, cos(c_R, c) and 1 − cos(c, c_N); NaN inside the
     reference.
     """
 
@@ -33,6 +32,9 @@ def reference_influence(
     *,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
     validate: bool = False,
 ) -> ReferenceInfluence:
     """Return the contribution of the reference tokens to the output of every other query.
@@ -43,15 +45,16 @@ def reference_influence(
     taken away.
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
-        states: [..., n, d], as in `geometric_semantic_alignment`.
-        reference: boolean [..., n], for example `sink_tokens`; broadcasts against the leading axes.
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
+        states: of the keys, [..., k, d], as in `geometric_semantic_alignment`.
+        reference: boolean [..., k], for example `sink_tokens`; broadcasts against the leading axes.
         support: which keys a query sees, as in `incoming_attention`.
-        lengths: tokens per map, broadcast against the leading axes.
+        lengths: keys per map, broadcast against the leading axes.
+        query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        ReferenceInfluence, each [..., n] float64: relative_magnitude >= 0, directional in [−1, 1],
+        ReferenceInfluence, each [..., q] float64: relative_magnitude >= 0, directional in [−1, 1],
         information_change in [0, 2]. NaN for queries in the reference, past a map's own length, and where a
         norm that divides is 0 (all mass on the reference leaves c_N without direction). Errors below
         1e-14·(1 + value) for small maps.
@@ -75,14 +78,15 @@ def reference_influence(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "reference_influence"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
     value_states = states_argument(name, states, checked)
     marked = _checks.flags_argument(name, "reference", reference, (*checked.leading, checked.n))
-    checked = _checks.Attention(_powers.in_range(checked.tensor, checked.lengths)[0], checked.lengths)
     kernel_arguments, unit = (seen, value_states, marked), "matrices or their states"
+    maps = maps_in_range(checked)
     return ReferenceInfluence(
-        *_checks.call_and_warn(_core.reference_influence, name, checked, *kernel_arguments, unit=unit)
+        *_checks.call_and_warn(_core.reference_influence, name, maps, *kernel_arguments, unit=unit)
     )
 
 

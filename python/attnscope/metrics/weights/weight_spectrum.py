@@ -204,7 +204,7 @@ def _median(aspect: float) -> float:
         middle = (low + high) / 2
         if middle in (low, high):
             return middle
-        if _core.null_law_cdf([middle], aspect)[0] < 0.5:
+        if _core.null_law_cdf([middle], aspect, False)[0] < 0.5:
             low = middle
         else:
             high = middle

@@ -61,7 +61,7 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
     maps, bad, checked = head_mean(name, attention)
     states, lost = hidden_states(name, hidden, checked)
     states, bad = states.expand(*checked.leading, -1, -1), bad | lost
-    result, _ = _core.geometric_semantic_alignment(checked.tensor, None, "full", states, None)
+    result, _ = _core.geometric_semantic_alignment(checked.tensor, None, "full", states, None, None)
     zero = (states == 0).all(-1).any(-1)
     if bool((zero & ~bad).any()):
         # The kernel leaves tokens without direction out; here their cosines are 0 and stay in.

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Checked arguments of metrics, as the core takes them."""

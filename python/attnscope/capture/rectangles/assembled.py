@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: MIT
+"""The rows of attention of all steps of a generation, put together to one map per layer.
+
+Step 0 gives the rows of the prompt, and every later step the row of one new token, over the keys that its
+cache still holds. Put below each other they are what one forward pass over all tokens gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope._memory import free_bytes
+from attnscope.capture.layer import Layer
+from attnscope.capture.visibility import visible_entries
+
+#: The rows of a generation may take this part of the memory that is free when it begins.
+SHARE_OF_MEMORY = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class StepRows:
+    """The attention of a layer in one step, and what belongs to it."""
+
+    layer: Layer
+    attention: Tensor
+    valid: Tensor
+    mask: Tensor | None
+
+
+class GeneratedRows:
+    """The rows of attention of one generation, by layer.
+
+    Args:
+        assisted: the option by which tokens are guessed, some of which are taken back; "" without one.
+
+    Attributes:
+        beams: for each returned sequence the row of the batch in each step, int64 [sequences, steps], −1
+            behind its end; None where rows stay in their place.
+    """
+
+    def __init__(self, assisted: str = "") -> None:
+        self.beams: Tensor | None = None
+        self._assisted = assisted
+        self._rows: dict[tuple[str, int, int], list[StepRows]] = {}
+        self._room = SHARE_OF_MEMORY * free_bytes()
+        self._dropped = 0.0
+
+    def add(self, layer: Layer) -> None:
+        """Keep the rows of a layer, as long as there is room for all of them."""
+        attention = layer.tensors.get("attention")
+        if attention is None or self._assisted:
+            return
+        size = attention.numel() * attention.element_size()
+        if self._dropped or size > self._room:
+            self._dropped += size
+            self._rows.clear()
+            return
+        self._room -= size
+        # the layer without its tensors: only what it says of itself
+        bare = Layer(
+            layer.index,
+            layer.stack,
+            layer.call,
+            step=layer.step,
+            cross=layer.cross,
+            heads=layer.heads,
+            kv_heads=layer.kv_heads,
+            valid=layer.valid,
+            key_offset=layer.key_offset,
+            tensors={},
+            sink_logits=layer.sink_logits,
+        )
+        rows = StepRows(bare, attention, layer.valid, layer.mask)
+        self._rows.setdefault((layer.stack, layer.index, layer.call), []).append(rows)
+
+    def layers(self) -> Iterator[Layer]:
+        """Yield the assembled layers, in the order in which they ran first.
+
+        Raises:
+            RuntimeError: nothing was kept, or the steps do not follow each other.
+        """
+        if self._assisted:
+            raise RuntimeError(
+                f"assembled: {self._assisted} guesses tokens and takes some back, whose rows are no part of "
+                "the text; generate without it, or run the tokens in one forward pass"
+            )
+        if self._dropped:
+            raise RuntimeError(
+                f"assembled: the rows of all steps are more than {SHARE_OF_MEMORY:.0%} of the free memory, "
+                "so they were not kept; capture fewer layers or heads, or generate less"
+            )
+        if not self._rows:
+            raise RuntimeError(
+                "assembled: no step was kept; loop over recording.generate(...) first, with 'attention' "
+                "among the captured sites"
+            )
+        for rows in self._rows.values():
+            yield assemble(rows, self.beams)
+
+
+def assemble(rows: Sequence[StepRows], beams: Tensor | None = None) -> Layer:
+    """Return one layer with the rows of all steps of a layer.
+
+    Args:
+        rows: of the steps, in order.
+        beams: as `GeneratedRows.beams`.
+
+    Raises:
+        RuntimeError: a step that goes back, or whose keys are not those of the steps before it.
+    """
+    first = rows[0].layer
+    if beams is not None:
+        rows = [_follow(step, at, beams) for at, step in enumerate(rows) if at < beams.shape[1]]
+    if first.cross:
+        return _stack_rows(rows)
+    if rows[-1].attention.shape[-2] == rows[-1].attention.shape[-1]:
+        rows = rows[-1:]  # without a cache every step computes all rows again
+    total = sum(step.attention.shape[-2] for step in rows)
+    batch, heads = rows[0].attention.shape[:2]
+    mask_heads = max(1 if step.mask is None else step.mask.shape[1] for step in rows)
+    maps = rows[0].attention.new_zeros(batch, heads, total, total)
+    visible = torch.zeros(batch, mask_heads, total, total, dtype=torch.bool, device=maps.device)
+    valid = torch.zeros(batch, total, dtype=torch.bool, device=maps.device)
+    start = 0
+    for at, step in enumerate(rows):
+        queries, keys = step.attention.shape[-2:]
+        offset = step.layer.key_offset
+        # a static cache of a window's size does not say which keys it dropped: the first ones
+        if queries == 1 and all(later.attention.shape[-1] == keys for later in rows[at:]):
+            offset = max(offset, start + 1 - keys)
+        _place(step, start, offset, maps, visible, valid)
+        start += queries
+    return _layer_of(first, maps, valid, visible)
+
+
+def _place(step: StepRows, start: int, offset: int, maps: Tensor, visible: Tensor, valid: Tensor) -> None:
+    """Write the rows of a step, the first of which is query `start`, over the keys from `offset` on."""
+    queries, keys = step.attention.shape[-2:]
+    end = start + queries
+    # a static cache has places for tokens to come
+    used = min(keys, end - offset)
+    if len(step.attention) != len(maps) or used < 1 or offset + keys < end:
+        raise RuntimeError(
+            f"assembled: step {step.layer.step} of {step.layer.stack} has {queries} queries over the keys "
+            f"{offset} to {offset + keys - 1} after {start} tokens: its steps do not follow each other; run "
+            "the tokens in one forward pass"
+        )
+    rows, columns = slice(start, end), slice(offset, offset + used)
+    maps[:, :, rows, columns] = step.attention[..., :used]
+    real = step.valid[:, :used].to(valid.device)
+    valid[:, columns] |= real
+    before = torch.arange(offset, offset + used, device=maps.device) <= torch.arange(
+        start, end, device=maps.device
+    ).unsqueeze(-1)
+    seen = before & real[:, None, None]
+    if step.mask is not None and step.mask.ndim == 4:
+        seen = seen & visible_entries(step.mask[..., :used]).to(maps.device)
+    visible[:, :, rows, columns] = seen
+
+
+def _stack_rows(rows: Sequence[StepRows]) -> Layer:
+    """Return cross attention with the queries of all steps."""
+    sizes = {step.attention.shape[-1] for step in rows}
+    if len(sizes) > 1:
+        raise RuntimeError(
+            f"assembled: the cross attention of {rows[0].layer.stack} has {sorted(sizes)} keys in its steps"
+        )
+    maps = torch.cat([step.attention for step in rows], -2)
+    return _layer_of(rows[0].layer, maps, rows[0].valid, None)
+
+
+def _follow(step: StepRows, at: int, beams: Tensor) -> StepRows:
+    """Return the rows of a step in the order of the returned sequences, nothing for those that ended."""
+    at_rows = beams[:, at].to(step.attention.device)
+    runs = at_rows >= 0
+    chosen = at_rows.clamp(min=0)
+    attention = step.attention[chosen] * runs[:, None, None, None]
+    valid = step.valid[chosen.to(step.valid.device)] & runs.to(step.valid.device)[:, None]
+    mask = step.mask
+    if mask is not None and len(mask) > 1:
+        mask = mask[chosen.to(mask.device)]
+    return StepRows(step.layer, attention, valid, mask)
+
+
+def _layer_of(bare: Layer, maps: Tensor, valid: Tensor, mask: Tensor | None) -> Layer:
+    return Layer(
+        bare.index,
+        bare.stack,
+        bare.call,
+        step=0,
+        cross=bare.cross,
+        heads=bare.heads,
+        kv_heads=bare.kv_heads,
+        valid=valid,
+        key_offset=0,
+        tensors={"attention": maps},
+        sink_logits=bare.sink_logits,
+        mask=mask,
+    )
+
+
+def assisted_by(model: Any, inputs: dict[str, Any]) -> str:
+    """Return the name of the option by which a generation guesses several tokens at once, "" without one."""
+    settings = inputs.get("generation_config") or getattr(model, "generation_config", None)
+    if inputs.get("assistant_model") is not None:
+        return "assistant_model"
+    name = "prompt_lookup_num_tokens"
+    return name if inputs.get(name, getattr(settings, name, None)) else ""
+
+
+def beams_of(model: Any, inputs: dict[str, Any]) -> tuple[int, bool]:
+    """Return the number of beams of a generation, and whether its output is a dictionary."""
+    settings = inputs.get("generation_config") or getattr(model, "generation_config", None)
+    beams = inputs.get("num_beams", getattr(settings, "num_beams", 1)) or 1
+    as_dictionary = inputs.get("return_dict_in_generate", getattr(settings, "return_dict_in_generate", False))
+    return int(beams), bool(as_dictionary)

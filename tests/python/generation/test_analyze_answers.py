@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""`analyze` of what a model writes, and means over some queries only."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import BartConfig, BartForConditionalGeneration, LlamaConfig, LlamaForCausalLM
+
+import attnscope as asc
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
+GREEDY = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+
+
+def answered(model, prompt):
+    """Return a prompt with its answer, and the maps of all layers, by transformers alone."""
+    ids = torch.tensor([prompt])
+    tokens = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **GREEDY)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = model(input_ids=tokens, output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    return tokens[0].tolist(), torch.stack(maps)[:, 0].double()
+
+
+def heads(results, column, sample):
+    table = results["heads"]
+    rows = table[table["sample"] == sample].sort_values(["layer", "head"])
+    return rows[column].to_numpy().reshape(2, 4)
+
+
+def test_the_answer_is_written_and_measured_with_its_prompt(model):
+    metrics = ["attention_entropy", "fiedler_value", "sink_share"]
+    results = asc.analyze(model, PROMPTS, metrics, generate=GREEDY)
+    samples = results["samples"].sort_values("sample")
+    assert samples["answer_start"].tolist() == [5, 3]
+    assert samples["n_tokens"].tolist() == [9, 7]
+    for sample, prompt in enumerate(PROMPTS):
+        tokens, maps = answered(model, prompt)
+        assert samples["token_ids"][sample].tolist() == tokens
+        np.testing.assert_allclose(
+            heads(results, "fiedler_value", sample), asc.fiedler_value(maps), rtol=1e-4
+        )
+        expected = asc.attention_entropy(maps).mean(-1)
+        np.testing.assert_allclose(heads(results, "entropy", sample), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("queries", "chosen"),
+    [
+        ("answer", [range(5, 9), range(3, 7)]),
+        ("prompt", [range(5), range(3)]),
+        (slice(-2, None), [range(7, 9), range(5, 7)]),
+        (torch.arange(9) % 2 == 1, [range(1, 9, 2), range(1, 7, 2)]),
+        ([[True] * 9, [False] * 6 + [True]], [range(9), [6]]),
+    ],
+)
+def test_means_over_rows_are_over_the_chosen_queries(model, queries, chosen):
+    metrics = ["attention_entropy", "sink_share", "local_global_ratio", "head_divergence", "fiedler_value"]
+    results = asc.analyze(model, PROMPTS, metrics, generate=GREEDY, queries=queries, window=1)
+    unrestricted = asc.analyze(model, PROMPTS, metrics, generate=GREEDY, window=1)
+    for sample, prompt in enumerate(PROMPTS):
+        _, maps = answered(model, prompt)
+        rows = list(chosen[sample])
+        entropy = asc.attention_entropy(maps)[..., rows].mean(-1)
+        np.testing.assert_allclose(heads(results, "entropy", sample), entropy, rtol=1e-5)
+        share = maps[..., rows, 0].mean(-1)
+        np.testing.assert_allclose(heads(results, "sink_share", sample), share, rtol=1e-5)
+        mean = maps.mean(1, keepdim=True)
+        divergence = torch.where(maps > 0, maps * (maps / mean).log(), 0.0).sum(-1)[..., rows].mean(-1)
+        np.testing.assert_allclose(
+            heads(results, "head_divergence", sample), divergence, rtol=1e-4, atol=1e-7
+        )
+        # a graph is that of all queries
+        for other in ("fiedler_value",):
+            np.testing.assert_array_equal(heads(results, other, sample), heads(unrestricted, other, sample))
+    # numbers per query stay in their places
+    vectors, all_vectors = results["vectors"]["entropy"], unrestricted["vectors"]["entropy"]
+    np.testing.assert_array_equal(vectors, all_vectors)
+
+
+def test_a_number_of_last_queries_is_still_the_option_of_sink_share(model):
+    results = asc.analyze(model, PROMPTS, "sink_share", queries=2)
+    ids = torch.tensor([PROMPTS[0]])
+    with asc.capture(model) as recording:
+        layer = next(iter(recording.run(input_ids=ids)))
+        expected = layer.measure("sink_share", queries=2)["sink_share"].share[0]
+    np.testing.assert_allclose(heads(results, "sink_share", 0)[0], expected, rtol=1e-6)
+
+
+def test_an_answer_ends_with_its_end_token(model):
+    tokens, _ = answered(model, PROMPTS[0])
+    end = tokens[6]
+    results = asc.analyze(model, PROMPTS[:1], "top_mass", generate={**GREEDY, "eos_token_id": end})
+    stop = tokens.index(end, 5) + 1
+    assert results["samples"]["token_ids"][0].tolist() == tokens[:stop]
+
+
+def test_several_sequences_of_a_prompt_are_further_samples(model):
+    options = {**GREEDY, "num_beams": 3, "num_return_sequences": 2}
+    results = asc.analyze(model, PROMPTS, "top_mass", generate=options)
+    assert results["samples"]["answer_start"].tolist() == [5, 5, 3, 3]
+    assert results["samples"]["sample"].tolist() == [0, 1, 2, 3]
+
+
+def test_what_cannot_be_generated_or_chosen_is_refused(model):
+    with pytest.raises(ValueError, match="queries='answer' needs generate="):
+        asc.analyze(model, PROMPTS, "attention_entropy", queries="answer")
+    with pytest.raises(ValueError, match="queries must be 'answer', 'prompt', a slice or a mask, got 'last'"):
+        asc.analyze(model, PROMPTS, "attention_entropy", queries="last")
+    with pytest.raises(
+        ValueError, match=r"one for each of the 5 tokens of text [01], got torch.bool of shape"
+    ):
+        asc.analyze(model, PROMPTS, "attention_entropy", queries=torch.ones(4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="generate sets 'input_ids' itself"):
+        asc.analyze(model, PROMPTS, "top_mass", generate={"input_ids": 3})
+    width = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 64}
+    bart = BartForConditionalGeneration(BartConfig(**width, encoder_layers=1, decoder_layers=1)).eval()
+    with pytest.raises(ValueError, match="an encoder-decoder, is in its decoder; give inputs with decoder"):
+        asc.analyze(bart, PROMPTS, "top_mass", generate=GREEDY)
+    embeds = {"inputs_embeds": torch.zeros(1, 4, 32)}
+    with pytest.raises(
+        ValueError, match="generate takes texts or token ids, got inputs with inputs_embeds too"
+    ):
+        asc.analyze(model, embeds, "top_mass", generate=GREEDY)
