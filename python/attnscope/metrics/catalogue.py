@@ -51,9 +51,9 @@ def catalogue(n: int = 64, *, protocol: str | None = "exact") -> pd.DataFrame:
         >>> import attnscope as asc
         >>> table = asc.metrics(n=16)
         >>> row = table.loc["effective_rank"]
-        >>> row["metric"], row["low"], row["high"]
+        >>> row["metric"], float(row["low"]), float(row["high"])
         ('effective_rank', 1.0, 16.0)
-        >>> round(table.loc["sink_boost", "null"], 6)     # times uniform attention, of uniform attention
+        >>> round(float(table.loc["sink_boost", "null"]), 6)    # times uniform attention, of uniform attention
         1.0
     """
     import pandas as pd

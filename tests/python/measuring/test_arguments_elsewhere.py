@@ -226,6 +226,7 @@ def test_every_public_function_has_a_test_of_arguments():
         "sensitivity",
         "show_config",
         "token_likelihood",
+        "verify",
         "word_likelihood",
         "word_spans",
         # They take weight matrices or what was summed of their inputs.
