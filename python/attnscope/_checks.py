@@ -142,7 +142,7 @@ def heads_argument(
 def refuse_places(function: str, places: Places) -> None:
     """Raise where the caller says where queries stand to a function of square maps."""
     if not places.is_default:
-        raise ValueError(f"{function} is of square maps of self-attention only; {NOT_SQUARE}")
+        raise ValueError(f"{function}: takes square maps of self-attention only; {NOT_SQUARE}")
 
 
 def _lengths_of_heads(

@@ -140,8 +140,8 @@ def test_the_doctor_runs_every_function_of_the_core(monkeypatch):
         monkeypatch.setattr(_core, name, watched(name, function))
     checks = doctor.examine()
     assert all(check.ok for check in checks), [check for check in checks if not check.ok]
-    # the check of arguments and the law as a curve are no kernels
-    assert set(functions) - called == {"first_invalid", "null_law_cdf"}
+    # the check of arguments is no kernel
+    assert set(functions) - called == {"first_invalid"}
 
 
 @pytest.mark.parametrize(

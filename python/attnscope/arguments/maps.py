@@ -192,7 +192,7 @@ def place_queries(
     if lengths is None and attention.lengths is not None and not cross:
         lengths = _queries_at_real_keys(positions, attention)
     if positions is None and not cross and lengths is not None:
-        real_keys = torch.tensor(keys) if attention.lengths is None else attention.lengths
+        real_keys = torch.tensor(keys, device="cpu") if attention.lengths is None else attention.lengths
         real_keys = real_keys.expand(lengths.shape)
         if bool((longer := lengths > real_keys).any()):
             sizes = f"{int(lengths[longer][0])} queries and {int(real_keys[longer][0])} keys"

@@ -33,10 +33,10 @@ def draw_shapes(count: int, seed: int) -> tuple[Tensor, Tensor]:
         pixels [count, 3, 32, 32] from −1 to 1, below −0.4 outside of the shape, and the number of each shape.
     """
     generator = torch.Generator().manual_seed(seed)
-    kinds = torch.randint(len(SHAPES), (count,), generator=generator)
-    radius = 4 + 3 * torch.rand(count, 1, 1, generator=generator)
-    centre = radius + (SIDE - 2 * radius) * torch.rand(count, 2, 1, generator=generator)
-    place = torch.arange(SIDE) + 0.5
+    kinds = torch.randint(len(SHAPES), (count,), generator=generator, device="cpu")
+    radius = 4 + 3 * torch.rand(count, 1, 1, generator=generator, device="cpu")
+    centre = radius + (SIDE - 2 * radius) * torch.rand(count, 2, 1, generator=generator, device="cpu")
+    place = torch.arange(SIDE, device="cpu") + 0.5
     down = (place[None, :, None] - centre[:, :1]).abs()
     right = (place[None, None, :] - centre[:, 1:]).abs()
     distance, side = (down**2 + right**2).sqrt(), torch.maximum(down, right)
@@ -48,9 +48,9 @@ def draw_shapes(count: int, seed: int) -> tuple[Tensor, Tensor]:
             (distance < radius) & (distance > 0.55 * radius),
         ]
     )
-    shape = masks[kinds, torch.arange(count)][:, None]
-    colour = 0.5 + 0.5 * torch.rand(count, 3, 1, 1, generator=generator)
-    ground = 0.25 * torch.rand(count, 3, SIDE, SIDE, generator=generator)
+    shape = masks[kinds, torch.arange(count, device="cpu")][:, None]
+    colour = 0.5 + 0.5 * torch.rand(count, 3, 1, 1, generator=generator, device="cpu")
+    ground = 0.25 * torch.rand(count, 3, SIDE, SIDE, generator=generator, device="cpu")
     return torch.where(shape, colour, ground) * 2 - 1, kinds
 
 

@@ -53,7 +53,7 @@ def catalogue(n: int = 64, *, protocol: str | None = "exact") -> pd.DataFrame:
         >>> row = table.loc["effective_rank"]
         >>> row["metric"], float(row["low"]), float(row["high"])
         ('effective_rank', 1.0, 16.0)
-        >>> round(float(table.loc["sink_boost", "null"]), 6)    # times uniform attention, of uniform attention
+        >>> round(float(table.loc["sink_boost", "null"]), 6)     # in units of uniform attention
         1.0
     """
     import pandas as pd
@@ -91,7 +91,7 @@ def catalogue(n: int = 64, *, protocol: str | None = "exact") -> pd.DataFrame:
 
 def _nulls(quantities: Sequence[Quantity], n: int) -> dict[tuple[str, str, str], float]:
     """Return the values of uniform causal attention by identity, of what needs attention alone."""
-    uniform = torch.ones(n, n, dtype=torch.float64).tril()
+    uniform = torch.ones(n, n, dtype=torch.float64, device="cpu").tril()
     maps = (uniform / uniform.sum(-1, keepdim=True))[None, None]
     chosen: dict[str, list[Quantity]] = {}
     for quantity in quantities:

@@ -88,7 +88,7 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
             how = "DeepSpeed" if args.deepspeed else "FSDP"
             raise NotImplementedError(
                 f"AttentionCallback: under {how} the weights are spread over processes, and no process can "
-                "run the model for itself; measure saved checkpoints instead (attnscope run attention_sinks)"
+                "run the model for itself; measure saved checkpoints instead (attnscope run)"
             )
         self._tables, self._measured = {}, -1
         resumes = state.global_step > 0

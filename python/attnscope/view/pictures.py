@@ -52,7 +52,7 @@ def _of_user(picture: Any) -> Tensor:
     """Return the colours [3, height, width] of a picture, from 0 to 1."""
     if hasattr(picture, "convert"):
         return torch.from_numpy(np.asarray(picture.convert("RGB")).copy()).permute(2, 0, 1).float() / 255
-    array = torch.as_tensor(picture).float()
+    array = torch.as_tensor(picture, device="cpu").float()
     array = array if array.shape[0] in (1, 3, 4) else array.permute(2, 0, 1)
     return (array / (255 if float(array.max()) > 1 else 1))[:3]
 
@@ -67,7 +67,10 @@ def _colours(pixels: Tensor, processor: Any) -> Tensor:
     if not getattr(images, "do_normalize", True):
         return pixels.clamp(0, 1)
     shape = (-1, 1, 1)
-    return (pixels * torch.tensor(deviation).view(shape) + torch.tensor(mean).view(shape)).clamp(0, 1)
+    return (
+        pixels * torch.tensor(deviation, device="cpu").view(shape)
+        + torch.tensor(mean, device="cpu").view(shape)
+    ).clamp(0, 1)
 
 
 def _scaled(pixels: Tensor) -> Tensor:

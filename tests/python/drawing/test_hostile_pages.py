@@ -138,7 +138,8 @@ def test_every_section_of_every_study_shows_names_as_text(name):
     sections = find_study(name).part("sections")
     text = render(results, label, drawn={})
     result = assert_harmless(text)
-    assert sum(f'<h2 id="{section.id}"' in text for section in sections.SECTIONS) > 1
+    if sections is not None:  # a study without any has those of every run
+        assert sum(f'<h2 id="{section.id}"' in text for section in sections.SECTIONS) > 1
     assert EVIL in result.text
     assert "{{7*7}}" in result.text
     assert any(EVIL in part for part in result.isolated)

@@ -549,7 +549,7 @@ def test_measure_takes_rectangles_and_shares_its_reads():
     np.testing.assert_array_equal(crossed["incoming_attention"], asc.incoming_attention(heads, cross=True))
     with pytest.raises(ValueError, match="fiedler_value: attention must be square"):
         asc.measure(heads, ["top_mass", "fiedler_value"], k=1)
-    with pytest.raises(ValueError, match="fiedler_value is of square maps of self-attention only"):
+    with pytest.raises(ValueError, match="fiedler_value: takes square maps of self-attention only"):
         asc.measure(square_map(6), ["fiedler_value"], cross=True)
 
 

@@ -51,7 +51,7 @@ def rectangles_of(layer: Any) -> Rectangles:
     count = attention.shape[-2]
     keys = [row.nonzero().flatten() for row in layer.valid.cpu()]
     if layer.cross:
-        queries = [torch.arange(count) for _ in keys]
+        queries = [torch.arange(count, device="cpu") for _ in keys]
     else:
         used = max((int(row[-1]) + 1 for row in keys if len(row)), default=0)
         if used < count:
@@ -64,12 +64,14 @@ def rectangles_of(layer: Any) -> Rectangles:
     maps = _leading_block(attention, queries, keys)
     learned = None
     if layer.sink_logits is not None:
-        learned = _leading_block(layer.sink_mass[..., None], queries, [torch.zeros(1).long()] * len(keys))
+        learned = _leading_block(
+            layer.sink_mass[..., None], queries, [torch.zeros(1, device="cpu").long()] * len(keys)
+        )
         learned = learned[..., 0].cpu()
     return Rectangles(
         maps,
-        torch.tensor([len(row) for row in keys]),
-        torch.tensor([len(row) for row in queries]),
+        torch.tensor([len(row) for row in keys], device="cpu"),
+        torch.tensor([len(row) for row in queries], device="cpu"),
         layer.cross,
         LayerSupport(_support_of(layer.mask, queries, keys, attention.shape), learned),
     )
@@ -102,9 +104,10 @@ def _support_of(
     visible = _leading_block(visible, rows, columns)
     height, width = visible.shape[-2:]
     counts, lengths = (
-        torch.tensor([len(at) for at in places])[:, None, None, None] for places in (rows, columns)
+        torch.tensor([len(at) for at in places], device="cpu")[:, None, None, None]
+        for places in (rows, columns)
     )
-    query, key = torch.arange(height)[:, None], torch.arange(width)
+    query, key = torch.arange(height, device="cpu")[:, None], torch.arange(width, device="cpu")
     inside = (query < counts) & (key < lengths)
     if bool((visible | ~inside).all()):
         return "full"
