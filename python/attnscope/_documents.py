@@ -107,7 +107,11 @@ def parse_yaml(text: str) -> Any:
             loader.dispose()
     except RecursionError:
         raise DocumentError(f"nested more than {MAX_YAML_DEPTH} deep") from None
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+    except (
+        *(yaml.YAMLError, ValueError, TypeError, OverflowError),
+        # of values that their own tag does not fit: !!int of nothing, !!bool of a word, !!timestamp of one
+        *(LookupError, AttributeError),
+    ) as error:
         reason = " ".join(str(error).split())
         raise (
             error if isinstance(error, DocumentError) else DocumentError(f"not valid YAML: {reason}")

@@ -284,3 +284,11 @@ def test_the_name_of_a_models_folder_follows_the_rule_too(tmp_path, llama, texts
     name = default_name(Settings(models=longest, texts=str(texts)))
     assert len(name.encode()) <= 200
     assert name == default_name(Settings(models=longest, texts=str(texts)))
+
+
+@pytest.mark.parametrize("value", ["!!int ", "!!bool x", "!!timestamp x", "!!float ", "!!int x", "!!omap 3"])
+def test_a_value_that_its_own_tag_does_not_fit_is_a_damaged_file(value, tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text(f"seed: {value}\n", "utf-8")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        Settings.from_yaml(file)
