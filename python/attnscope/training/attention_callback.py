@@ -147,9 +147,9 @@ def series_folder(folder: Path | None, output: Path, *, resumes: bool) -> Path:
             raise FileExistsError(
                 f"AttentionCallback: {folder} exists and is not empty; choose another folder"
             )
-        return folder
+        return recovered(folder)
     number = 1
-    while (output / _series_name(number)).exists():
+    while recovered(output / _series_name(number)).exists():
         number += 1
     return output / _series_name(max(1, number - 1) if resumes else number)
 
@@ -160,7 +160,7 @@ def _series_name(number: int) -> str:
 
 def replace_series(folder: Path, series: Results) -> None:
     """Write a series, and put it where its shorter version is; at every moment one of them is whole."""
-    new, old = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))
+    new, old = _beside(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove(new)
     series.save(new)
@@ -169,6 +169,20 @@ def replace_series(folder: Path, series: Results) -> None:
         folder.rename(old)
     new.rename(folder)
     remove(old)
+
+
+def recovered(folder: Path) -> Path:
+    """Return the folder of a series; one whose exchange was cut off between two names gets its name again."""
+    new, old = _beside(folder)
+    if old.is_dir() and not folder.exists():
+        # the old one loses its name once the new one is whole
+        (new if new.is_dir() else old).rename(folder)
+    return folder
+
+
+def _beside(folder: Path) -> tuple[Path, Path]:
+    """Return where the longer version of a series is written, and where the shorter one waits."""
+    return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
 
 
 def measure_in_training(

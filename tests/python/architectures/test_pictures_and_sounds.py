@@ -191,7 +191,7 @@ def test_a_processor_is_no_text():
 
 
 def test_the_page_s_example_measures_a_diffusion_transformer():
-    """Of a picture of 4 by 4 patches and five tokens of text, in two heads of four each."""
+    """Its maps are of 4 by 4 patches and five tokens of text, in two heads of four each."""
     pytest.importorskip("diffusers", reason="diffusers, which the example needs, is not installed")
     page = (Path(__file__).resolve().parents[3] / "python/docs/models.md").read_text("utf-8")
     example = next(part for part in page.split("```python\n") if "diffusers" in part).partition("```")[0]

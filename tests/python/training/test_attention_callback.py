@@ -3,6 +3,7 @@
 
 import copy
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 import attnscope as asc
 from attnscope.training import AttentionCallback
-from attnscope.training.attention_callback import calling_trainer, means, measure_in_training
+from attnscope.training.attention_callback import (
+    calling_trainer,
+    means,
+    measure_in_training,
+    replace_series,
+    series_folder,
+)
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
 IDS = torch.randint(0, 32, (16, 12), generator=torch.Generator().manual_seed(0))
@@ -169,6 +176,28 @@ def test_a_write_that_fails_leaves_the_series_of_before(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="full"):
         callback._store(asc.analyze(tiny_model().eval(), TEXTS, ["sink_share"]))
     assert asc.load(callback.folder)["heads"].equals(before)
+
+
+@pytest.mark.parametrize("requested", [True, False])
+def test_an_exchange_that_was_cut_off_loses_nothing(tmp_path, monkeypatch, requested):
+    folder = tmp_path / "attention"
+    callback = AttentionCallback(TEXTS, ["sink_share"], every=1)
+    trained(tmp_path, callback, steps=2)
+    before = asc.load(folder)["heads"]
+    series, rename = asc.load(folder), Path.rename
+
+    def killed(path, target):
+        if path.name.endswith(".new"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            replace_series(folder, series)
+    assert not folder.exists()
+    assert series_folder(folder if requested else None, tmp_path, resumes=True) == folder
+    assert asc.load(folder)["heads"].equals(before)
 
 
 def test_means_leave_out_what_has_no_value():
