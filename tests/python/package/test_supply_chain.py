@@ -4,6 +4,8 @@
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 import types
 import zipfile
@@ -116,13 +118,17 @@ def test_a_job_writes_what_a_wheel_consists_of_and_signs_it():
     assert "wheelhouse/*.cdx.json" in steps["actions/upload-artifact"]["with"]["path"]
 
 
+def script(name):
+    """Load a script of `.ci`, which has no ending."""
+    module = types.ModuleType(name)
+    module.__file__ = str(ROOT / ".ci" / name)
+    SourceFileLoader(name, module.__file__).exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def sbom():
-    """The script, which has no ending."""
-    module = types.ModuleType("sbom")
-    module.__file__ = str(ROOT / ".ci" / "sbom")
-    SourceFileLoader("sbom", module.__file__).exec_module(module)
-    return module
+    return script("sbom")
 
 
 def test_libraries_that_are_compiled_in_are_part_of_the_list(sbom):
@@ -156,12 +162,62 @@ def test_versions_of_what_is_compiled_in_are_those_of_the_wheel(sbom, tmp_path):
         sbom.compiled_in(wheel)
 
 
-def test_an_audit_that_asks_nobody_fails():
-    lines = [
-        line for line in (ROOT / ".ci" / "audit").read_text("utf-8").splitlines() if 'pip-audit" ' in line
-    ]
-    assert len(lines) == 2
-    assert all("--strict" in line for line in lines)
+AUDITED = {"name": "numpy", "version": "1.24", "vulns": []}
+WITH_HOLE = {"name": "jinja2", "version": "3", "vulns": [{"id": "CVE-1", "fix_versions": ["3.1.6"]}]}
+SKIPPED = {
+    "name": "torch",
+    "skip_reason": "Dependency not found on PyPI and could not be audited: torch (2.6)",
+}
+
+
+@pytest.mark.parametrize(
+    ("packages", "status", "words"),
+    [
+        ([AUDITED], 0, "1 of 1 audited, 0 known holes"),
+        ([AUDITED, WITH_HOLE], 1, "jinja2 3: CVE-1, mended in 3.1.6"),
+        ([SKIPPED, AUDITED], 2, "1 of 2 audited, 0 known holes"),
+        ([SKIPPED, AUDITED], 2, "no list of holes for them: torch (2.6)"),
+        ([SKIPPED, WITH_HOLE], 1, "torch (2.6)"),
+        ([], 2, "0 of 0 audited"),
+    ],
+)
+def test_an_audit_names_holes_and_what_it_could_not_ask(packages, status, words):
+    lines, result = script("holes").summarize({"dependencies": packages}, "lowest")
+    assert result == status
+    assert words in "\n".join(lines)
+
+
+def fake_audit(folder, document):
+    """Copy the script next to programs that find `document`, or fail where it is None; its process."""
+    programs = folder / "build" / "audit" / "bin"
+    programs.mkdir(parents=True)
+    for part in (".ci/audit", ".ci/holes", ".ci/floors.txt", ".github/dependabot.yml"):
+        (folder / part).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / part, folder / part)
+    (folder / "build" / "document").write_text(json.dumps(document), "utf-8")
+    answer = (
+        "exit 1" if document is None else 'while [ "$1" != --output ]; do shift; done; cp build/document "$2"'
+    )
+    python = f'[ "$1" = -m ] || exec {sys.executable} "$@"'
+    for name, text in {
+        "python": python,
+        "pip-audit": answer,
+        "zizmor": "echo looked",
+        "check-jsonschema": "",
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n", "utf-8")
+        (programs / name).chmod(0o755)
+    return subprocess.run([folder / ".ci" / "audit"], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("packages", "status"), [([AUDITED], 0), ([AUDITED, SKIPPED], 2), ([WITH_HOLE, SKIPPED], 1), (None, 1)]
+)
+def test_an_audit_that_asks_nobody_fails_after_all_its_parts(tmp_path, packages, status):
+    done = fake_audit(tmp_path, None if packages is None else {"dependencies": packages})
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "looked" in done.stdout
+    assert done.stdout.count("known holes") == (0 if packages is None else 2)
 
 
 # --- Ray
