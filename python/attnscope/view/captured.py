@@ -175,7 +175,12 @@ def _inputs_of(model: Any, text: Any, tokenizer: Any) -> tuple[ForwardInputs, in
 
 def _one_text(model: Any, text: Any, tokenizer: Any, limit: int | None) -> ForwardInputs:
     """Return what the forward pass takes for one text, without a mask that hides nothing."""
-    if isinstance(text, Sequence) and text and all(isinstance(token, (int, np.integer)) for token in text):
+    if (
+        isinstance(text, Sequence)
+        and text
+        and not isinstance(text, (bytes, bytearray))
+        and all(isinstance(token, (int, np.integer)) for token in text)
+    ):
         text = [list(text)]
     entries = [[]] if isinstance(text, list) and not text else read_inputs("view", text, name="text")
     if len(entries) != 1:

@@ -76,15 +76,27 @@ def _encoded(function: str, inputs: Any, tokenizer: Any) -> dict[str, list[Any]]
         if isinstance(entry, list):
             rows.append({"input_ids": [entry]})
         elif isinstance(entry, Mapping):
-            raise TypeError(
-                f"{function}: inputs must be texts or one mapping with input_ids, got a mapping of "
-                f"{', '.join(map(str, entry))}"
-            )
+            rows += _rows_of(function, place, entry)
         elif tokenizer is None:
             raise ValueError(f"{function}: input {place} is a text, which needs tokenizer=...")
         else:
             rows.append(encode_text(function, entry, tokenizer, None))
     return {name: [row[name][0] for row in rows] for name in rows[0] if all(name in row for row in rows)}
+
+
+def _rows_of(function: str, place: int, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the texts of a mapping, each as a batch of one without padding.
+
+    Raises:
+        TypeError: a mapping without ids, or of more than ids and their mask.
+    """
+    group = ForwardInputs.of(function, entry)
+    if not group.is_plain:
+        raise TypeError(
+            f"{function}: input {place} of several must be token ids and their mask, got a mapping of "
+            f"{', '.join(map(str, entry))}; hand over one mapping of all texts"
+        )
+    return [{"input_ids": [ids]} for ids in group.ids or ()]
 
 
 def spans_argument(function: str, spans: Any, real: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ projections themselves. One matrix stands for all that read the same tensor: q f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from attnscope._evaluation import differentiable
 from attnscope.capture.gradient import check_precision
 from attnscope.metrics.weights.moments import Moments, site_of
 from attnscope.models.architecture import weight_map
+from attnscope.models.inputs.text_inputs import stream_ids
 from attnscope.models.weight_entries import WeightEntry, WeightMap
 
 Labels = Literal["data", "sampled"]
@@ -26,9 +27,10 @@ Labels = Literal["data", "sampled"]
 
 def second_moments(
     model: nn.Module,
-    texts: Iterable[Any],
+    texts: Any,
     *,
     tokenizer: Any = None,
+    column: str = "",
     map: WeightMap | None = None,
     gradients: bool = False,
     labels: Labels = "data",
@@ -41,8 +43,10 @@ def second_moments(
 
     Args:
         model: of transformers, in evaluation mode.
-        texts: strings, or token ids (lists or tensors).
+        texts: as `analyze` takes them: sentences, token ids, a table with a column of texts, what a
+            tokenizer gives; a generator is read one text at a time.
         tokenizer: that makes ids of strings.
+        column: of a table, the one that holds the texts.
         map: from `weight_map`; None makes it.
         gradients: also of δ_t = ∂L/∂(output), L the summed next-token loss of a text.
         labels: tokens that the loss asks for: "data", the next ones, or "sampled" from the model.
@@ -81,8 +85,8 @@ def second_moments(
     tracer = Tracer(model, map, gradients=gradients)
     count = 0
     generator = torch.Generator().manual_seed(0)
-    for number, text in enumerate(texts):
-        ids = token_ids(name, text, tokenizer)[:max_tokens]
+    for number, row in enumerate(stream_ids(name, texts, tokenizer, column)):
+        ids = torch.tensor(row[:max_tokens], dtype=torch.int64, device="cpu")
         check_length(f"{name}: text {number}", len(ids), skip_first=skip_first)
         for trace in tracer.run(ids, labels=labels, generator=generator):
             trace.add_to(moments, number % groups, skip_first=skip_first)
@@ -97,20 +101,6 @@ def check_length(text: str, tokens: int, *, skip_first: bool) -> None:
     if tokens < 2 + skip_first:
         behind = f", of which {max(0, tokens - 1)} behind the first," if skip_first else ""
         raise ValueError(f"{text} has {tokens} tokens{behind} and two are needed")
-
-
-def token_ids(function: str, text: Any, tokenizer: Any) -> Tensor:
-    """Return the token ids [n] of a string or of ids."""
-    if isinstance(text, str):
-        if tokenizer is None:
-            raise ValueError(f"{function}: texts are strings, so a tokenizer is needed")
-        text = tokenizer(text)["input_ids"]
-    ids = _checks.as_tensor(function, "texts", text)
-    if ids.ndim != 1 or ids.dtype.is_floating_point:
-        raise ValueError(
-            f"{function}: a text must be a string or a list of ids, got shape {tuple(ids.shape)}"
-        )
-    return ids.long()
 
 
 class Trace:

@@ -16,14 +16,14 @@ Example:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from attnscope.models.inputs.forward_inputs import MAIN
+from attnscope.models.inputs.forward_inputs import MAIN, ForwardInputs
 
 #: Columns of a table that are texts, the first that it has.
 TEXT_COLUMNS = ("text", "sentence", "content")
@@ -65,6 +65,45 @@ def read_inputs(function: str, inputs: Any, column: str = "", name: str = "input
     return entries
 
 
+def stream_ids(
+    function: str, inputs: Any, tokenizer: Any = None, column: str = "", name: str = "texts"
+) -> Iterator[list[int]]:
+    """Yield the token ids of one text after the other; a generator is not read ahead.
+
+    Args:
+        function: whose name errors begin with.
+        inputs: see the module.
+        tokenizer: for texts, pairs and conversations.
+        column: of a table, as `read_inputs` takes it.
+        name: of the argument, for errors.
+
+    Raises:
+        ValueError: as `read_inputs`, a text without a tokenizer, a mapping of more than ids and their mask.
+    """
+    is_stream = isinstance(inputs, Iterator)
+    entries = (
+        (_entry(function, place, item) for place, item in enumerate(inputs))
+        if is_stream
+        else read_inputs(function, inputs, column, name)
+    )
+    for place, entry in enumerate(entries):
+        if isinstance(entry, list):
+            yield entry
+        elif isinstance(entry, Mapping):
+            group = ForwardInputs.of(function, entry)
+            if not group.is_plain:
+                further = sorted({*group.tensors, *group.others} - {"input_ids", "attention_mask"})
+                raise ValueError(
+                    f"{function}: input {place} holds {', '.join(further) or 'a mask with gaps'}; token ids "
+                    "and their padding mask are read alone"
+                )
+            yield from group.ids or ()
+        elif tokenizer is None:
+            raise ValueError(f"{function}: input {place} is a text, which needs tokenizer=...")
+        else:
+            yield encode_text(function, entry, tokenizer, None)["input_ids"][0]
+
+
 def _entries(function: str, inputs: Any, column: str, name: str) -> list[Entry]:
     if isinstance(inputs, (str, os.PathLike)):
         return [_text(function, name, inputs)]
@@ -81,12 +120,17 @@ def _entries(function: str, inputs: Any, column: str, name: str) -> list[Entry]:
         return _of_array(function, inputs)
     if isinstance(inputs, (bytes, bytearray)) or not isinstance(inputs, Iterable):
         raise ValueError(
-            f"{function}: inputs must be sentences, token ids, a table with a column of texts, messages or "
+            f"{function}: {name} must be sentences, token ids, a table with a column of texts, messages or "
             f"what a tokenizer gives, got {type(inputs).__name__}"
         )
-    items = list(inputs)
+    items = inputs.to_pylist() if hasattr(inputs, "to_pylist") else list(inputs)
     if items and all(_is_message(item) for item in items):
         return [Chat(items)]
+    if items and all(_is_row(item) for item in items):
+        columns = {
+            key: [row.get(key) for row in items] for key in dict.fromkeys(key for row in items for key in row)
+        }
+        return _of_columns(function, columns, column, "list of rows")
     return [_entry(function, place, item) for place, item in enumerate(items)]
 
 
@@ -139,12 +183,23 @@ def _text(function: str, name: str, text: Any) -> str:
 def _is_encoding(value: Any) -> bool:
     """Return True for what a tokenizer or a processor gives, which is a mapping by its manners."""
     return (
-        hasattr(value, "data") and hasattr(value, "items") and hasattr(value, "keys") and not _is_table(value)
+        hasattr(value, "items") and hasattr(value, "keys") and hasattr(value, "data") and not _is_table(value)
     )
 
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, Mapping) and "role" in value and "content" in value
+
+
+def _is_row(value: Any) -> bool:
+    """Return True for a row of a table: names of columns with a value each."""
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(key, str) for key in value)
+        and not set(MAIN) & set(value)
+        and not _is_message(value)
+    )
 
 
 def _is_whole(value: Any) -> bool:
@@ -188,9 +243,9 @@ def _values(function: str, table: Any, name: str) -> list[Any]:
     return list(column)
 
 
-def _of_columns(function: str, table: Any, column: str) -> list[Entry]:
+def _of_columns(function: str, table: Any, column: str, kind: str = "") -> list[Entry]:
     names = _column_names(table) or []
-    kind = type(table).__name__
+    kind = kind or type(table).__name__
     if column and column not in names:
         raise ValueError(f"{function}: the {kind} has no column {column!r}, only {', '.join(names)}")
     if not column and "input_ids" in names:
