@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +102,10 @@ def analyze(
         `head_mean_bars`. Sample, layer and head count from 0; what has no value is null. Columns that got no
         value at all are in `results.left_out`, each with the reason; with metrics=None the tables lack them.
         Of an encoder-decoder the encoder is measured; where the mapping holds `decoder_input_ids`, its
-        decoder too, whose layers count on behind the encoder's; the key `attention` says which is which.
+        decoder and its cross attention too, whose layers count on behind the encoder's. The key `attention`
+        is then "encoder", "decoder" or "cross". A row of cross attention is of a head's map of the decoder's
+        tokens (`n_queries`) by the encoder's (`n_tokens`); what needs a graph, distances between queries and
+        keys, or states is null there.
 
     Raises:
         ValueError: inputs of the wrong kind, an input that the model does not take, an unknown metric, a
@@ -139,6 +142,7 @@ def analyze(
         stack=stack,
         generate=generate,
         queries=queries,
+        cross=True,
     )
     return measure_inputs(request, model, inputs, metrics, tokenizer, layers, options)
 
@@ -159,6 +163,7 @@ class InputRequest:
         stack: part of the names of stacks whose layers are measured.
         generate: options of the model's `generate`, which then writes the answers; None: it writes none.
         queries: that means over rows are restricted to, None for all.
+        cross: cross attention is measured too.
     """
 
     function: str
@@ -172,6 +177,7 @@ class InputRequest:
     stack: str = ""
     generate: Mapping[str, Any] | None = None
     queries: Any = None
+    cross: bool = False
 
     @property
     def has_answers(self) -> bool:
@@ -186,12 +192,17 @@ class InputRequest:
             )
         return self.answer is not None or self.generate is not None
 
-    def chosen(self, batch: Batch, spans: Sequence[tuple[int, int]] | None) -> Tensor | None:
-        """Return the queries of a batch's texts that means over rows are restricted to, None for all."""
+    def chosen(
+        self, batch: Batch, spans: Sequence[tuple[int, int]] | None, counts: Sequence[int]
+    ) -> Tensor | None:
+        """Return the queries of a batch's texts that means over rows are restricted to, None for all.
+
+        `counts` holds the number of queries of each text.
+        """
         if self.queries is None:
             return None
         answers = [None if spans is None else spans[sample] for sample in batch.samples]
-        return chosen_queries(self.function, self.queries, batch.lengths, answers, batch.samples)
+        return chosen_queries(self.function, self.queries, counts, answers, batch.samples)
 
     def spans(self, texts: PreparedTexts, tokenizer: Any) -> list[tuple[int, int]] | None:
         """Return the answers of texts as spans of tokens; None without answers."""
@@ -250,17 +261,21 @@ def measure_inputs(
                 extra=optional_sites,
                 reasons=left_out.sites,
                 stack=request.stack,
+                cross=request.cross,
             ):
                 if not forward_pass.is_of(layer):
                     others.add(layer, len(forward_pass.batch.samples))
                     continue
                 batch = forward_pass.batch_of(layer)
-                kind = _kind_of(layer) if forward_pass.has_decoder else ""
-                chosen = request.chosen(batch, spans)
-                for table, columns in recipe.measure(layer, number, batch, left_out, text_sites, chosen):
-                    tables_of_rows.add(table, columns, kind)
+                tables_of_rows.has_kinds |= forward_pass.has_decoder or layer.cross
+                mask = forward_pass.query_mask(layer)
+                chosen = request.chosen(batch, spans, _query_counts(layer, batch, mask))
+                for table, columns in recipe.measure(
+                    layer, number, batch, left_out, text_sites, chosen, mask
+                ):
+                    tables_of_rows.add(table, columns, _kind_of(layer))
     summarize(undefined)
-    others.report(is_all=not tables_of_rows.rows)
+    others.report(is_all=not len(tables_of_rows))
     reasons = left_out.reasons(undefined)
     tables = tables_of_rows.arrow(reasons if metrics is None and not request.keep_empty else ())
     if reasons:
@@ -320,12 +335,17 @@ class _TablesOfRows:
     """The rows of every table, as they come.
 
     Attributes:
-        rows: by name of the table.
+        has_kinds: the model has several kinds of attention, which then are a key of its tables.
     """
 
     def __init__(self, checkpoint: Mapping[str, Any]) -> None:
         self._checkpoint = dict(checkpoint)
-        self.rows: dict[str, Rows] = {}
+        self._parts: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
+        self._declared: dict[str, Table] = {}
+        self.has_kinds = False
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
     def add(self, table: str, columns: Mapping[str, Any], kind: str) -> None:
         """Add rows of single heads, or of their mean where the columns name no head.
@@ -333,25 +353,47 @@ class _TablesOfRows:
         Args:
             table: name of the table of single heads.
             columns: keys and values.
-            kind: of the layer's attention in an encoder-decoder, which then is a key; else empty.
+            kind: of the layer's attention: encoder, decoder or cross.
         """
-        keys = TABLE_KEYS[table]
-        if kind:
-            place = keys.index("layer")
-            keys, columns = (*keys[:place], "attention", *keys[place:]), {**columns, "attention": kind}
-        declared = Table(table, keys, None)
+        declared = Table(table, TABLE_KEYS[table], None)
         if table != "layers" and "head" not in columns:
             declared = declared.head_means()
-        self.rows.setdefault(declared.name, Rows(declared, "analyze", self._checkpoint)).add(**columns)
+        self._parts.setdefault(declared.name, []).append((columns, kind))
+        self._declared[declared.name] = declared
 
     def arrow(self, left_out: Collection[str]) -> dict[str, Any]:
         """Return the tables by name, without the columns of these names that hold no value."""
-        return {table: _without(rows.arrow(), left_out) for table, rows in self.rows.items()}
+        return {name: _without(self._rows(name).arrow(), left_out) for name in self._parts}
+
+    def _rows(self, name: str) -> Rows:
+        """Return the rows of a table, with the kind of attention among its keys where there are several."""
+        declared = self._declared[name]
+        if self.has_kinds:
+            place = declared.keys.index("layer")
+            keys = (*declared.keys[:place], "attention", *declared.keys[place:])
+            declared = replace(declared, keys=keys)
+        rows = Rows(declared, "analyze", self._checkpoint)
+        has_rectangles = any("n_queries" in columns for columns, _ in self._parts[name])
+        for columns, kind in self._parts[name]:
+            extra = {"attention": kind} if self.has_kinds else {}
+            if has_rectangles and "n_queries" not in columns:
+                extra["n_queries"] = columns["n_tokens"]
+            rows.add(**columns, **extra)
+        return rows
 
 
 def _kind_of(layer: Layer) -> str:
     """Return which attention of an encoder-decoder a layer has."""
     return "cross" if layer.cross else "decoder" if "decoder" in layer.stack else "encoder"
+
+
+def _query_counts(layer: Layer, batch: Batch, mask: Tensor | None) -> list[int]:
+    """Return the number of queries of each text of a batch."""
+    if not layer.cross:
+        return list(batch.lengths)
+    if mask is not None:
+        return [int(count) for count in mask.sum(-1)]
+    return [layer.attention.shape[-2]] * len(batch.samples)
 
 
 class OtherMaps:

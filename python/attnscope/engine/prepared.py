@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnscope.engine.encoding import samples_table
 from attnscope.models import Checkpoint, Encoded, Encoder
@@ -66,24 +67,33 @@ class ForwardPass:
         return len(layer.valid) == len(self.batch.samples)
 
     def batch_of(self, layer: Layer) -> Batch:
-        """Return the batch as a layer sees it: its lengths, and the tokens that it reads."""
+        """Return the batch as a layer sees it: its lengths, and the tokens that are its keys."""
         lengths = layer.lengths.tolist()
-        of_decoder = self.decoder and "decoder" in layer.stack
+        of_decoder = self.decoder and "decoder" in layer.stack and not layer.cross
         tokens = self.decoder if of_decoder else self.batch.tokens
         before = virtual_names(self.virtual)
         tokens = [
             [*before, *names] if len(names) + self.virtual == n else names
             for names, n in zip(tokens, lengths, strict=True)
         ]
-        other = any(part in layer.stack.lower() for part in NO_TEXT)
+        reader = "" if layer.cross else layer.stack  # the keys of cross attention are another stack's
+        other = any(part in reader.lower() for part in NO_TEXT)
         tokens = [
-            self._other_names(n, layer.stack) if other or len(names) != n else list(names)
+            self._other_names(n, reader) if other or len(names) != n else list(names)
             for names, n in zip(tokens, lengths, strict=True)
         ]
         for sample, token_names, names in zip(self.batch.samples, self.batch.tokens, tokens, strict=True):
             if not token_names:
                 self.names.setdefault(sample, list(names))
         return replace(self.batch, lengths=lengths, tokens=tokens)
+
+    def query_mask(self, layer: Layer) -> Tensor | None:
+        """Return which queries of a layer of cross attention are no padding, None where all are real."""
+        mask = self.arguments.get("decoder_attention_mask" if self.has_decoder else "attention_mask")
+        queries = (len(layer.valid), layer.attention.shape[-2])
+        if not layer.cross or mask is None or tuple(mask.shape) != queries:
+            return None
+        return mask.bool()
 
     def _other_names(self, n: int, stack: str) -> list[str]:
         """Return names of n tokens that are no text."""

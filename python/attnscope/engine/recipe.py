@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.arguments.maps import Places
+from attnscope.capture.rectangles.layer_maps import Rectangles, rectangles_of
 from attnscope.capture.sites import SITES
 from attnscope.engine.text_sites import TEXT_SITES, TextSites
 from attnscope.errors import CountedWarning
@@ -116,12 +118,52 @@ class Recipe(NamedTuple):
         left_out: LeftOut,
         text_sites: TextSites,
         chosen: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the numbers of a layer's heads and of their mean: rows of tables as `place` gives them.
 
-        `chosen` holds the queries that means over rows are restricted to, as `chosen_queries` gives them.
+        `chosen` holds the queries that means over rows are restricted to, as `chosen_queries` gives them, and
+        `query_mask` the real queries of cross attention, where some are padding.
         """
-        heads, mean, support = layer.matrices(), head_mean(layer.matrices()), LayerSupport.of(layer)
+        if layer.cross:
+            part = rectangles_of(layer, query_mask)
+            of_layer = self._sites_of_cross(part)
+        else:
+            part = None
+            of_layer = self._sites_of_self(layer, batch, left_out, text_sites)
+        for sites, names in ((of_layer.mean, None), (of_layer.heads, list(layer.heads))):
+            columns = [
+                column
+                for column in self.columns
+                # scores are heads' own: their mean is no argument of a softmax
+                if names is not None or (column.scope == "map" and "scores" not in column.needs)
+            ]
+            region, seen = batch, of_layer.seen
+            if part is None:
+                region, seen, sites = text_sites.restrict(batch, seen, sites)
+            of_maps: dict[str, Any] = {
+                "lengths": torch.as_tensor(region.lengths, device="cpu"),
+                "heads": names,
+                "mean": names is None,
+            }
+            bars = ("persistence",) if self.bars and part is None else ()
+            rest = [column for column in columns if chosen is None or not is_mean_of_rows(column)]
+            measured = measure_layer(sites, rest, seen, full_results=bars, places=of_layer.places, **of_maps)
+            if chosen is not None:
+                means = [column for column in columns if is_mean_of_rows(column)]
+                rows, seen_by_rows, places = rows_of(sites, seen, chosen, cross=part is not None)
+                of_rows = measure_layer(rows, means, seen_by_rows, places=places, **of_maps)
+                measured = measured.joined(of_rows, columns)
+            left_out.add(measured, region.lengths, "cross" if part is not None else layer.visibility.name)
+            queries = None if part is None else part.query_lengths.tolist()
+            yield from place(columns, measured, region, number, names, queries)
+
+    def _sites_of_self(
+        self, layer: Layer, batch: Batch, left_out: LeftOut, text_sites: TextSites
+    ) -> _LayerSites:
+        """Return the sites of a layer of self-attention, and why some are missing to `left_out`."""
+        heads = layer.matrices()
+        mean = head_mean(heads)
         captured = [site for site in layer.tensors if site in self.states()]
         states = {site: layer.states(site).cpu() for site in captured if site != "scores"}
         shared = {site: tensor for site, tensor in states.items() if site != "value"}
@@ -132,32 +174,32 @@ class Recipe(NamedTuple):
         needed = [name for name in TEXT_SITES if any(name in column.needs for column in self.columns)]
         of_texts = text_sites.of(needed, layer, batch, left_out.sites)
         shared |= {name: tensor for name, tensor in of_texts.items() if name != "value_norms"}
-        for sites, names in (
-            ({"attention": mean, **shared}, None),
-            ({"attention": heads, "head_mean": mean, **states, **of_texts}, list(layer.heads)),
-        ):
-            columns = [
-                column
-                for column in self.columns
-                # scores are heads' own: their mean is no argument of a softmax
-                if names is not None or (column.scope == "map" and "scores" not in column.needs)
-            ]
-            part, seen, sites = text_sites.restrict(batch, support, sites)
-            of_maps: dict[str, Any] = {
-                "lengths": torch.as_tensor(part.lengths, device="cpu"),
-                "heads": names,
-                "mean": names is None,
-            }
-            bars = ("persistence",) if self.bars else ()
-            rest = [column for column in columns if chosen is None or not is_mean_of_rows(column)]
-            measured = measure_layer(sites, rest, seen, full_results=bars, **of_maps)
-            if chosen is not None:
-                means = [column for column in columns if is_mean_of_rows(column)]
-                rows, seen_by_rows, places = rows_of(sites, seen, chosen)
-                of_rows = measure_layer(rows, means, seen_by_rows, places=places, **of_maps)
-                measured = measured.joined(of_rows, columns)
-            left_out.add(measured, part.lengths, layer.visibility.name)
-            yield from place(columns, measured, part, number, names)
+        return _LayerSites(
+            {"attention": heads, "head_mean": mean, **states, **of_texts},
+            {"attention": mean, **shared},
+            LayerSupport.of(layer),
+        )
+
+    @staticmethod
+    def _sites_of_cross(part: Rectangles) -> _LayerSites:
+        """Return the sites of a layer of cross attention, whose queries stand at no key."""
+        mean = head_mean(part.maps)
+        seen = replace(part.seen, support="full") if part.seen.support == "causal" else part.seen
+        return _LayerSites(
+            {"attention": part.maps, "head_mean": mean},
+            {"attention": mean},
+            seen,
+            Places(None, part.query_lengths[:, None], True),
+        )
+
+
+class _LayerSites(NamedTuple):
+    """The sites of a layer, by head and of the mean over heads, what queries see and where they stand."""
+
+    heads: dict[str, Tensor]
+    mean: dict[str, Tensor]
+    seen: LayerSupport
+    places: Places | None = None
 
 
 def table_of(quantity: Quantity) -> str:
@@ -175,9 +217,12 @@ def place(
     batch: Batch,
     number: int,
     names: Sequence[int] | None,
+    queries: Sequence[int] | None = None,
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the measured numbers of a layer's maps as rows of tables; those of its head mean have no
     names.
+
+    Of cross attention, `queries` counts those of each sample; the tokens are its keys.
     """
     count, heads = len(batch.samples), 1 if names is None else len(names)
     lengths = np.repeat(batch.lengths, heads)
@@ -204,7 +249,10 @@ def place(
             (at, values.reshape(len(lengths), -1)) if quantity.axes else values.ravel()
         )
     if values_by_table["heads"]:
-        yield "heads", {**keys, **of_maps, "n_tokens": lengths, **values_by_table["heads"]}
+        sizes_of_maps = {"n_tokens": lengths}
+        if queries is not None:
+            sizes_of_maps["n_queries"] = np.repeat(queries, heads)
+        yield "heads", {**keys, **of_maps, **sizes_of_maps, **values_by_table["heads"]}
     if values_by_table["layers"]:
         yield (
             "layers",
@@ -221,7 +269,11 @@ def place(
         n = measured.size
         # entries behind a short sentence's end belong to nothing; other axes are as long as they are
         sizes = {len(at) for at, _ in vectors.values()}
-        ends = np.maximum(lengths if n in sizes else 0, max(sizes - {n}, default=0))
+        real = {n: lengths}
+        if queries is not None:
+            longest, of_queries = max(queries), np.repeat(queries, heads)
+            real[longest] = np.maximum(of_queries, lengths) if longest == n else of_queries
+        ends = np.max([real.get(size, np.full_like(lengths, size)) for size in sizes], 0)
         inside = (np.arange(len(places)) < np.broadcast_to(ends, lengths.shape)[:, None]).ravel()
         vector_columns = {**spread, "index": np.tile(places, len(lengths)), **vector_columns}
         yield "vectors", {**keys, **{key: values[inside] for key, values in vector_columns.items()}}

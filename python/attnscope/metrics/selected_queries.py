@@ -110,14 +110,15 @@ def _mask_of(function: str, queries: Any, text: int, size: int) -> Tensor:
 
 
 def rows_of(
-    sites: Mapping[str, Tensor], seen: LayerSupport, chosen: Tensor
+    sites: Mapping[str, Tensor], seen: LayerSupport, chosen: Tensor, *, cross: bool = False
 ) -> tuple[dict[str, Tensor], LayerSupport, _checks.Places]:
     """Return the sites, the support and the places of some rows of the maps.
 
     Args:
-        sites: of a layer, maps [B, maps, n, n] among them.
+        sites: of a layer, maps [B, maps, q, k] among them.
         seen: of the layer.
         chosen: as `chosen_queries` gives them.
+        cross: queries stand at no key.
     """
     index = chosen.clamp(min=0)
 
@@ -134,5 +135,6 @@ def rows_of(
         by_text = support if support.ndim == 4 else support.expand(len(index), 1, *support.shape[-2:])
         support = rows(by_text.expand(len(index), *by_text.shape[1:]), -2)
     learned = None if seen.learned is None else rows(seen.learned, -1)
-    places = _checks.Places(index[:, None], (chosen >= 0).sum(-1)[:, None], False)
+    positions = None if cross else index[:, None]
+    places = _checks.Places(positions, (chosen >= 0).sum(-1)[:, None], cross)
     return chosen_sites, LayerSupport(support, learned), places

@@ -89,13 +89,14 @@ def self_attention(
     outputs: list[Any] | None = None,
     reasons: dict[str, str] | None = None,
     stack: str = "",
+    cross: bool = False,
 ) -> Iterator[tuple[int, Layer]]:
     """Stream the self-attention layers of one forward pass with a number that is unique in the model.
 
     The vocabulary head is left out: its logits can outweigh all else. An encoder-decoder's encoder is
     run, unless the decoder has inputs. `extra` sites are captured too where the model lets them, and
     `reasons` takes why one is not; `outputs` gets what the model returns. Only stacks whose name contains
-    `stack` are yielded.
+    `stack` are yielded. With `cross`, layers whose keys come from another sequence are yielded too.
 
     Raises:
         LoadError: the model cannot be captured, or no layer has a map of tokens by the same tokens.
@@ -108,10 +109,10 @@ def self_attention(
     with ExitStack() as opened:
         recording = _opened(opened, body, layers, sites, extra, inputs, {} if reasons is None else reasons)
         for layer in recording.run(**inputs):
-            if layer.cross or stack not in layer.stack:
+            if (layer.cross and not cross) or stack not in layer.stack:
                 continue
             queries, keys = layer.attention.shape[-2:]
-            if queries != keys:
+            if queries != keys and not layer.cross:
                 uneven.append(f"layer {layer.index} of {layer.stack}: {queries} x {keys}")
                 continue
             # a second stack, or a layer that runs twice, counts on where the first one ends

@@ -29,11 +29,12 @@ REQUIRED = {
 KINDS = {
     **dict.fromkeys(("model", "revision", "metric"), "text"),
     **dict.fromkeys(("step", "sample", "layer", "head", "n_tokens"), "whole number"),
-    "attention": "list",
 }
+#: The same of single tables. In examples `attention` is the matrix, elsewhere the kind of attention.
+KINDS_OF_TABLES = {"examples": {"attention": "list"}}
 #: The same of columns that may have gaps.
 KINDS_WITH_GAPS = {
-    **dict.fromkeys(("group", "protocol", "support", "kind", "scope"), "text"),
+    **dict.fromkeys(("attention", "group", "protocol", "support", "kind", "scope"), "text"),
     **dict.fromkeys(("threshold", "value"), "number"),
     "causal": "flag",
 }
@@ -63,10 +64,11 @@ def check_table(name: str, table: pd.DataFrame) -> None:
     for column in REQUIRED[name]:
         if column not in table:
             raise ResultsError(f"view: table {name!r} has no column {column!r}")
+    complete = {**KINDS, **KINDS_OF_TABLES.get(name, {})}
     for column in table.columns:
-        if kind := KINDS.get(column) or KINDS_WITH_GAPS.get(column):
+        if kind := complete.get(column) or KINDS_WITH_GAPS.get(column):
             _check_column(f"view: column {column!r} of table {name!r}", table[column], kind)
-    for column in sorted(KINDS.keys() & set(table.columns)):
+    for column in sorted(complete.keys() & set(table.columns)):
         if (gaps := table[column].isna()).any():
             row = int(np.argmax(gaps))
             raise ResultsError(f"view: column {column!r} of table {name!r} has a gap in row {row}")

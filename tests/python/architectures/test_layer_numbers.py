@@ -139,7 +139,8 @@ def test_the_stacks_of_a_model_of_bytes_are_apart():
     assert numbers(model, "cross_attn", input_ids=ids) == [(0, 0), (0, 0), (1, 0)]
     table = asc.analyze(model, ids, ["attention_entropy"]).table("heads")
     rows = table[["layer", "head"]]
-    assert len(rows) == len(rows.drop_duplicates()) == 8 * 4
+    assert len(rows) == len(rows.drop_duplicates()) == (8 + 3) * 4
+    assert table.groupby("layer")["attention"].first().tolist().count("cross") == 3
 
 
 def test_numbers_of_stages_count_on():

@@ -38,11 +38,12 @@ class Rectangles:
     seen: LayerSupport
 
 
-def rectangles_of(layer: Any) -> Rectangles:
+def rectangles_of(layer: Any, query_mask: Tensor | None = None) -> Rectangles:
     """Return the maps of a captured layer whose keys are not its queries.
 
     Args:
         layer: a `Layer` with the site attention.
+        query_mask: of cross attention the real queries, bool [B, q]; None: all.
 
     Raises:
         ValueError: self-attention in which a query stands at no real key.
@@ -51,7 +52,8 @@ def rectangles_of(layer: Any) -> Rectangles:
     count = attention.shape[-2]
     keys = [row.nonzero().flatten() for row in layer.valid.cpu()]
     if layer.cross:
-        queries = [torch.arange(count, device="cpu") for _ in keys]
+        real = torch.ones(len(keys), count, device="cpu") if query_mask is None else query_mask.cpu()
+        queries = [row.nonzero().flatten() for row in real]
     else:
         used = max((int(row[-1]) + 1 for row in keys if len(row)), default=0)
         if used < count:

@@ -24,20 +24,28 @@ PERCENTILES = (80, 90, 95)
 
 
 def _keys_by_percentile(
-    attention: torch.Tensor, *, support: Any = "auto", lengths: _checks.Lengths = None
+    attention: torch.Tensor,
+    *,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
 ) -> dict[int, torch.Tensor]:
-    """Flag keys [..., n] whose incoming attention reaches a percentile over the keys that 3 in 10 queries
+    """Flag keys [..., k] whose incoming attention reaches a percentile over the keys that 3 in 10 queries
     see.
     """
     name = "incoming_attention"
-    checked, results = sinks.from_one_read(name, attention, {name: {}}, support, lengths, False)
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked, results = sinks.from_one_read(name, attention, {name: {}}, support, lengths, False, places)
     incoming, n = results[name], checked.n
     seen = visible_pairs(checked, _checks.support_argument(name, support, checked))
     views = seen.sum(-2).expand(incoming.shape).reshape(-1, n).numpy()
     sizes = checked.inside().sum(-1).flatten().tolist()
+    queries = checked.queries_inside().sum(-1).flatten().tolist()
     flags = {percentile: np.zeros((len(sizes), n), dtype=bool) for percentile in PERCENTILES}
     for at, (row, size) in enumerate(zip(incoming.reshape(-1, n).numpy(), sizes, strict=True)):
-        eligible = views[at, :size] >= math.ceil(0.3 * size)
+        eligible = views[at, :size] >= math.ceil(0.3 * queries[at])
         # where a window is short no key is seen by so many
         if eligible.any() and np.isfinite(row[:size]).all():
             for percentile, flagged in flags.items():
@@ -48,10 +56,19 @@ def _keys_by_percentile(
     }
 
 
-def _incoming_mass(attention: torch.Tensor, *, lengths: _checks.Lengths = None) -> torch.Tensor:
-    """Return the mass that all queries inside the lengths give each key, [..., n]."""
-    inside = _checks.attention_argument("_incoming_mass", attention, lengths, rows=False).inside()
-    return torch.where(inside[..., None] & inside[..., None, :], attention, 0.0).sum(-2)
+def _incoming_mass(
+    attention: torch.Tensor,
+    *,
+    lengths: _checks.Lengths = None,
+    query_positions: _checks.Positions = None,
+    query_lengths: _checks.Lengths = None,
+    cross: bool = False,
+) -> torch.Tensor:
+    """Return the mass that all queries inside the lengths give each key, [..., k]."""
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument("_incoming_mass", attention, lengths, rows=False, places=places)
+    inside = checked.queries_inside()[..., None] & checked.inside()[..., None, :]
+    return torch.where(inside, attention, 0.0).sum(-2)
 
 
 SOURCES = (
