@@ -192,17 +192,12 @@ class InputRequest:
             )
         return self.answer is not None or self.generate is not None
 
-    def chosen(
-        self, batch: Batch, spans: Sequence[tuple[int, int]] | None, counts: Sequence[int]
-    ) -> Tensor | None:
-        """Return the queries of a batch's texts that means over rows are restricted to, None for all.
-
-        `counts` holds the number of queries of each text.
-        """
+    def chosen(self, batch: Batch, spans: Sequence[tuple[int, int]] | None) -> Tensor | None:
+        """Return the queries of a batch's texts that means over rows are restricted to, None for all."""
         if self.queries is None:
             return None
         answers = [None if spans is None else spans[sample] for sample in batch.samples]
-        return chosen_queries(self.function, self.queries, counts, answers, batch.samples)
+        return chosen_queries(self.function, self.queries, batch.query_lengths, answers, batch.samples)
 
     def spans(self, texts: PreparedTexts, tokenizer: Any) -> list[tuple[int, int]] | None:
         """Return the answers of texts as spans of tokens; None without answers."""
@@ -234,11 +229,10 @@ def measure_inputs(
     """Measure the attention of a model on some inputs; arguments and result are those of `analyze`."""
     function = request.function
     _check_first_arguments(model, metrics)
-    with_answers = request.has_answers
     if metrics is None:
-        recipe = complete_recipe(options, with_answers=with_answers)
+        recipe = complete_recipe(options, with_answers=request.has_answers)
     else:
-        recipe = named_recipe(metrics, options, with_answers=with_answers)
+        recipe = named_recipe(metrics, options, with_answers=request.has_answers)
     inputs, tokenizer = _read_processor(function, inputs, tokenizer, request.processor)
     loaded, tokenizer, own_name = _model_of(model, tokenizer)
     label = request.name or own_name
@@ -268,11 +262,8 @@ def measure_inputs(
                     continue
                 batch = forward_pass.batch_of(layer)
                 tables_of_rows.has_kinds |= forward_pass.has_decoder or layer.cross
-                mask = forward_pass.query_mask(layer)
-                chosen = request.chosen(batch, spans, _query_counts(layer, batch, mask))
-                for table, columns in recipe.measure(
-                    layer, number, batch, left_out, text_sites, chosen, mask
-                ):
+                chosen = request.chosen(batch, spans)
+                for table, columns in recipe.measure(layer, number, batch, left_out, text_sites, chosen):
                     tables_of_rows.add(table, columns, _kind_of(layer))
     summarize(undefined)
     others.report(is_all=not len(tables_of_rows))
@@ -385,15 +376,6 @@ class _TablesOfRows:
 def _kind_of(layer: Layer) -> str:
     """Return which attention of an encoder-decoder a layer has."""
     return "cross" if layer.cross else "decoder" if "decoder" in layer.stack else "encoder"
-
-
-def _query_counts(layer: Layer, batch: Batch, mask: Tensor | None) -> list[int]:
-    """Return the number of queries of each text of a batch."""
-    if not layer.cross:
-        return list(batch.lengths)
-    if mask is not None:
-        return [int(count) for count in mask.sum(-1)]
-    return [layer.attention.shape[-2]] * len(batch.samples)
 
 
 class OtherMaps:

@@ -85,15 +85,17 @@ class ForwardPass:
         for sample, token_names, names in zip(self.batch.samples, self.batch.tokens, tokens, strict=True):
             if not token_names:
                 self.names.setdefault(sample, list(names))
-        return replace(self.batch, lengths=lengths, tokens=tokens)
+        return replace(self.batch, lengths=lengths, tokens=tokens, query_mask=self._query_mask(layer))
 
-    def query_mask(self, layer: Layer) -> Tensor | None:
-        """Return which queries of a layer of cross attention are no padding, None where all are real."""
+    def _query_mask(self, layer: Layer) -> Tensor | None:
+        """Return the queries of a layer of cross attention that are no padding, None of self-attention."""
+        if not layer.cross:
+            return None
         mask = self.arguments.get("decoder_attention_mask" if self.has_decoder else "attention_mask")
         queries = (len(layer.valid), layer.attention.shape[-2])
-        if not layer.cross or mask is None or tuple(mask.shape) != queries:
-            return None
-        return mask.bool()
+        if mask is None or tuple(mask.shape) != queries:
+            return torch.ones(queries, dtype=torch.bool, device="cpu")
+        return mask.bool().cpu()
 
     def _other_names(self, n: int, stack: str) -> list[str]:
         """Return names of n tokens that are no text."""

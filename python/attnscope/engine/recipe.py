@@ -118,18 +118,14 @@ class Recipe(NamedTuple):
         left_out: LeftOut,
         text_sites: TextSites,
         chosen: Tensor | None = None,
-        query_mask: Tensor | None = None,
     ) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the numbers of a layer's heads and of their mean: rows of tables as `place` gives them.
 
-        `chosen` holds the queries that means over rows are restricted to, as `chosen_queries` gives them, and
-        `query_mask` the real queries of cross attention, where some are padding.
+        `chosen` holds the queries that means over rows are restricted to, as `chosen_queries` gives them.
         """
         if layer.cross:
-            part = rectangles_of(layer, query_mask)
-            of_layer = self._sites_of_cross(part)
+            of_layer = self._sites_of_cross(rectangles_of(layer, batch.query_mask))
         else:
-            part = None
             of_layer = self._sites_of_self(layer, batch, left_out, text_sites)
         for sites, names in ((of_layer.mean, None), (of_layer.heads, list(layer.heads))):
             columns = [
@@ -139,24 +135,23 @@ class Recipe(NamedTuple):
                 if names is not None or (column.scope == "map" and "scores" not in column.needs)
             ]
             region, seen = batch, of_layer.seen
-            if part is None:
+            if not layer.cross:
                 region, seen, sites = text_sites.restrict(batch, seen, sites)
             of_maps: dict[str, Any] = {
                 "lengths": torch.as_tensor(region.lengths, device="cpu"),
                 "heads": names,
                 "mean": names is None,
             }
-            bars = ("persistence",) if self.bars and part is None else ()
+            bars = ("persistence",) if self.bars and not layer.cross else ()
             rest = [column for column in columns if chosen is None or not is_mean_of_rows(column)]
             measured = measure_layer(sites, rest, seen, full_results=bars, places=of_layer.places, **of_maps)
             if chosen is not None:
                 means = [column for column in columns if is_mean_of_rows(column)]
-                rows, seen_by_rows, places = rows_of(sites, seen, chosen, cross=part is not None)
+                rows, seen_by_rows, places = rows_of(sites, seen, chosen, cross=layer.cross)
                 of_rows = measure_layer(rows, means, seen_by_rows, places=places, **of_maps)
                 measured = measured.joined(of_rows, columns)
-            left_out.add(measured, region.lengths, "cross" if part is not None else layer.visibility.name)
-            queries = None if part is None else part.query_lengths.tolist()
-            yield from place(columns, measured, region, number, names, queries)
+            left_out.add(measured, region.lengths, "cross" if layer.cross else layer.visibility.name)
+            yield from place(columns, measured, region, number, names)
 
     def _sites_of_self(
         self, layer: Layer, batch: Batch, left_out: LeftOut, text_sites: TextSites
@@ -217,12 +212,9 @@ def place(
     batch: Batch,
     number: int,
     names: Sequence[int] | None,
-    queries: Sequence[int] | None = None,
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the measured numbers of a layer's maps as rows of tables; those of its head mean have no
     names.
-
-    Of cross attention, `queries` counts those of each sample; the tokens are its keys.
     """
     count, heads = len(batch.samples), 1 if names is None else len(names)
     lengths = np.repeat(batch.lengths, heads)
@@ -250,8 +242,8 @@ def place(
         )
     if values_by_table["heads"]:
         sizes_of_maps = {"n_tokens": lengths}
-        if queries is not None:
-            sizes_of_maps["n_queries"] = np.repeat(queries, heads)
+        if batch.query_mask is not None:
+            sizes_of_maps["n_queries"] = np.repeat(batch.query_lengths, heads)
         yield "heads", {**keys, **of_maps, **sizes_of_maps, **values_by_table["heads"]}
     if values_by_table["layers"]:
         yield (
@@ -264,19 +256,36 @@ def place(
         levels = np.concatenate([resolve_thresholds(thresholds, n) for n in lengths])
         yield "graphs", {**keys, **spread, "threshold": levels, **graph_columns}
     if vectors := values_by_table["vectors"]:
-        places, vector_columns = _align_entries(vectors)
-        spread = {key: np.repeat(values, len(places)) for key, values in of_maps.items()}
-        n = measured.size
-        # entries behind a short sentence's end belong to nothing; other axes are as long as they are
-        sizes = {len(at) for at, _ in vectors.values()}
-        real = {n: lengths}
-        if queries is not None:
-            longest, of_queries = max(queries), np.repeat(queries, heads)
-            real[longest] = np.maximum(of_queries, lengths) if longest == n else of_queries
-        ends = np.max([real.get(size, np.full_like(lengths, size)) for size in sizes], 0)
-        inside = (np.arange(len(places)) < np.broadcast_to(ends, lengths.shape)[:, None]).ravel()
-        vector_columns = {**spread, "index": np.tile(places, len(lengths)), **vector_columns}
-        yield "vectors", {**keys, **{key: values[inside] for key, values in vector_columns.items()}}
+        yield "vectors", {**keys, **_entries_of_maps(vectors, of_maps, measured.size, batch)}
+
+
+def _entries_of_maps(
+    vectors: Mapping[str, tuple[Sequence[Any], Any]], of_maps: Mapping[str, Any], keys: int, batch: Batch
+) -> dict[str, Any]:
+    """Return columns with a row for every entry of a map's vectors: of its queries, keys or ranks.
+
+    Entries behind a short sentence's end belong to nothing; other axes are as long as they are.
+
+    Args:
+        vectors: by column the names of the entries and the values [maps, entries].
+        of_maps: sample and head of each map.
+        keys: of the padded maps.
+        batch: the sentences.
+    """
+    places, columns = _align_entries(vectors)
+    maps = len(of_maps["sample"])
+    heads = maps // len(batch.samples)
+    lengths = np.repeat(batch.lengths, heads)
+    real = {keys: lengths}
+    if batch.query_mask is not None:
+        longest, of_queries = max(batch.query_lengths), np.repeat(batch.query_lengths, heads)
+        real[longest] = np.maximum(of_queries, lengths) if longest == keys else of_queries
+    sizes = {len(at) for at, _ in vectors.values()}
+    ends = np.max([real.get(size, np.full(maps, size)) for size in sizes], 0)
+    inside = (np.arange(len(places)) < ends[:, None]).ravel()
+    spread = {key: np.repeat(values, len(places)) for key, values in of_maps.items()}
+    rows = {**spread, "index": np.tile(places, maps), **columns}
+    return {name: values[inside] for name, values in rows.items()}
 
 
 def _align_entries(parts: Mapping[str, tuple[Sequence[Any], Any]]) -> tuple[list[Any], dict[str, Any]]:

@@ -28,13 +28,25 @@ _BAND = 128
 
 @dataclass(frozen=True)
 class Batch:
-    """The sentences of one forward pass, in the order of the batch axis."""
+    """The sentences of one forward pass, in the order of the batch axis.
+
+    Attributes:
+        query_mask: of a layer of cross attention the queries that are no padding, bool [batch, q]; None where
+            the queries are the tokens.
+    """
 
     samples: Sequence[int]
     lengths: Sequence[int]
     token_ids: Sequence[Sequence[int]]
     tokens: Sequence[Sequence[str]]
     groups: Sequence[str]
+    query_mask: Tensor | None = None
+
+    @property
+    def query_lengths(self) -> Sequence[int]:
+        """Number of queries of each sentence."""
+        mask = self.query_mask
+        return self.lengths if mask is None else [int(count) for count in mask.sum(-1)]
 
     def tokens_at(self, positions: Any) -> list[str | None]:
         """Return the token at every position of a masked array [batch, maps], flat, None if there is none."""

@@ -110,12 +110,12 @@ def test_head_means_have_their_cross_rows(results, maps):
 
 def test_means_over_some_queries(model, inputs, maps):
     chosen = asc.analyze(model, inputs, ["attention_entropy", "stable_rank"], queries=slice(-2, None))
-    every = asc.analyze(model, inputs, ["stable_rank"])
+    unrestricted = asc.analyze(model, inputs, ["stable_rank"])
     for sample in (0, 1):
         rows = cross_rows(chosen, "heads", sample).sort_values(["layer", "head"])
         weights = maps[sample].reshape(12, QUERIES[sample], KEYS[sample])[:, -2:]
         np.testing.assert_allclose(rows["entropy"], -(weights * np.log(weights)).sum(-1).mean(-1), rtol=1e-5)
-        others = cross_rows(every, "heads", sample).sort_values(["layer", "head"])
+        others = cross_rows(unrestricted, "heads", sample).sort_values(["layer", "head"])
         np.testing.assert_array_equal(rows["stable_rank"], others["stable_rank"])
 
 
@@ -130,9 +130,9 @@ def test_all_metrics_of_a_padded_pair(model, inputs):
     results = asc.analyze(model, inputs)
     assert set(results["heads"]["attention"]) == {"encoder", "decoder", "cross"}
     squares = results["heads"].query("attention == 'encoder'")
-    alone = asc.analyze(model, {name: inputs[name] for name in ("input_ids", "attention_mask")})["heads"]
+    of_encoder = asc.analyze(model, {name: inputs[name] for name in ("input_ids", "attention_mask")})["heads"]
     for column in ("entropy", "fiedler_value", "stable_rank"):
-        np.testing.assert_array_equal(squares[column], alone[column])
+        np.testing.assert_array_equal(squares[column], of_encoder[column])
 
 
 def test_words_read_frames_and_object_queries_read_a_picture():
