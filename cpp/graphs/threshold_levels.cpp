@@ -127,6 +127,18 @@ void symmetrize_levels(const LevelTable& directed, LevelTable& level) {
   }
 }
 
+void transpose_levels(const LevelTable& directed, LevelTable& turned) {
+  turned.resize(directed.n);
+  for (Index i = 0; i < directed.n; i += kByteTile) {
+    for (Index j = 0; j < directed.n; j += kByteTile) {
+      std::uint64_t tile[kByteTile];
+      load_tile(directed, i, j, tile);
+      transpose(tile);
+      store_tile(turned, j, i, tile);
+    }
+  }
+}
+
 // Bytes are counted first, 32 and more to a vector and eight thresholds in registers, and carried
 // over before any can pass 255.
 void count_levels(const LevelTable& table, Index count, std::vector<std::int64_t>& counts) {

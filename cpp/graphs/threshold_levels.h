@@ -34,6 +34,9 @@ void read_levels(const MatrixView<Scalar>& attention, const double* thresholds, 
 // level = max(directed, directedᵀ).
 void symmetrize_levels(const LevelTable& directed, LevelTable& level);
 
+// turned = directedᵀ.
+void transpose_levels(const LevelTable& directed, LevelTable& turned);
+
 // counts[t, j] = number of rows i with table[i, j] > t, for t below `count`.
 void count_levels(const LevelTable& table, Index count, std::vector<std::int64_t>& counts);
 

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "homology/edge_order.h"
+#include "homology/similarity_square.h"
 #include "matrix/radix_sort.h"
 #include "simd/number_lanes.h"
 
@@ -16,8 +17,6 @@ namespace {
 
 // Edges up to which counting beats a radix sort.
 constexpr std::size_t kFew = 96;
-
-constexpr std::size_t whole_tiles(std::size_t n) { return (n + kTile - 1) / kTile * kTile; }
 
 // Sorts few numbers by counting those below each, which has no branches to guess.
 void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t>& scratch) {
@@ -67,40 +66,8 @@ void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>&
   }
   const bool lower =
       is_causal(matrix_view(rows, static_cast<Index>(n_), static_cast<Index>(ld), 1));
-  growth.square.resize(whole_tiles(n_) * stride_);
-  Float* square = growth.square.data();
-  alignas(64) Float own[kTile * kTile] = {};
-  alignas(64) Float other[kTile * kTile] = {};
-  alignas(64) Float across[kTile * kTile] = {};
-  // The tile of rows from i and columns from j: in place, or copied where it is not whole.
-  const auto tile_at = [&](std::size_t i, std::size_t j, Float* copy) {
-    if (i + kTile <= n_ && j + kTile <= n_) return std::pair(rows + i * ld + j, ld);
-    std::fill(copy, copy + kTile * kTile, Float(0));
-    for (std::size_t r = i; r < std::min(i + kTile, n_); ++r) {
-      const std::size_t end = std::min(j + kTile, n_);
-      std::copy(rows + r * ld + j, rows + r * ld + end, copy + (r - i) * kTile);
-    }
-    return std::pair(static_cast<const Float*>(copy), kTile);
-  };
-  for (std::size_t i = 0; i < n_; i += kTile) {
-    for (std::size_t j = 0; j <= i; j += kTile) {
-      const auto [from, from_ld] = tile_at(i, j, own);
-      if (!lower || i == j) {
-        const auto [above, above_ld] = tile_at(j, i, other);
-        transpose_tile(above, above_ld, across, kTile);
-      } else if (j == 0) {
-        std::fill(across, across + kTile * kTile, Float(0));
-      }
-      Float* to = square + i * stride_ + j;
-      for (std::size_t r = 0; r < kTile; ++r) {
-        for (std::size_t c = 0; c < kTile; ++c) {
-          const Float weight = combine(from[r * from_ld + c], across[r * kTile + c]);
-          to[r * stride_ + c] = weight < Float(1) ? weight : Float(1);
-        }
-      }
-      if (j < i) transpose_tile(to, stride_, square + j * stride_ + i, stride_);
-    }
-  }
+  growth.square.resize(round_to_tiles(n_) * stride_);
+  fill_similarity_square(rows, n_, ld, lower, stride_, combine, growth.square.data());
 }
 
 template <class Float, class Number>
@@ -223,10 +190,7 @@ template <class Scalar>
 void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
                           Metric metric) {
   n_ = static_cast<std::size_t>(attention.rows());
-  // Whole cache lines, an odd number of them: rows a power of two apart fall on the same cache
-  // sets.
-  constexpr std::size_t kLine = 16;
-  stride_ = ((n_ + kLine - 1) / kLine | 1) * kLine;
+  stride_ = square_stride(n_);
   if (metric == Metric::hellinger) {
     wide_.square.assign(n_ * stride_, 0.0);
     hellinger_rows(attention, roots_, [this](Index i, Index j, double distance) {

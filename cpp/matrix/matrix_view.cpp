@@ -86,6 +86,89 @@ HiddenRun hidden_run(Index line, bool by_rows, Index shift, Index length) {
   return {begin, length - begin};
 }
 
+// Largest magnitudes of the entries that queries see and of those that they do not, over any number
+// of contiguous lines: one load and one comparison for each vector, and no work at a line's end.
+template <class Scalar>
+class LineMagnitudes {
+ public:
+  static constexpr Index kBlock = kBlockBytes / static_cast<Index>(sizeof(Scalar));
+
+  // A line of `length` >= kBlock entries.
+  void add(const Scalar* line, Index length, HiddenRun hidden) {
+    const Index end = hidden.begin + hidden.count;
+    if (hidden.begin > 0) fold(line, 0, hidden.begin, length, seen_);
+    if (hidden.count > 0) fold(line, hidden.begin, end, length, hidden_);
+    if (end < length) fold(line, end, length, length, seen_);
+  }
+
+  Bits<Scalar> seen() const { return largest_of(seen_); }
+  Bits<Scalar> hidden() const { return largest_of(hidden_); }
+
+ private:
+  typedef Bits<Scalar> Block __attribute__((vector_size(kBlockBytes)));
+
+  static Block magnitudes_at(const Scalar* from) {
+    Block block;
+    std::memcpy(&block, from, sizeof(block));
+    return block & std::numeric_limits<Bits<Scalar>>::max();
+  }
+
+  static void fold(const Scalar* line, Index begin, Index end, Index length, Block& largest) {
+    Index j = begin;
+    for (; j + kBlock <= end; j += kBlock) {
+      const Block block = magnitudes_at(line + j);
+      largest = block > largest ? block : largest;
+    }
+    if (j == end) return;
+    // The rest of the run lies in a whole vector of the line, whose other lanes do not count.
+    const Index from = std::min(j, length - kBlock);
+    Block lane;
+    for (Index k = 0; k < kBlock; ++k) lane[k] = static_cast<Bits<Scalar>>(k);
+    const Block first = static_cast<Bits<Scalar>>(j - from) - Block{};
+    const Block last = static_cast<Bits<Scalar>>(end - from) - Block{};
+    const Block counted = (lane >= first) & (lane < last);
+    const Block block = magnitudes_at(line + from) & counted;
+    largest = block > largest ? block : largest;
+  }
+
+  static Bits<Scalar> largest_of(Block block) {
+    Bits<Scalar> largest = 0;
+    for (Index k = 0; k < kBlock; ++k) largest = std::max<Bits<Scalar>>(largest, block[k]);
+    return largest;
+  }
+
+  Block seen_{};
+  Block hidden_{};
+};
+
+// read_lines of contiguous lines, none shorter than a vector.
+template <class Scalar>
+void read_contiguous_lines(const MatrixView<Scalar>& lines, bool by_rows, Index begin, Index end,
+                           MatrixReading& reading, Index shift) {
+  const Index length = lines.cols();
+  const Index outer = lines.outerStride();
+  LineMagnitudes<Scalar> magnitudes;
+  for (Index k = begin; k < end; ++k) {
+    const Scalar* line = lines.data() + k * outer;
+    // Processors look ahead within a page of memory, and a page holds few lines.
+    if (k + kAhead < lines.rows()) {
+      const Scalar* later = line + kAhead * outer;
+      for (Index j = 0; j < length; j += LineMagnitudes<Scalar>::kBlock) {
+        __builtin_prefetch(later + j);
+      }
+    }
+    magnitudes.add(line, length,
+                   reading.causal ? hidden_run(k, by_rows, shift, length) : HiddenRun{length, 0});
+  }
+  const Scalar infinity = std::numeric_limits<Scalar>::infinity();
+  const Bits<Scalar> hidden = magnitudes.hidden();
+  if (std::max(magnitudes.seen(), hidden) >= magnitude_bits(&infinity)) {
+    reading = {false, false};
+  } else {
+    reading.causal = reading.causal && hidden == 0;
+  }
+}
+
 }  // namespace
 
 template <class Scalar>
@@ -143,20 +226,17 @@ void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, Matrix
                 Index shift) {
   const bool by_rows = lines_are_rows(matrix);
   const MatrixView<Scalar> lines = along_memory(matrix);
-  const Index count = lines.rows();
   const Index length = lines.cols();
   const Index outer = lines.outerStride();
   const Index inner = lines.innerStride();
+  if (!reading.finite || begin >= end) return;
+  if (inner == 1 && length >= LineMagnitudes<Scalar>::kBlock) {
+    read_contiguous_lines(lines, by_rows, begin, end, reading, shift);
+    return;
+  }
   bool& causal = reading.causal;
   for (Index k = begin; k < end && reading.finite; ++k) {
-    const Scalar* run = matrix.data() + k * outer;
-    // Processors look ahead within a page of memory, and a page holds few lines.
-    if (inner == 1 && k + kAhead < count) {
-      const Scalar* later = run + kAhead * outer;
-      for (Index j = 0; j < length; j += kBlockBytes / static_cast<Index>(sizeof(Scalar))) {
-        __builtin_prefetch(later + j);
-      }
-    }
+    const Scalar* run = lines.data() + k * outer;
     const HiddenRun hidden = hidden_run(k, by_rows, shift, length);
     causal = causal && !any_nonzero(run + hidden.begin * inner, hidden.count, inner);
     const Index seen = causal && !by_rows ? hidden.count : 0;

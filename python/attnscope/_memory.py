@@ -144,6 +144,17 @@ def peak_bytes(layer_bytes: int, heads: int, longest: int) -> int:
 
 
 @contextmanager
+def memory_errors(function: str) -> Iterator[None]:
+    """Turn torch's error into Python's MemoryError, with a function's name, when memory runs out."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error) and not isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise MemoryError(f"{function}: {error}") from None
+
+
+@contextmanager
 def system_arrow_pool() -> Iterator[None]:
     """Let Arrow take memory from the C library inside the block; its own allocator keeps what tables once
     took.

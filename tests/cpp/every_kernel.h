@@ -310,7 +310,8 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
   finish_graph_statistics(work.graphs);
   for (const GraphStatistics& of : statistics) {
     write({of.fiedler_value, of.laplacian_gap, of.density, of.hub_share, of.gini, of.centralization,
-           of.degree_variance, of.star_likeness, of.in_degree_gini, of.in_degree_centralization});
+           of.degree_variance, of.star_likeness, of.in_degree_gini, of.in_degree_centralization,
+           static_cast<double>(of.components), static_cast<double>(of.strong_components)});
   }
   std::int64_t numbers_of_holes[6];
   betti_numbers(view, Symmetrize::max, thresholds, 3, numbers_of_holes, work.betti);

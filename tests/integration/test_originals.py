@@ -125,3 +125,108 @@ def test_ckatorch_has_the_same_similarity():
     for debiased in (False, True):
         theirs = core.cka_base(x, y, unbiased=debiased).item()
         assert asc.cka(x, y, debiased=debiased).item() == pytest.approx(theirs, rel=1e-9)
+
+
+def test_lm_polygraph_has_the_same_attention_score():
+    """Its sum over tokens of ln(A_ii + 1e-12), the mean over heads of one layer, with the sign turned."""
+    estimator = source("lm_polygraph", "estimators.attention_score", "utils").AttentionScore
+    attention = maps(3, 4, 9, 9)
+    statistics = {"forwardpass_attention_weights": [attention.numpy()], "greedy_tokens": [[1, 2, 3, 4]]}
+    theirs = estimator(layer=1)(statistics)[0]
+    ours = asc.causal_spectrum(attention[1]).log_determinant
+    assert -9 * ours.mean().item() == pytest.approx(theirs, rel=1e-9)
+    theirs = estimator(layer=2, gen_only=True)(statistics)[0]
+    # the answer's block as it is, its last token left out
+    ours = asc.causal_spectrum(attention[2, :, 5:8, 5:8]).log_determinant
+    assert -3 * ours.mean().item() == pytest.approx(theirs, rel=1e-9)
+
+
+def test_spectral_trust_has_the_same_shape_of_each_head():
+    """Without self-loops; its numbers are float32."""
+    config = source("spectral_trust", "config").GSPConfig
+    per_head = source("spectral_trust", "per_head").per_head_metrics
+    attention = maps(4, 15, 15)
+    for normalized, theirs in ((True, "sym"), (False, "none")):
+        settings = config(normalization=theirs, save_plots=False, verbose=False)
+        settings.remove_self_loops = True
+        values = per_head(attention, settings).values
+        shape = asc.laplacian_shape(attention, normalized=normalized)
+        fields = (shape.ratio, shape.entropy, shape.upper_share, shape.largest)
+        for column, field in enumerate(fields, 1):
+            np.testing.assert_allclose(field, values[:, column], rtol=2e-4, err_msg=f"{theirs}, {column}")
+
+
+@pytest.mark.parametrize("pattern", ["previous", "duplicate", "induction"])
+def test_transformer_lens_finds_the_same_heads(pattern):
+    """Its score "mul": the part of all attention, of tokens that do not follow themselves."""
+    detector = source("transformer_lens", "head_detector")
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 5, 3, 5, 9, 3]])
+    words = {"previous": "previous_token", "duplicate": "duplicate_token"}.get(pattern, pattern)
+    make = getattr(detector, f"get_{words}_head_detection_pattern")
+    for attention in maps(5, 12, 12):
+        theirs = detector.compute_head_attention_similarity_score(
+            attention,
+            make(tokens),
+            exclude_bos=False,
+            exclude_current_token=False,
+            error_measure="mul",
+        )
+        ours = asc.pattern_share(attention, pattern, tokens=tokens[0], over="all")
+        assert ours.share.item() == pytest.approx(theirs, rel=1e-9)
+
+
+def test_transformer_lens_counts_the_token_itself_behind_its_copy():
+    detector = source("transformer_lens", "head_detector")
+    tokens = torch.tensor([[7, 7]])
+    assert detector.get_induction_head_detection_pattern(tokens)[1, 1] == 1
+    assert asc.pattern_share(maps(2, 2), "induction", tokens=tokens[0]).queries == 0
+
+
+def test_transformer_lens_has_the_same_circuits():
+    transformers = pytest.importorskip("transformers")
+    factored = source("transformer_lens", "FactoredMatrix").FactoredMatrix
+    config = transformers.LlamaConfig(
+        vocab_size=16, hidden_size=24, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).double()
+    ours = asc.head_circuits(model, 0)
+    layer = model.model.layers[0].self_attn
+    query, key, value = (getattr(layer, f"{name}_proj").weight.detach() for name in "qkv")
+    by_head = [matrix.reshape(4, 6, 24).mT for matrix in (query, key, value)]
+    output = layer.o_proj.weight.detach().T.reshape(4, 6, 24)
+    qk = factored(by_head[0], by_head[1].mT)
+    ov = factored(by_head[2], output)
+    np.testing.assert_allclose(ours.qk, qk.S, rtol=1e-9)
+    np.testing.assert_allclose(ours.ov, ov.S, rtol=1e-9)
+    eigenvalues = ov.eigenvalues
+    copying = eigenvalues.sum(-1).real / eigenvalues.abs().sum(-1)
+    np.testing.assert_allclose(ours.copying, copying, rtol=1e-6)
+
+
+def clouds(*shapes):
+    """Points of the same rows, each in its own number of dimensions."""
+    return [drawn(*shape, seed=seed) for seed, shape in enumerate(shapes, 3)]
+
+
+def test_dadapy_finds_the_same_dimensions():
+    """It drops ratios far above the 95 % quantile; these points have none."""
+    estimation = source("dadapy", "id_estimation", "_utils", "_cython").IdEstimation
+    (points,) = clouds((150, 4))
+    data = estimation(coordinates=points.numpy(), n_jobs=1)
+    theirs, _, _ = data.return_id_scaling_gride(range_max=64)
+    for scale, rank in enumerate((1, 2, 4, 8)):
+        assert asc.gride(points, rank).item() == pytest.approx(theirs[scale], rel=1e-6), rank
+    two_nn, _, _ = data.compute_id_2NN(algorithm="ml", mu_fraction=1.0)
+    assert asc.two_nn(points).item() == pytest.approx(two_nn, rel=1e-9)
+
+
+def test_dadapy_finds_the_same_overlap(monkeypatch):
+    """By its loop in NumPy: the compiled one is not needed, and is built for NumPy 1."""
+    monkeypatch.setitem(sys.modules, "dadapy._cython.cython_overlap", ModuleType("cython_overlap"))
+    comparisons = source("dadapy", "metric_comparisons", "_utils", "_cython").MetricComparisons
+    first, second = clouds((60, 5), (60, 9))
+    data = comparisons(coordinates=first.numpy(), n_jobs=1)
+    for k in (1, 5, 20):
+        theirs = data.return_data_overlap(second.numpy(), k=k, use_cython=False)
+        assert asc.neighbourhood_overlap(first, second, k).item() == pytest.approx(theirs, rel=1e-12)

@@ -13,7 +13,7 @@ py::tuple graph_statistics_of(Argument attention, Argument lengths, Argument thr
   const Fields fields(batch.sizes, {levels.size}, G{}, &G::fiedler_value, &G::laplacian_gap,
                       &G::components, &G::density, &G::hub_share, &G::gini, &G::centralization,
                       &G::degree_variance, &G::star_likeness, &G::in_degree_gini,
-                      &G::in_degree_centralization, &G::effective);
+                      &G::in_degree_centralization, &G::effective, &G::strong_components);
   std::vector<G> found(batch.count * levels.size);
   std::vector<GraphStatisticsWorkspace> workers(worker_count(batch.count));
   const Index block = block_size(batch, 1);

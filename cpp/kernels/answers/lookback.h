@@ -20,8 +20,8 @@ struct LookbackAnswer {
 // The rows [first_row, n) exist, and `ratio` holds n - first_row entries, NaN outside the answer.
 // `value` is the mean over the defined rows, NaN without one; a learned sink changes neither. With
 // `find_support` the support is judged as auto_support does, for first_row = 0; otherwise `support`
-// is taken as it is. Returns whether all entries are finite; where not, nothing is written. One
-// read. Chuang et al., Lookback Lens, 2024.
+// is taken as it is. Returns whether all entries are finite; where not, the ratios are NaN and
+// `value` is not written. One read. Chuang et al., Lookback Lens, 2024.
 template <class Scalar>
 bool lookback(const MatrixView<Scalar>& attention, Index first_row, bool find_support,
               Support& support, const LookbackAnswer& answer, double* ratio, double& value,

@@ -18,10 +18,22 @@ struct PromptDivergence {
   double star;
 };
 
+// The complete graph over the answer's tokens, in the type that compares weights.
+template <class Float>
+struct PromptGraph {
+  std::vector<Float> rows;    // the answer's block of the map, where it is not read in place
+  std::vector<Float> square;  // similarities among the answer's tokens
+  std::vector<Float> best;    // largest similarity of each token to the tree
+  std::vector<Float> cap;     // ∞ outside the tree, −∞ inside
+};
+
 struct PromptWorkspace {
   RowScratch rows;
-  std::vector<double> square;  // similarities among the answer's tokens, [r, r]
-  std::vector<double> best;    // largest similarity of each token to the tree
+  PromptGraph<float> narrow;
+  PromptGraph<double> wide;
+
+  PromptGraph<float>& graph(float) { return narrow; }
+  PromptGraph<double>& graph(double) { return wide; }
 };
 
 // The numbers of the answer [start, stop), 0 <= start < stop <= n; NaN without a prompt. The rows

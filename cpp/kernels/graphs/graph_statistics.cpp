@@ -79,9 +79,12 @@ void graph_statistics(const MatrixView<Scalar>& attention, const double* thresho
     count_levels(workspace.directed, size, workspace.in_degree);
     count_levels(workspace.level, size, workspace.degree);
     count_level_components(workspace.level, size, workspace.search, workspace.components);
+    count_strong_components(workspace.directed, size, workspace.strong_search,
+                            workspace.strong_components);
     for (Index t = 0; t < size; ++t) {
       GraphStatistics& one = out[order[t]];
       one.components = workspace.components[t];
+      one.strong_components = workspace.strong_components[t];
       degree_statistics(workspace.degree.data() + t * n, workspace.in_degree.data() + t * n, n,
                         workspace.histogram, one);
       workspace.spectra.add(workspace.level, static_cast<Level>(t), workspace.degree.data() + t * n,

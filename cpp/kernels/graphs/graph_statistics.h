@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "graphs/simple_graph_spectrum.h"
+#include "graphs/strong_components.h"
 #include "graphs/threshold_levels.h"
 
 namespace attnscope {
@@ -14,6 +15,7 @@ struct GraphStatistics {
   double fiedler_value = kNaN;
   double laplacian_gap = kNaN;
   std::int64_t components = -1;
+  std::int64_t strong_components = -1;
   double density = kNaN;
   double hub_share = kNaN;
   double gini = kNaN;
@@ -30,9 +32,11 @@ struct GraphStatisticsWorkspace {
   LevelTable directed;  // how many thresholds A_ij reaches
   LevelTable level;     // how many thresholds max(A_ij, A_ji) reaches
   LevelSearch search;
+  StrongSearch strong_search;
   std::vector<std::int64_t> degree;     // [T, n]
   std::vector<std::int64_t> in_degree;  // [T, n]
   std::vector<std::int64_t> components;
+  std::vector<std::int64_t> strong_components;
   std::vector<std::int64_t> histogram;
   std::vector<Index> order;
   std::vector<double> sorted;
@@ -40,13 +44,14 @@ struct GraphStatisticsWorkspace {
 };
 
 // Statistics of the simple undirected graphs 1[max(A_ij, A_ji) >= t], i ≠ j, for each of `count`
-// thresholds in any order to the same place of `out`, and of the in-degrees of the directed graphs
-// 1[A_ij >= t], i ≠ j. A is read once for all thresholds; each entry is compared as the float64
-// number it stands for. Ranges: shares, densities, gini and centralization in [0, 1]. Without a
-// divisor (gap and centralization for n < 3, hub share and density for n < 2, star likeness without
-// two nodes beside the hub) a statistic is NaN; gini of a graph without edges is 0. fiedler_value
-// and laplacian_gap are there after finish_graph_statistics. Cost O(T n²) and one O(n³) spectrum
-// for every graph with at most two components.
+// thresholds in any order to the same place of `out`, and of the in-degrees and
+// the strongly connected components of the directed graphs 1[A_ij >= t], i ≠ j. A is read once for
+// all thresholds; each entry is compared as the float64 number it stands for. Ranges: shares,
+// densities, gini and centralization in [0, 1]. Without a divisor (gap and centralization for n <
+// 3, hub share and density for n < 2, star likeness without two nodes beside the hub) a statistic
+// is NaN; gini of a graph without edges is 0. fiedler_value and laplacian_gap are there after
+// finish_graph_statistics. Cost O(T n²) and one O(n³) spectrum for every graph with at most two
+// components.
 template <class Scalar>
 void graph_statistics(const MatrixView<Scalar>& attention, const double* thresholds, Index count,
                       GraphStatistics* out, GraphStatisticsWorkspace& workspace);

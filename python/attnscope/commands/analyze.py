@@ -203,15 +203,16 @@ class InputRequest:
         """Return the answers of texts as spans of tokens; None without answers."""
         if self.generate is not None:
             ends = (texts.answer_starts[sample] for sample in range(len(texts.inputs)))
-            spans = [(start, text.n_tokens) for start, text in zip(ends, texts.inputs, strict=True)]
-            return [span if span[0] < span[1] else NO_ANSWER for span in spans]
-        if self.answer is None:
+            generated = [(start, text.n_tokens) for start, text in zip(ends, texts.inputs, strict=True)]
+            spans = [span if span[0] < span[1] else NO_ANSWER for span in generated]
+        elif self.answer is None:
             return None
-        ids = [text.encoded.ids.tolist() for text in texts.inputs]
-        written = [text.sentence.text for text in texts.inputs]
-        spans = answer_spans(
-            self.function, self.answer, ids, texts=written, tokenizer=tokenizer, unit=self.answer_unit
-        )
+        else:
+            ids = [text.encoded.ids.tolist() for text in texts.inputs]
+            written = [text.sentence.text for text in texts.inputs]
+            spans = answer_spans(
+                self.function, self.answer, ids, texts=written, tokenizer=tokenizer, unit=self.answer_unit
+            )
         if self.region != "text" and NO_ANSWER in spans:
             raise ValueError(f"{self.function}: text {spans.index(NO_ANSWER)} has no answer")
         return spans

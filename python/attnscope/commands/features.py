@@ -21,6 +21,7 @@ def features(
     answers: Any = None,
     answer_unit: str = "tokens",
     answer_only: bool = False,
+    generate: Mapping[str, Any] | None = None,
     labels: Any = None,
     groups: Any = None,
     layers: Sequence[int] | int | None = None,
@@ -47,6 +48,9 @@ def features(
         answer_unit: "tokens", or "characters" of texts under a fast tokenizer.
         answer_only: measure the block of the answer's queries and keys as it is, whose rows sum to less than
             1 (LLM-Check, spectral-trust).
+        generate: options of the model's `generate`, such as {"max_new_tokens": 32}: each text is a prompt,
+            the model writes its answer, and the features are of prompt and answer, as `answers` of the same
+            tokens would give. Not together with `answers`.
         labels: of each text, for `index`; never a feature.
         groups: of each text, for `index`: texts that share words or a question.
         layers: only these layers.
@@ -58,7 +62,8 @@ def features(
         Features: `X` (float64, NaN where a metric has no value), `index`, `about`, `facts`.
 
     Raises:
-        ValueError: `answer_only` without answers, a text without one, another number of labels or groups,
+        ValueError: `answer_only` without answers, a text without one, answers of the caller and of
+            `generate`, another number of labels or groups,
             thresholds in words, and as `analyze`.
 
     Example:
@@ -75,11 +80,12 @@ def features(
         [[6, 4], [6, 2]]
     """
     name = "features"
-    if answer_only and answers is None:
+    has_answers = answers is not None or generate is not None
+    if answer_only and not has_answers:
         raise ValueError(f"{name}: answer_only needs answers, got None")
     _check_thresholds(options, metrics)
-    region: Any = "text" if answers is None else "answer" if answer_only else "prefix"
-    request = InputRequest(name, "", column, answers, answer_unit, region, keep_empty=True)
+    region: Any = "text" if not has_answers else "answer" if answer_only else "prefix"
+    request = InputRequest(name, "", column, answers, answer_unit, region, keep_empty=True, generate=generate)
     results = measure_inputs(request, model, texts, metrics, tokenizer, layers, options)
     count = len(results.table("samples", ["sample"]))
     index = {}

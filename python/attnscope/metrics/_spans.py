@@ -24,6 +24,12 @@ def integers_argument(function: str, name: str, values: Any, shape: tuple[int, .
 
 def spans_argument(function: str, name: str, spans: Any, attention: _checks.Attention) -> Tensor:
     """Return the span of each map, contiguous int64 [count, 2], or of all maps, [1, 2]."""
+    if attention.lengths is None and _is_pair(spans):
+        # two numbers for all maps, without a tensor of them before they are checked
+        start, stop = spans
+        if not (0 <= start < stop <= attention.n or (start, stop) == (-1, -1)):
+            raise _span_error(function, name, attention.n, start, stop)
+        return torch.from_numpy(np.array([[start, stop]], np.int64))
     span_tensor = integers_argument(function, name, spans, (*attention.leading, 2))
     values = span_tensor.numpy()
     if values.ndim > 1 or values.size != 2 or attention.lengths is not None:
@@ -34,8 +40,18 @@ def spans_argument(function: str, name: str, spans: Any, attention: _checks.Atte
     if wrong.any():
         first = values[wrong][0].tolist()
         bound = int(np.broadcast_to(longest, start.shape)[wrong].flat[0])
-        raise ValueError(
-            f"{function}: {name} must hold 0 <= start < stop <= {bound}, the tokens of their map, or "
-            f"(-1, -1), got ({first[0]}, {first[1]})"
-        )
+        raise _span_error(function, name, bound, *first)
     return torch.from_numpy(np.ascontiguousarray(values)).reshape(-1, 2)
+
+
+def _is_pair(spans: Any) -> bool:
+    """Return True for two Python integers in a tuple or list."""
+    return isinstance(spans, (tuple, list)) and len(spans) == 2 and all(type(end) is int for end in spans)
+
+
+def _span_error(function: str, name: str, bound: int, start: int, stop: int) -> ValueError:
+    """Return the error of a span that is empty, reversed or outside its map."""
+    return ValueError(
+        f"{function}: {name} must hold 0 <= start < stop <= {bound}, the tokens of their map, or "
+        f"(-1, -1), got ({start}, {stop})"
+    )

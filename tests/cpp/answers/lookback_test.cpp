@@ -71,6 +71,21 @@ TEST(Lookback, OfTheLastRowsIsThatOfTheSquareMap) {
   EXPECT_EQ(of(broken, {7, 11, 4, true}, 6, causal, false).value, all.value);
 }
 
+TEST(Lookback, AnyEntryBehindTheDiagonalMakesAMapFull) {
+  constexpr Index n = 37;
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = i + 1; j < n; ++j) {
+      RowMatrix<double> a = testing::random_attention(n, true, 8);
+      a(i, j) = 0.25;
+      const Found judged = of(a, {20, 30, 9, true});
+      const Found full = of(a, {20, 30, 9, true}, 0, Support{}, false);
+      ASSERT_EQ(judged.support.kind, Support::Kind::full) << i << " " << j;
+      ASSERT_EQ(judged.value, full.value) << i << " " << j;
+      for (std::size_t k = 19; k < 29; ++k) ASSERT_EQ(judged.ratio[k], full.ratio[k]);
+    }
+  }
+}
+
 TEST(Lookback, CountsTheKeysOfAMask) {
   const RowMatrix<double> a = RowMatrix<double>::Constant(4, 4, 0.25);
   bool mask[16] = {};
@@ -85,6 +100,12 @@ TEST(Lookback, HasNoValueWithoutAnEntryOrAPrompt) {
   RowMatrix<double> a = RowMatrix<double>::Zero(5, 5);
   EXPECT_TRUE(std::isnan(of(a, {2, 5, 2, false}).value));
   EXPECT_TRUE(std::isnan(of(testing::uniform_causal(5), {0, 5, 0, true}).value));
+  // found in a later band than the answer, whose ratios are taken back
+  RowMatrix<double> late = testing::uniform_causal(40);
+  late(39, 3) = kNaN;
+  const Found unfinished = of(late, {2, 9, 2, true});
+  EXPECT_FALSE(unfinished.finite);
+  EXPECT_TRUE(std::isnan(unfinished.ratio[5]));
   a(4, 0) = std::numeric_limits<double>::infinity();
   EXPECT_FALSE(of(a, {2, 5, 2, false}).finite);
   EXPECT_FALSE(of(a, {2, 5, 2, false}, 3, {Support::Kind::causal}, false).finite);

@@ -79,6 +79,23 @@ TEST(PromptDivergence, IsTheTreeOfKruskal) {
   }
 }
 
+TEST(PromptDivergence, AnyEntryBehindTheDiagonalCounts) {
+  constexpr Index n = 37;
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = i + 1; j < n; ++j) {
+      for (const double entry : {0.6, -0.5}) {
+        RowMatrix<double> a = testing::random_attention(n, true, 8);
+        a(i, j) = entry;
+        const PromptDivergence judged = of(a, 18, 33);
+        ASSERT_NEAR(judged.total, kruskal(a, 18, 33), 1e-13) << i << " " << j;
+        const PromptDivergence full = of(a, 18, 33, 0, Support{}, false);
+        ASSERT_EQ(judged.total, full.total) << i << " " << j;
+        ASSERT_EQ(judged.star, full.star) << i << " " << j;
+      }
+    }
+  }
+}
+
 TEST(PromptDivergence, ReadsNeitherMissingRowsNorInvisibleEntries) {
   const RowMatrix<double> a = testing::random_attention(12, true, 5);
   const double expected = of(a, 8, 11).total;

@@ -53,6 +53,71 @@ TEST(GraphStatistics, DegreesOfAStar) {
   EXPECT_EQ(at[0].in_degree_centralization, 1.0);
 }
 
+std::vector<std::int64_t> strong_components(const RowMatrix<double>& a,
+                                            const std::vector<double>& thresholds) {
+  std::vector<std::int64_t> found;
+  for (const GraphStatistics& of : statistics(a, thresholds)) found.push_back(of.strong_components);
+  return found;
+}
+
+TEST(GraphStatistics, StrongComponentsOfRingsAndPaths) {
+  constexpr Index n = 70;
+  RowMatrix<double> ring = RowMatrix<double>::Zero(n, n);
+  for (Index i = 0; i < n; ++i) ring(i, (i + 1) % n) = 0.5;
+  EXPECT_EQ(strong_components(ring, {0.5, 0.6}), (std::vector<std::int64_t>{1, n}));
+  // a weak edge: a path above its weight
+  ring(40, 41) = 0.2;
+  EXPECT_EQ(strong_components(ring, {0.3, 0.2}), (std::vector<std::int64_t>{n, 1}));
+  // two rings, joined in one direction, and in both
+  RowMatrix<double> rings = RowMatrix<double>::Zero(n, n);
+  for (Index i = 0; i < n; ++i) {
+    const Index begin = i < 33 ? 0 : 33, size = i < 33 ? 33 : n - 33;
+    rings(i, begin + (i - begin + 1) % size) = 0.5;
+  }
+  rings(3, 66) = 0.5;
+  EXPECT_EQ(strong_components(rings, {0.4}), (std::vector<std::int64_t>{2}));
+  rings(50, 20) = 0.5;
+  EXPECT_EQ(strong_components(rings, {0.4}), (std::vector<std::int64_t>{1}));
+  EXPECT_EQ(strong_components(testing::uniform_causal(9), {0.01}), (std::vector<std::int64_t>{9}));
+  EXPECT_EQ(strong_components(RowMatrix<double>::Ones(1, 1), {0.5}),
+            (std::vector<std::int64_t>{1}));
+}
+
+TEST(GraphStatistics, StrongComponentsAreThoseOfTheClosure) {
+  std::mt19937 generator(11);
+  std::uniform_real_distribution<double> uniform;
+  for (const Index n : {2, 5, 17, 64, 65, 90}) {
+    RowMatrix<double> a(n, n);
+    for (double& entry : a.reshaped()) entry = uniform(generator);
+    const double mean_degree = 1.0 / static_cast<double>(n);
+    std::vector<double> thresholds;
+    for (int k = 1; k < 8; ++k) thresholds.push_back(1.0 - 0.4 * k * mean_degree);
+    const std::vector<std::int64_t> found = strong_components(a, thresholds);
+    for (std::size_t t = 0; t < thresholds.size(); ++t) {
+      std::vector<std::vector<bool>> reaches(static_cast<std::size_t>(n));
+      for (Index i = 0; i < n; ++i) {
+        for (Index j = 0; j < n; ++j) {
+          reaches[static_cast<std::size_t>(i)].push_back(i == j || a(i, j) >= thresholds[t]);
+        }
+      }
+      for (auto& through : reaches) {
+        const auto k = static_cast<std::size_t>(&through - reaches.data());
+        for (auto& row : reaches) {
+          if (!row[k]) continue;
+          for (std::size_t j = 0; j < row.size(); ++j) row[j] = row[j] || through[j];
+        }
+      }
+      std::int64_t expected = 0;
+      for (std::size_t i = 0; i < reaches.size(); ++i) {
+        bool is_first = true;
+        for (std::size_t j = 0; j < i; ++j) is_first &= !(reaches[i][j] && reaches[j][i]);
+        expected += is_first ? 1 : 0;
+      }
+      EXPECT_EQ(found[t], expected) << "n = " << n << ", threshold " << thresholds[t];
+    }
+  }
+}
+
 TEST(GraphStatistics, SpectraEqualEigenOnGraphsOfEveryDensity) {
   std::mt19937 generator(3);
   std::uniform_real_distribution<double> uniform;

@@ -47,6 +47,10 @@ void statistics(Bytes& bytes) {
       LAW(out[t].*number != kUnwritten, "a hole");
     }
     LAW(out[t].components == again[t].components, "scratch changes the components");
+    LAW(out[t].strong_components == again[t].strong_components,
+        "scratch changes the strong components");
+    LAW(out[t].strong_components >= out[t].components && out[t].strong_components <= n,
+        "%ld strong components of %ld", long(out[t].strong_components), long(out[t].components));
   }
   static LaplacianWorkspace dense;
   for (Index t = 0; t < count; ++t) {

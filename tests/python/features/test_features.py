@@ -88,6 +88,20 @@ def test_the_answer_alone_is_its_block_as_it_is(llama, ids):
         np.testing.assert_allclose(table.X.loc[row, names].to_numpy(float), asc.stable_rank(block), rtol=1e-5)
 
 
+def test_answers_that_the_model_writes_are_those_of_the_same_tokens(llama, ids):
+    generate = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
+    written = asc.features(llama, ids, METRICS, generate=generate)
+    assert written.index[["start", "stop", "n_tokens"]].to_numpy().tolist() == [[12, 15, 15]] * 3
+    with torch.no_grad():
+        sequences = llama.generate(ids, **generate, pad_token_id=0)
+    again = asc.features(llama, sequences, METRICS, answers=[(12, 15)] * 3)
+    assert list(written.X) == list(again.X)
+    np.testing.assert_allclose(written.X.to_numpy(), again.X.to_numpy(), rtol=1e-4, atol=1e-6)
+    block = asc.features(llama, ids, ["stable_rank"], generate=generate, answer_only=True)
+    expected = asc.features(llama, sequences, ["stable_rank"], answers=[(12, 15)] * 3, answer_only=True)
+    np.testing.assert_allclose(block.X.to_numpy(), expected.X.to_numpy(), rtol=1e-4)
+
+
 def test_the_index_holds_what_is_no_feature(table):
     assert list(table.index) == ["sample", "start", "stop", "n_tokens", "n_answer", "label", "group"]
     assert table.index["n_answer"].tolist() == [5, 6, 7]
@@ -173,6 +187,7 @@ def test_tables_that_are_no_rows_of_texts_are_named():
     ("options", "words"),
     [
         ({"answer_only": True}, "answer_only needs answers, got None"),
+        ({"answers": SPANS, "generate": {"max_new_tokens": 2}}, "answer says where answers are, generate"),
         ({"answers": [(2, 4), None, (1, 3)]}, "text 1 has no answer"),
         ({"labels": [0, 1]}, r"labels must be one for each of 3 texts, got shape \(2,\)"),
         ({"groups": [[0, 1, 2]]}, r"groups must be one for each of 3 texts, got shape \(1, 3\)"),

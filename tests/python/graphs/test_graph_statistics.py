@@ -48,6 +48,7 @@ def oracle(a, t):
         "in_degree_gini": gini(in_degree),
         "in_degree_centralization": (in_degree.max() - in_degree).sum() / (n - 1) ** 2 if n > 1 else NAN,
         "effective": bool(0.05 <= density <= 0.95),
+        "strong_components": connected_components((a >= t) & off, directed=True, connection="strong")[0],
     }
 
 

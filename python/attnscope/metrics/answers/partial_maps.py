@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _checks, _core
 from attnscope._placement import Unmaterialized
 from attnscope.metrics._spans import spans_argument
 
@@ -21,7 +21,7 @@ def partial_argument(
     function: str, attention: Any, lengths: _checks.Lengths, *, validate: bool
 ) -> _checks.Attention:
     """Check maps [..., n, n], or their last rows [..., q, k] with q < k."""
-    if isinstance(attention, Unmaterialized):
+    if isinstance(attention, Unmaterialized) or _core.is_plain_batch(attention):
         return _checks.attention_argument(function, attention, lengths, validate=validate)
     tensor = _checks.float_tensor(function, "attention", attention)
     if tensor.ndim < 2 or tensor.shape[-2] >= tensor.shape[-1] or tensor.shape[-2] == 0:
@@ -69,8 +69,10 @@ def answers_argument(function: str, answer: Any, checked: _checks.Attention, *, 
     """
     spans = spans_argument(function, "answer", answer, checked)
     rows, n = checked.tensor.shape[-2:]
+    if rows == n:
+        return spans
     early = (spans[:, 0] >= 0) & (spans[:, 0] - first < n - rows) & (spans[:, 0] > 0)
-    if rows < n and bool(early.any()):
+    if bool(early.any()):
         start, stop = spans[early][0].tolist()
         raise ValueError(
             f"{function}: the rows of the answer must be among the last {rows} of {n} queries, got answer "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
@@ -36,6 +37,7 @@ class GraphSignal(NamedTuple):
     high_share: Tensor
 
 
+@memory_errors("graph_signal")
 @without_derivative("its eigenvectors have none where eigenvalues are equal")
 def graph_signal(
     attention: Tensor,

@@ -34,6 +34,8 @@ class GraphStatistics(NamedTuple):
         in_degree_gini: gini of the in-degrees of the directed graph 1[A_ij >= t], i ≠ j.
         in_degree_centralization: Σ (max d − d_j) / (n−1)² of those in-degrees; NaN for n < 2.
         effective: density within [0.05, 0.95], a flag and never a filter.
+        strong_components: number of strongly connected components of the directed graph 1[A_ij >= t],
+            i ≠ j, int64 (−1 for a map that is not finite); n under a causal mask.
     """
 
     fiedler_value: torch.Tensor
@@ -48,6 +50,7 @@ class GraphStatistics(NamedTuple):
     in_degree_gini: torch.Tensor
     in_degree_centralization: torch.Tensor
     effective: torch.Tensor
+    strong_components: torch.Tensor
 
 
 @without_derivative("a threshold makes the graph of a map a step function of its entries")
@@ -71,7 +74,8 @@ def graph_statistics(
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        GraphStatistics, [..., T] in the order of `thresholds`: float64, `components` int64, `effective` bool.
+        GraphStatistics, [..., T] in the order of `thresholds`: float64, `components` and `strong_components`
+        int64, `effective` bool.
 
     Raises:
         ValueError: not square, empty, wrong dtype, a threshold outside (0, 1), lengths outside 1..n.
@@ -90,6 +94,8 @@ def graph_statistics(
         tensor([1, 1])
         >>> asc.graph_statistics(torch.eye(4), 0.5).components
         tensor([4])
+        >>> asc.graph_statistics(torch.eye(4).roll(1, 0), 0.5).strong_components  # a ring
+        tensor([1])
 
     References:
         Freeman, Centrality in social networks, 1978. Fiedler, Algebraic connectivity of graphs, 1973. Ruscio
@@ -169,5 +175,14 @@ QUANTITIES = (
     ),
     _of_graph(
         "effective", "density within bounds", "Whether the density lies within [0.05, 0.95].", 1, kind="flag"
+    ),
+    _of_graph(
+        "strong_components",
+        "strongly connected components",
+        "Strongly connected components of the directed thresholded graph; n under a causal mask.",
+        6,
+        kind="count",
+        low=1,
+        high=float,
     ),
 )

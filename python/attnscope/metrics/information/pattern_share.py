@@ -66,7 +66,7 @@ def pattern_share(
             queries and keys [..., n, n].
         tokens: ids of the tokens, whole numbers [..., n], for "duplicate" and "induction".
         over: "matching" is the mean over the queries with a key in T(i); "all" the part of all attention, as
-            `detect_head` of TransformerLens has it ("mul"), whose "duplicate" counts j = i too.
+            `detect_head` of TransformerLens has it ("mul"), whose "induction" counts j = i too.
         support: which keys a query sees: "auto", "causal", "full", or a boolean tensor.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.

@@ -46,14 +46,14 @@ def graph_statistics(
     """Return the fields of `GraphStatistics`, each [..., h, T]."""
     attention = _prepare("graph_statistics", attention, lengths, "max")
     levels = _levels(attention, thresholds)
-    undefined = (math.nan,) * 2 + (-1,) + (math.nan,) * 8 + (False,)
+    undefined = (math.nan,) * 2 + (-1,) + (math.nan,) * 8 + (False, -1)
     rows = [
         statistics_of_graph(edges.at_least(level)) if edges.n else undefined
         for head, edges in enumerate(_edges(attention, levels))
         for level in levels[head]
     ]
     shape = (*attention.shape[:-2], levels.shape[1])
-    types = [torch.float64] * 2 + [torch.int64] + [torch.float64] * 8 + [torch.bool]
+    types = [torch.float64] * 2 + [torch.int64] + [torch.float64] * 8 + [torch.bool, torch.int64]
     fields = zip(zip(*rows, strict=True), types, strict=True)
     tensors = tuple(
         torch.tensor(column, dtype=dtype, device="cpu").reshape(shape) for column, dtype in fields

@@ -100,7 +100,16 @@ def statistics_of_graph(edges: Edges) -> tuple[Any, ...]:
         _gini(incoming),
         central_in,
         n >= 2 and 0.05 <= density <= 0.95,
+        _count_strong_components(edges),
     )
+
+
+def _count_strong_components(edges: Edges) -> int:
+    """Return the number of strongly connected components of the directed graph of these entries."""
+    ends = (edges.queries, edges.keys)
+    directed = sparse.csr_matrix((np.ones(len(edges.keys)), ends), shape=(edges.n, edges.n))
+    count, _ = sparse.csgraph.connected_components(directed, directed=True, connection="strong")
+    return int(count)
 
 
 def components_of(pairs: Edges) -> tuple[int, Array]:

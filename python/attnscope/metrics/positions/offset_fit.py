@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
@@ -31,18 +30,7 @@ class OffsetFit(NamedTuple):
     added: Tensor
 
 
-@contextmanager
-def _memory_errors() -> Iterator[None]:
-    """Turn torch's error into Python's MemoryError when memory runs out."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error) and not isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise MemoryError(f"offset_fit: {error}") from None
-
-
-@_memory_errors()
+@memory_errors("offset_fit")
 def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
     """Fit the best function of the offset; return its R², and the ΔR² of the position.
 
