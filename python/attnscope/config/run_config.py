@@ -15,14 +15,17 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_serializer,
 )
 
 from attnscope._names import file_name_fault, name_fault, path_fault
 from attnscope._nearest import nearest
 from attnscope.config.config_files import as_list, as_mapping, assign, read_config, set_key, split_analysis
+from attnscope.config.memory_texts import as_source, text_sources
 from attnscope.config.packaged_configs import analyses
 from attnscope.config.study_folders import default_study, find_study, load_study
 from attnscope.errors import ConfigError
@@ -162,6 +165,8 @@ class TextSource(Strict):
             chooses; null: none.
         max_words: those of more words likewise; null: none.
         max_characters: a chosen sentence is cut there and counts as truncated; null: none.
+        rows: the texts themselves, where they are in memory: what `analyze` reads, of sentences or token ids.
+            A run stores them in its folder.
     """
 
     path: Place = Field(min_length=1)
@@ -178,6 +183,14 @@ class TextSource(Strict):
     min_words: int | None = Field(default=None, ge=1)
     max_words: int | None = Field(default=None, ge=1)
     max_characters: int | None = Field(default=None, ge=1)
+    rows: list[dict[str, Any]] | None = Field(default=None, repr=False)
+
+    @model_serializer(mode="wrap")
+    def _without_empty_rows(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        if self.rows is None:
+            values.pop("rows", None)
+        return values
 
     @field_validator("max_words")
     @classmethod
@@ -188,10 +201,28 @@ class TextSource(Strict):
         return value
 
 
+def _model_sources(value: object) -> object:
+    """Return a model's name as a list of it; ValueError for a model in memory."""
+    for model in value if isinstance(value, (list, tuple)) else [value]:
+        if hasattr(model, "forward") and hasattr(model, "parameters"):
+            raise ValueError(
+                f"a run loads its models itself, from folders and hub ids, got a {type(model).__name__} in "
+                "memory; analyze(model, texts) measures that, or save_pretrained(FOLDER) makes a folder of it"
+            )
+    return as_list(value)
+
+
+def _text_sources(value: object) -> object:
+    """Return names of files and texts in memory as sources."""
+    return text_sources(value, TextSource.model_fields)
+
+
 Models = Annotated[
-    list[Annotated[ModelSource, BeforeValidator(as_mapping)]], BeforeValidator(as_list), Field(min_length=1)
+    list[Annotated[ModelSource, BeforeValidator(as_mapping)]],
+    BeforeValidator(_model_sources),
+    Field(min_length=1),
 ]
-Texts = Annotated[list[Annotated[TextSource, BeforeValidator(as_mapping)]], BeforeValidator(as_list)]
+Texts = Annotated[list[Annotated[TextSource, BeforeValidator(as_source)]], BeforeValidator(_text_sources)]
 
 
 class Settings(Strict):
@@ -201,7 +232,9 @@ class Settings(Strict):
         study: what is measured, by the name of its folder.
         name: the run's folder below `output`; empty: the study's name and the models' labels.
         models: one or more models (a string is short for its `path`).
-        texts: one or more sources of sentences (a string is short for its `path`).
+        texts: one or more sources of sentences (a string is short for its `path`), or the texts themselves
+            as `analyze` takes them: a list of sentences, a table with a column of texts. A run stores those
+            in its folder; {"rows": table, "column": "body", "group": "news"} says more of them.
         protocols: whose computations, of those that the study declares; "both" is short for all of them.
         layers: only these layers; empty takes all.
         max_tokens: longer sentences are cut to so many tokens; None: the model's context.
@@ -262,6 +295,16 @@ class Settings(Strict):
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration, defaults included, as plain data."""
         return self.model_dump(mode="json")
+
+    def __repr__(self) -> str:
+        """Return the configuration as YAML, the texts in memory as their number."""
+        values = self.to_dict()
+        for source in values["texts"]:
+            if "rows" in source:
+                source["rows"] = f"{len(source['rows'])} texts in memory"
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100).rstrip()
+
+    __str__ = __repr__
 
     def to_yaml(self) -> str:
         """Return the configuration as YAML that `Settings.from_yaml` and `attnscope run` read."""
@@ -349,7 +392,7 @@ def explain(
             lines.append(f"{where} is missing{option}")
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-            received = "" if "got " in message else f", got {item['input']!r}"
+            received = "" if "got " in message else f", got {item['input']!r:.200}"
             lines.append(f"{where}: {message[0].lower()}{message[1:]}{received}")
     return "; ".join(dict.fromkeys(lines))
 

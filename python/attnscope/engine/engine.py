@@ -23,6 +23,7 @@ from attnscope import _blas
 from attnscope._evaluation import plain_defaults
 from attnscope._memory import frozen_gc, give_back_large_blocks, system_arrow_pool
 from attnscope._safe_text import escape_controls
+from attnscope.config.memory_texts import json_lines
 from attnscope.config.run_config import Settings
 from attnscope.engine.encoding import samples_table
 from attnscope.engine.executors.executor import Executor, LocalExecutor, Outcome
@@ -37,6 +38,7 @@ from attnscope.engine.provenance import (
     read_provenance,
     refuse_changed,
     refuse_existing,
+    with_stored_texts,
 )
 from attnscope.engine.stop import stop_signals
 from attnscope.errors import DiskFull, Interrupted, UnitsFailed, command
@@ -145,10 +147,12 @@ class Engine:
                 system_arrow_pool(),
                 plain_defaults(),
             ):
-                facts = provenance(self.settings, plan.digest)
+                settings = with_stored_texts(self.settings)
+                facts = provenance(settings, plan.digest)
                 if resume:
                     refuse_changed(self.folder, facts)
-                write_bytes(self.folder / "study.yaml", self.settings.to_yaml().encode())
+                self._store_texts(settings)
+                write_bytes(self.folder / "study.yaml", settings.to_yaml().encode())
                 self.store.open({unit.id: unit.folder for unit in plan.units}, self.say)
                 yield facts, lock
         except OSError as error:
@@ -160,6 +164,13 @@ class Engine:
             raise DiskFull(error.errno, why, str(error.filename or self.folder)) from error
         finally:
             self.executor.close()
+
+    def _store_texts(self, stored: Settings) -> None:
+        """Write the texts in memory where the settings to be stored name them."""
+        for source, file in zip(self.settings.texts, stored.texts, strict=True):
+            if source.rows is not None:
+                make_folder(Path(file.path).parent)
+                write_bytes(Path(file.path), json_lines(source.rows))
 
     @contextmanager
     def _locked_folder(self, refuse: Callable[[], None] | None) -> Iterator[FolderLock]:

@@ -21,6 +21,7 @@ import torch
 from attnscope._documents import read_json
 from attnscope._limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
 from attnscope._names import file_name_fault
+from attnscope.config.memory_texts import INPUTS
 from attnscope.config.run_config import Settings
 from attnscope.engine.git_state import ask_git, git_state
 from attnscope.errors import ConfigError, DocumentError, ResultsError, command
@@ -157,7 +158,7 @@ def refuse_another(folder: Path, settings: Settings) -> None:
         stored_settings = Settings.from_yaml(folder / "study.yaml")
     except ConfigError as error:
         raise FileExistsError(f"{folder} exists, and its study cannot be read: {error}") from error
-    if changed := changes(stored_settings, settings):
+    if changed := changes(stored_settings, with_stored_texts(settings)):
         raise FileExistsError(f"{folder} exists and holds another study ({changed}); choose another --name")
 
 
@@ -166,7 +167,7 @@ def refuse_other_study(folder: Path, settings: Settings) -> None:
     if (folder / "study.yaml").is_file():
         refuse_another(folder, settings)
         return
-    foreign = [path.name for path in _content(folder) if path.name != SHARDS]
+    foreign = [path.name for path in _content(folder) if path.name not in (SHARDS, INPUTS)]
     if foreign:
         raise FileExistsError(
             f"{folder} exists, holds {foreign[0]!r:.80} and is no run folder; choose another folder"
@@ -230,6 +231,18 @@ def default_name(study: Settings) -> str:
     return name
 
 
+def with_stored_texts(settings: Settings) -> Settings:
+    """Return the settings with the files of the run folder in the place of texts in memory."""
+    if all(source.rows is None for source in settings.texts):
+        return settings
+    folder = (Path(settings.output) / (settings.name or default_name(settings))).resolve() / INPUTS
+    values = settings.to_dict()
+    for entry in values["texts"]:
+        if entry.pop("rows", None) is not None:
+            entry["path"] = str(folder / entry["path"])
+    return Settings(**values)
+
+
 def resolved(study: Settings) -> Settings:
     """Return the settings with absolute paths, so that a run can be resumed from any folder."""
     values = study.to_dict()
@@ -245,7 +258,7 @@ def resolved(study: Settings) -> Settings:
 
 
 def differences(first: Any, second: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield the differences of two studies, as plain data: the key and the value of each, cut to 60 letters.
+    """Yield the differences of two studies, as plain data: the key and the value of each, 60 letters of it.
 
     >>> list(differences({"texts": [{"column": "a"}]}, {"texts": [{"column": "b"}]}))
     [('texts[0].column', "'a'", "'b'")]
@@ -257,7 +270,12 @@ def differences(first: Any, second: Any, key: str = "") -> Iterator[tuple[str, s
         for place, pair in enumerate(zip(first, second, strict=True)):
             yield from differences(*pair, f"{key}[{place}]")
     elif first != second:
-        yield key, f"{first!r:.60}", f"{second!r:.60}"
+        words = [repr(first), repr(second)]
+        pairs = enumerate(zip(*words, strict=False))
+        shared = next((place for place, (old, new) in pairs if old != new), 0) - 10
+        start = shared if shared > 0 and max(map(len, words)) > 60 else 0
+        shown = [("…" if start else "") + word[start : start + 60] for word in words]
+        yield key, shown[0], shown[1]
 
 
 def settings_of(config: str | Path | Settings, **overrides: Any) -> Settings:

@@ -8,7 +8,8 @@ No file is in memory as a whole; `attnscope._limits` bounds a row.
 Example:
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from attnscope.config.run_config import TextSource
+    >>> from attnscope.config.memory_texts import is_sentence
+from attnscope.config.run_config import TextSource
     >>> from attnscope.texts.readers import read_rows
     >>> file = Path(tempfile.mkdtemp()) / "texts.jsonl"
     >>> _ = file.write_text('{"text": "the cat", "kind": "a"}\n')
@@ -25,13 +26,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope._documents import parse_json
 from attnscope._limits import MAX_PARQUET_COLUMNS, MAX_ROW_CHARACTERS
 from attnscope._nearest import nearest
+from attnscope.config.memory_texts import is_sentence
 from attnscope.config.run_config import TextSource
 from attnscope.config.study_folders import studies
 from attnscope.errors import ConfigError, DocumentError
@@ -57,6 +59,8 @@ def read_rows(source: TextSource, *, extras: bool = True) -> Iterator[Row]:
         extras: False leaves the other columns out where that saves reading them.
     """
     path = Path(source.path)
+    if source.rows is not None:
+        return _of_cells(source.rows, _column(source, [*dict.fromkeys(chain(*source.rows))], path), path)
     if source.path.startswith("builtin:"):
         return _builtin(source)
     if source.path == "sample" and not path.exists():
@@ -74,6 +78,10 @@ def read_rows(source: TextSource, *, extras: bool = True) -> Iterator[Row]:
         return readers[path.suffix.lower()](path, source)
     if path.is_file():
         raise ConfigError(f"texts: {path}: the ending says what a file is; known: {', '.join(readers)}")
+    if is_sentence(source.path):
+        raise ConfigError(
+            f"texts: there is no file {source.path!r:.80}, and the name of a data set holds no blank"
+        )
     return _read_datasets(source)
 
 

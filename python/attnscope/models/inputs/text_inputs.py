@@ -27,6 +27,8 @@ from attnscope.models.inputs.forward_inputs import MAIN, ForwardInputs
 
 #: Columns of a table that are texts, the first that it has.
 TEXT_COLUMNS = ("text", "sentence", "content")
+#: What errors call a table that came row by row.
+_ROWS = "list of rows"
 
 
 class Pair(NamedTuple):
@@ -63,6 +65,32 @@ def read_inputs(function: str, inputs: Any, column: str = "", name: str = "input
     if not entries:
         raise ValueError(f"{function}: there are no inputs")
     return entries
+
+
+def read_table(function: str, inputs: Any, column: str = "") -> tuple[str, dict[str, list[Any]]] | None:
+    """Return the name of the column of texts and every column of a table; None for inputs of other kinds.
+
+    Args:
+        function: whose name errors begin with.
+        inputs: see the module.
+        column: as `read_inputs` takes it.
+
+    Raises:
+        ValueError: a table without such a column.
+    """
+    if isinstance(inputs, (list, tuple)) and inputs and all(_is_row(item) for item in inputs):
+        table: Any = _columns_of_rows(inputs)
+        kind = _ROWS
+    elif _is_table(inputs):
+        table, kind = inputs, type(inputs).__name__
+    else:
+        return None
+    names = _column_names(table) or []
+    if not column and "input_ids" in names:
+        chosen = "input_ids"
+    else:
+        chosen = _text_column(function, table, names, kind, column)
+    return chosen, {name: _values(function, table, name) for name in names}
 
 
 def stream_ids(
@@ -127,10 +155,7 @@ def _entries(function: str, inputs: Any, column: str, name: str) -> list[Entry]:
     if items and all(_is_message(item) for item in items):
         return [Chat(items)]
     if items and all(_is_row(item) for item in items):
-        columns = {
-            key: [row.get(key) for row in items] for key in dict.fromkeys(key for row in items for key in row)
-        }
-        return _of_columns(function, columns, column, "list of rows")
+        return _of_columns(function, _columns_of_rows(items), column, _ROWS)
     return [_entry(function, place, item) for place, item in enumerate(items)]
 
 
@@ -202,6 +227,11 @@ def _is_row(value: Any) -> bool:
     )
 
 
+def _columns_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
 def _is_whole(value: Any) -> bool:
     kind = str(value.dtype)
     return "int" in kind
@@ -251,6 +281,12 @@ def _of_columns(function: str, table: Any, column: str, kind: str = "") -> list[
     if not column and "input_ids" in names:
         fields = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "bbox")
         return [{name: _values(function, table, name) for name in names if name in fields}]
+    chosen = _text_column(function, table, names, kind, column)
+    return [_cell(function, chosen, row, cell) for row, cell in enumerate(_values(function, table, chosen))]
+
+
+def _text_column(function: str, table: Any, names: Sequence[str], kind: str, column: str) -> str:
+    """Return the name of the column of texts."""
     chosen = column or next((name for name in TEXT_COLUMNS if name in names), "")
     if not chosen:
         texts = [
@@ -264,7 +300,7 @@ def _of_columns(function: str, table: Any, column: str, kind: str = "") -> list[
                 f"{', '.join(names) or 'none'}; hand over that column alone"
             )
         chosen = texts[0]
-    return [_cell(function, chosen, row, cell) for row, cell in enumerate(_values(function, table, chosen))]
+    return chosen
 
 
 def _cell(function: str, column: str, row: int, cell: Any) -> Entry:
