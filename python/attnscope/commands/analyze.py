@@ -7,11 +7,10 @@ No study, no files: every quantity whose sites can be captured is measured, unde
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,27 +18,20 @@ from torch import Tensor
 
 from attnscope._warn import collect_warnings, summarize, warn
 from attnscope.capture.module_tracing import model_hint, resolve_indices
-from attnscope.engine.answer_regions import Region
+from attnscope.commands.text_measurement import InputRequest, TextMeasurement
+from attnscope.config.run_config import parse_bytes
 from attnscope.engine.answers import append_answers
 from attnscope.engine.prepared import PreparedTexts, prepare_texts
-from attnscope.engine.recipe import TABLE_KEYS, LeftOut, Recipe, complete_recipe, named_recipe
+from attnscope.engine.recipe import complete_recipe, named_recipe
 from attnscope.engine.text_sites import TextSites
 from attnscope.metrics.measure import Metrics
-from attnscope.metrics.selected_queries import chosen_queries
 from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.architecture import depth, largest_setting, text_config
-from attnscope.models.inputs.answer_spans import NO_ANSWER, answer_spans
 from attnscope.models.inputs.context_length import context_length
 from attnscope.models.inputs.media_inputs import read_media, tokenizer_in
 from attnscope.models.inputs.prompt_learning import virtual_tokens
 from attnscope.models.inputs.text_inputs import Entry, read_inputs
-from attnscope.results.features import describe_column
 from attnscope.results.results import Results
-from attnscope.study_api.forward import Batch, self_attention
-from attnscope.study_api.tables import Rows, Table
-
-if TYPE_CHECKING:
-    from attnscope.capture import Layer
 
 
 def analyze(
@@ -57,6 +49,9 @@ def analyze(
     queries: Any = None,
     name: str = "",
     column: str = "",
+    vectors: bool = False,
+    progress: bool = True,
+    max_memory: int | str | None = None,
     **options: Any,
 ) -> Results:
     """Measure the attention of a model on some inputs, one layer at a time, without writing anything.
@@ -88,6 +83,10 @@ def analyze(
         name: of the model in the tables; empty takes its own.
         column: of a table, the one that holds the texts; empty takes text, sentence, content, or the only
             column of texts.
+        vectors: also numbers per query, key or rank, of metrics that have numbers per map. Those of a metric
+            that has no others are always given.
+        progress: a bar after two seconds, on a terminal or in a notebook; elsewhere a line every ten seconds.
+        max_memory: bound for the attention alive at a time, such as "4GB": fewer texts go into a pass.
         options: given to every metric that takes an option of that name. Metrics that compare attention with
             states (`geometric_semantic_alignment`, `reference_influence`) take `space`: "value", the head's
             own value vectors (the head mean has none: NaN), or "hidden", the residual stream entering the
@@ -101,6 +100,8 @@ def analyze(
         The same of each layer's mean over its heads: `head_means`, `head_mean_graphs`, `head_mean_vectors`,
         `head_mean_bars`. Sample, layer and head count from 0; what has no value is null. Columns that got no
         value at all are in `results.left_out`, each with the reason; with metrics=None the tables lack them.
+        Ctrl-C in a notebook or at a prompt gives the results of the texts that are measured; in a script the
+        KeyboardInterrupt has them as `results`.
         Of an encoder-decoder the encoder is measured; where the mapping holds `decoder_input_ids`, its
         decoder and its cross attention too, whose layers count on behind the encoder's. The key `attention`
         is then "encoder", "decoder" or "cross". A row of cross attention is of a head's map of the decoder's
@@ -143,79 +144,12 @@ def analyze(
         generate=generate,
         queries=queries,
         cross=True,
+        vectors=vectors,
+        progress=progress,
+        layer_bytes=None if max_memory is None else parse_bytes(max_memory) // 4,
+        keep_partial=True,
     )
     return measure_inputs(request, model, inputs, metrics, tokenizer, layers, options)
-
-
-@dataclass(frozen=True)
-class InputRequest:
-    """The texts that a call reads, and the part of each that it measures.
-
-    Attributes:
-        function: whose name errors begin with.
-        name: of the model in the tables; empty takes its own.
-        column: of a table, the one that holds the texts.
-        answer: of each text, None without answers.
-        answer_unit: "tokens" or "characters".
-        region: the part of each text that is measured.
-        keep_empty: keep columns without a value, so that names do not depend on the texts.
-        processor: of pictures and sounds; None without any.
-        stack: part of the names of stacks whose layers are measured.
-        generate: options of the model's `generate`, which then writes the answers; None: it writes none.
-        queries: that means over rows are restricted to, None for all.
-        cross: cross attention is measured too.
-    """
-
-    function: str
-    name: str = ""
-    column: str = ""
-    answer: Any = None
-    answer_unit: str = "tokens"
-    region: Region = "text"
-    keep_empty: bool = False
-    processor: Any = None
-    stack: str = ""
-    generate: Mapping[str, Any] | None = None
-    queries: Any = None
-    cross: bool = False
-
-    @property
-    def has_answers(self) -> bool:
-        """True if texts have answers, of the caller or of the model.
-
-        Raises:
-            ValueError: answers of both.
-        """
-        if self.answer is not None and self.generate is not None:
-            raise ValueError(
-                f"{self.function}: answer says where answers are, generate writes them; give one"
-            )
-        return self.answer is not None or self.generate is not None
-
-    def chosen(self, batch: Batch, spans: Sequence[tuple[int, int]] | None) -> Tensor | None:
-        """Return the queries of a batch's texts that means over rows are restricted to, None for all."""
-        if self.queries is None:
-            return None
-        answers = [None if spans is None else spans[sample] for sample in batch.samples]
-        return chosen_queries(self.function, self.queries, batch.query_lengths, answers, batch.samples)
-
-    def spans(self, texts: PreparedTexts, tokenizer: Any) -> list[tuple[int, int]] | None:
-        """Return the answers of texts as spans of tokens; None without answers."""
-        if self.generate is not None:
-            ends = (texts.answer_starts[sample] for sample in range(len(texts.inputs)))
-            generated = [(start, text.n_tokens) for start, text in zip(ends, texts.inputs, strict=True)]
-            spans = [span if span[0] < span[1] else NO_ANSWER for span in generated]
-        elif self.answer is None:
-            return None
-        else:
-            ids = [text.encoded.ids.tolist() for text in texts.inputs]
-            written = [text.sentence.text for text in texts.inputs]
-            spans = answer_spans(
-                self.function, self.answer, ids, texts=written, tokenizer=tokenizer, unit=self.answer_unit
-            )
-        if self.region != "text" and NO_ANSWER in spans:
-            raise ValueError(f"{self.function}: text {spans.index(NO_ANSWER)} has no answer")
-        return spans
 
 
 def measure_inputs(
@@ -233,7 +167,9 @@ def measure_inputs(
     if metrics is None:
         recipe = complete_recipe(options, with_answers=request.has_answers)
     else:
-        recipe = named_recipe(metrics, options, with_answers=request.has_answers)
+        recipe = named_recipe(
+            metrics, options, with_answers=request.has_answers, with_vectors=request.vectors
+        )
     inputs, tokenizer = _read_processor(function, inputs, tokenizer, request.processor)
     loaded, tokenizer, own_name = _model_of(model, tokenizer)
     label = request.name or own_name
@@ -242,65 +178,31 @@ def measure_inputs(
     texts = _prepared(function, loaded, read_inputs(function, inputs, request.column), tokenizer, request)
     spans = request.spans(texts, tokenizer)
     text_sites = TextSites(loaded, spans, virtual_tokens(loaded).number, request.region)
-    left_out, others = LeftOut(recipe.columns), OtherMaps(function, type(loaded).__name__)
-    tables_of_rows = _TablesOfRows({"model": label, "revision": "", "step": -1})
     # without named metrics: all sites that the model gives
-    needed, optional_sites = ((), recipe.states()) if metrics is None else (recipe.states(), ())
+    sites = ((), recipe.states()) if metrics is None else (recipe.states(), ())
+    measurement = TextMeasurement(request, recipe, label, sites, layers)
     with collect_warnings() as undefined:
-        for forward_pass in texts.passes(label, loaded):
-            for number, layer in self_attention(
-                loaded,
-                forward_pass.arguments,
-                layers=layers,
-                sites=("attention", *needed),
-                extra=optional_sites,
-                reasons=left_out.sites,
-                stack=request.stack,
-                cross=request.cross,
-            ):
-                if not forward_pass.is_of(layer):
-                    others.add(layer, len(forward_pass.batch.samples))
-                    continue
-                batch = forward_pass.batch_of(layer)
-                tables_of_rows.has_kinds |= forward_pass.has_decoder or layer.cross
-                chosen = request.chosen(batch, spans)
-                for table, columns in recipe.measure(layer, number, batch, left_out, text_sites, chosen):
-                    tables_of_rows.add(table, columns, _kind_of(layer))
+        stop = measurement.run(loaded, texts, spans, text_sites)
     summarize(undefined)
-    others.report(is_all=not len(tables_of_rows))
-    reasons = left_out.reasons(undefined)
-    tables = tables_of_rows.arrow(reasons if metrics is None and not request.keep_empty else ())
-    if reasons:
-        count = f"{len(reasons)} of {len(recipe.columns)}"
-        warn(f"{function}: {count} columns have no value; results.left_out has the reasons")
-    tables = {"samples": _with_spans(texts.samples_table(label), spans), **tables}
-    facts = {"model": label, "architecture": type(loaded).__name__, "left_out": reasons}
-    facts |= _facts_of(loaded, recipe, request)
-    results = Results(tables, provenance={**facts, "inputs": texts.names})
-    results.model, results.inputs = weakref.ref(loaded), texts.arguments
+    if stop is not None and not (request.keep_partial and measurement.measured):
+        raise stop
+    results = measurement.results(loaded, texts, spans, undefined, is_complete=metrics is None)
+    if stop is None:
+        return results
+    return _stopped(function, stop, results, len(measurement.measured), len(texts.inputs))
+
+
+def _stopped(function: str, stop: KeyboardInterrupt, results: Results, measured: int, texts: int) -> Results:
+    """Return the results of a call that somebody stopped at a prompt or in a notebook.
+
+    Raises:
+        KeyboardInterrupt: the stop of a script, which has the results as `results`.
+    """
+    if not hasattr(sys, "ps1"):
+        stop.results = results  # type: ignore[attr-defined]
+        raise stop
+    warn(f"{function}: stopped; {measured} of {texts} texts are measured and in the results")
     return results
-
-
-def _facts_of(model: Any, recipe: Recipe, request: InputRequest) -> dict[str, Any]:
-    """Return what features say of themselves: type and commit of the model, columns, the measured region."""
-    return {
-        "dtype": str(getattr(model, "dtype", "")).removeprefix("torch."),
-        "commit": getattr(model.config, "_commit_hash", None) or "",
-        "columns": {column.name: describe_column(column) for column in recipe.columns},
-        "answers": request.region != "text",
-    }
-
-
-def _with_spans(samples: Any, spans: Sequence[tuple[int, int]] | None) -> Any:
-    """Return the table of samples with the first token of each answer and one past its last."""
-    if spans is None:
-        return samples
-    import pyarrow as pa
-
-    place = samples["sample"].to_pylist()
-    for at, name in enumerate(("start", "stop")):
-        samples = samples.append_column(name, pa.array([spans[sample][at] for sample in place], pa.int64()))
-    return samples
 
 
 def _prepared(
@@ -323,92 +225,6 @@ def _read_processor(function: str, inputs: Any, tokenizer: Any, processor: Any) 
     return read_media(function, inputs, processor), tokenizer
 
 
-class _TablesOfRows:
-    """The rows of every table, as they come.
-
-    Attributes:
-        has_kinds: the model has several kinds of attention, which then are a key of its tables.
-    """
-
-    def __init__(self, checkpoint: Mapping[str, Any]) -> None:
-        self._checkpoint = dict(checkpoint)
-        self._parts: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
-        self._declared: dict[str, Table] = {}
-        self.has_kinds = False
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def add(self, table: str, columns: Mapping[str, Any], kind: str) -> None:
-        """Add rows of single heads, or of their mean where the columns name no head.
-
-        Args:
-            table: name of the table of single heads.
-            columns: keys and values.
-            kind: of the layer's attention: encoder, decoder or cross.
-        """
-        declared = Table(table, TABLE_KEYS[table], None)
-        if table != "layers" and "head" not in columns:
-            declared = declared.head_means()
-        self._parts.setdefault(declared.name, []).append((columns, kind))
-        self._declared[declared.name] = declared
-
-    def arrow(self, left_out: Collection[str]) -> dict[str, Any]:
-        """Return the tables by name, without the columns of these names that hold no value."""
-        return {name: _without(self._rows(name).arrow(), left_out) for name in self._parts}
-
-    def _rows(self, name: str) -> Rows:
-        """Return the rows of a table, with the kind of attention among its keys where there are several."""
-        declared = self._declared[name]
-        if self.has_kinds:
-            place = declared.keys.index("layer")
-            keys = (*declared.keys[:place], "attention", *declared.keys[place:])
-            declared = replace(declared, keys=keys)
-        rows = Rows(declared, "analyze", self._checkpoint)
-        has_rectangles = any("n_queries" in columns for columns, _ in self._parts[name])
-        for columns, kind in self._parts[name]:
-            extra = {"attention": kind} if self.has_kinds else {}
-            if has_rectangles and "n_queries" not in columns:
-                extra["n_queries"] = columns["n_tokens"]
-            rows.add(**columns, **extra)
-        return rows
-
-
-def _kind_of(layer: Layer) -> str:
-    """Return which attention of an encoder-decoder a layer has."""
-    return "cross" if layer.cross else "decoder" if "decoder" in layer.stack else "encoder"
-
-
-class OtherMaps:
-    """The layers whose maps are not of the inputs as wholes: of windows, or of each of several pictures."""
-
-    def __init__(self, function: str, model: str) -> None:
-        self._function = function
-        self._model = model
-        self._counts: dict[str, tuple[int, int]] = {}
-
-    def add(self, layer: Layer, samples: int) -> None:
-        """Note a layer that read some samples."""
-        self._counts.setdefault(layer.stack, (len(layer.valid), samples))
-
-    def report(self, *, is_all: bool) -> None:
-        """Warn of the layers that are left out.
-
-        Raises:
-            ValueError: if those are all (`is_all`).
-        """
-        if not self._counts:
-            return
-        words = ", ".join(f"{stack} ({maps} for {n})" for stack, (maps, n) in self._counts.items())
-        message = (
-            f"{self._function}: {self._model}: maps of windows or of single pictures, not one for each "
-            f"input: {words}; capture(model) gives them"
-        )
-        if is_all:
-            raise ValueError(message)
-        warn(f"{message}; these layers are left out")
-
-
 def _check_first_arguments(model: Any, metrics: Any) -> None:
     """Raise for an argument in the place of another."""
     if isinstance(model, (Tensor, np.ndarray)):
@@ -424,12 +240,6 @@ def _check_first_arguments(model: Any, metrics: Any) -> None:
             f"analyze: metrics must be names, got a {type(metrics).__name__}; a tokenizer is given as "
             "tokenizer=..."
         )
-
-
-def _without(table: Any, names: Collection[str]) -> Any:
-    """Return a table without the columns of these names that hold no value."""
-    empty = [name for name in names if name in table.column_names]
-    return table.drop_columns([name for name in empty if table.column(name).null_count == len(table)])
 
 
 def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:

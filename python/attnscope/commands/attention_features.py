@@ -119,6 +119,7 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             answer_only=self.answer_only,
             layers=self.layers,
             tokenizer=self.tokenizer,
+            progress=False,
             **(self.options or {}),
         )
 

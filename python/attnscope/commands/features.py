@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.commands.analyze import InputRequest, measure_inputs
+from attnscope.commands.analyze import measure_inputs
+from attnscope.commands.text_measurement import InputRequest
 from attnscope.metrics.measure import Metrics
 from attnscope.results.features import Features, features_of
 
@@ -27,6 +28,7 @@ def features(
     layers: Sequence[int] | int | None = None,
     tokenizer: Any = None,
     column: str = "",
+    progress: bool = True,
     **options: Any,
 ) -> Features:
     """Measure the attention of a model on some texts and return a row of numbers for each text.
@@ -56,6 +58,7 @@ def features(
         layers: only these layers.
         tokenizer: of the model, for texts; its folder or hub id, or None for a model that is one.
         column: of a table, the one that holds the texts.
+        progress: a bar after two seconds, as `analyze` shows it.
         options: given to every metric that takes an option of that name.
 
     Returns:
@@ -85,7 +88,17 @@ def features(
         raise ValueError(f"{name}: answer_only needs answers, got None")
     _check_thresholds(options, metrics)
     region: Any = "text" if not has_answers else "answer" if answer_only else "prefix"
-    request = InputRequest(name, "", column, answers, answer_unit, region, keep_empty=True, generate=generate)
+    request = InputRequest(
+        name,
+        "",
+        column,
+        answers,
+        answer_unit,
+        region,
+        keep_empty=True,
+        generate=generate,
+        progress=progress,
+    )
     results = measure_inputs(request, model, texts, metrics, tokenizer, layers, options)
     count = len(results.table("samples", ["sample"]))
     index = {}

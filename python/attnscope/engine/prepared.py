@@ -143,18 +143,24 @@ class PreparedTexts:
                 )
         return inputs_of_samples
 
-    def passes(self, label: str, model: Any) -> Iterator[ForwardPass]:
-        """Yield the forward passes, as many texts in each as the attention of a layer has room for."""
+    def passes(self, label: str, model: Any, layer_bytes: int | None = None) -> Iterator[ForwardPass]:
+        """Yield the forward passes, as many texts in each as the attention of a layer has room for.
+
+        Args:
+            label: of the model.
+            model: of transformers.
+            layer_bytes: bound for the attention of a layer; None takes `LAYER_BYTES`.
+        """
         heads = largest_setting(text_config(model.config), "num_attention_heads", 1)
         virtual = virtual_tokens(model).number
         unit = _unit(label, [self.inputs[place] for place in self.plain])
-        for inputs in batches(unit, heads):
+        for inputs in batches(unit, heads, layer_bytes):
             batch = batch_of(inputs, self.encoder)
             arguments = padded(batch, self.encoder.pad_id, input_device(model))
             yield ForwardPass(batch, arguments, virtual, media=MediaLayouts(model))
         dtype = next((weights.dtype for weights in model.parameters() if weights.is_floating_point()), None)
         for first, group in self.groups:
-            for rows in _divided(group, heads):
+            for rows in _divided(group, heads, layer_bytes or LAYER_BYTES):
                 part = _trimmed(group.select(rows)) if group.is_divisible else group
                 batch = batch_of([self.inputs[first + row] for row in rows], self.encoder)
                 layouts = with_images(model, part.tensors, batch.token_ids, batch.tokens)
@@ -319,7 +325,7 @@ def _cut(group: ForwardInputs, encoder: Encoder, first: int) -> tuple[ForwardInp
     return group, inputs
 
 
-def _divided(group: ForwardInputs, heads: int) -> Iterator[list[int]]:
+def _divided(group: ForwardInputs, heads: int, layer_bytes: int) -> Iterator[list[int]]:
     """Yield the rows of a mapping that one pass reads: texts of similar length together."""
     if not group.is_divisible:
         yield list(range(group.size))
@@ -328,7 +334,7 @@ def _divided(group: ForwardInputs, heads: int) -> Iterator[list[int]]:
     rows: list[int] = []
     for row in sorted(range(group.size), key=lambda row: (lengths[row], row)):
         n, size = lengths[row], len(rows) + 1
-        room = size * heads * n * n * 4 <= LAYER_BYTES and size * n <= BATCH_TOKENS
+        room = size * heads * n * n * 4 <= layer_bytes and size * n <= BATCH_TOKENS
         if rows and not (room and (n or size <= _OTHERS_A_PASS)):
             yield rows
             rows = []

@@ -51,8 +51,8 @@ class Lines:
         """Count finished items."""
         self.n += count
 
-    def set_postfix_str(self, text: str) -> None:
-        """Set the text behind the count: the item in progress."""
+    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
+        """Set the text behind the count: the item in progress; `refresh` is for bars."""
         self._note = text
 
     def __str__(self) -> str:
@@ -81,15 +81,29 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def progress_bar(total: int, label: str, initial: int = 0, *, show: bool = True, inner: bool = False) -> Any:
+def progress_bar(
+    total: int,
+    label: str,
+    initial: int = 0,
+    *,
+    show: bool = True,
+    inner: bool = False,
+    delay: float = 0.0,
+    unit: str = "it",
+) -> Any:
     """Return a context manager with `update`, `n` and `set_postfix_str`.
 
     Args:
         inner: part of what another one counts: gone when it ends, and no lines of its own.
+        delay: seconds before a bar is shown.
+        unit: name of what is counted.
     """
     from tqdm.auto import tqdm
 
     seen = sys.stderr.isatty() or any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)
     if show and not inner and not seen:
         return Lines(total, label, initial)
-    return tqdm(total=total, initial=initial, desc=label, disable=not (show and seen), leave=not inner)
+    disable = not (show and seen)
+    return tqdm(
+        total=total, initial=initial, desc=label, disable=disable, leave=not inner, delay=delay, unit=unit
+    )

@@ -301,8 +301,18 @@ def _align_entries(parts: Mapping[str, tuple[Sequence[Any], Any]]) -> tuple[list
     return places, columns
 
 
-def named_recipe(metrics: Metrics, options: Mapping[str, Any], *, with_answers: bool = True) -> Recipe:
-    """Return the quantities of some metrics."""
+def named_recipe(
+    metrics: Metrics, options: Mapping[str, Any], *, with_answers: bool = True, with_vectors: bool = True
+) -> Recipe:
+    """Return the quantities of some metrics.
+
+    Args:
+        metrics: as `measure` takes them.
+        options: of all metrics that take them.
+        with_answers: texts have answers.
+        with_vectors: also numbers per query, key or rank; without it only those of metrics with no others,
+            and of columns that are named themselves.
+    """
     common = dict(options)
     space = common.pop("space", None)
     metrics = [metrics] if isinstance(metrics, str) else metrics
@@ -354,10 +364,23 @@ def named_recipe(metrics: Metrics, options: Mapping[str, Any], *, with_answers: 
             key, name, settings.get(key, {}), spaces.get(key), single_columns.get(key)
         )
     ]
+    if not with_vectors:
+        chosen = _without_vectors(chosen, single_columns)
     if not with_answers and any("answer" in column.needs for column in chosen):
         key = next(key for key, name in named.items() if _reads_answers(name))
         raise ValueError(f"analyze: {key} reads answers; answer=[(start, stop), ...] has one for each text")
     return Recipe(chosen, "persistence" in named.values())
+
+
+def _without_vectors(chosen: Sequence[Quantity], single_columns: Mapping[str, Quantity]) -> list[Quantity]:
+    """Return the quantities with a number per map, and the vectors of metrics that have no such number."""
+    with_numbers = {quantity.metric for quantity in chosen if table_of(quantity) != "vectors"}
+    named = {column.name for column in single_columns.values()} | set(single_columns)
+    return [
+        quantity
+        for quantity in chosen
+        if table_of(quantity) != "vectors" or quantity.metric not in with_numbers or quantity.name in named
+    ]
 
 
 def _reads_answers(metric: str) -> bool:

@@ -8,8 +8,7 @@ No file is in memory as a whole; `attnscope._limits` bounds a row.
 Example:
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from attnscope.config.memory_texts import is_sentence
-from attnscope.config.run_config import TextSource
+    >>> from attnscope.config.run_config import TextSource
     >>> from attnscope.texts.readers import read_rows
     >>> file = Path(tempfile.mkdtemp()) / "texts.jsonl"
     >>> _ = file.write_text('{"text": "the cat", "kind": "a"}\n')

@@ -197,7 +197,9 @@ def measure_in_training(
     with preserved(model):
         model.eval()
         try:
-            return attnscope.analyze(model, texts, metrics, tokenizer=tokenizer, **options)
+            return attnscope.analyze(
+                model, texts, metrics, tokenizer=tokenizer, **{"progress": False, **options}
+            )
         finally:
             for module, mode in modes.items():
                 module.training = mode

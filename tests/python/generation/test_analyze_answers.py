@@ -71,8 +71,8 @@ def test_the_answer_is_written_and_measured_with_its_prompt(model):
 )
 def test_means_over_rows_are_over_the_chosen_queries(model, queries, chosen):
     metrics = ["attention_entropy", "sink_share", "local_global_ratio", "head_divergence", "fiedler_value"]
-    results = asc.analyze(model, PROMPTS, metrics, generate=GREEDY, queries=queries, window=1)
-    unrestricted = asc.analyze(model, PROMPTS, metrics, generate=GREEDY, window=1)
+    results = asc.analyze(model, PROMPTS, metrics, generate=GREEDY, queries=queries, window=1, vectors=True)
+    unrestricted = asc.analyze(model, PROMPTS, metrics, generate=GREEDY, window=1, vectors=True)
     for sample, prompt in enumerate(PROMPTS):
         _, maps = answered(model, prompt)
         rows = list(chosen[sample])

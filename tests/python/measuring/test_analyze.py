@@ -61,7 +61,7 @@ def test_numbers_per_map_threshold_and_token(llama):
 
 def test_padding_changes_nothing(llama):
     inputs = text(llama, padding="right", batch=2, n=20)
-    padded_results = asc.analyze(llama, inputs, ["fiedler_value", "attention_entropy"])
+    padded_results = asc.analyze(llama, inputs, ["fiedler_value", "attention_entropy"], vectors=True)
     assert padded_results.table("samples")["n_tokens"].tolist() == [20, 11]
     single_results = asc.analyze(llama, inputs["input_ids"][1:, :11], ["fiedler_value", "attention_entropy"])
     padded = padded_results.table("heads").query("sample == 1").reset_index(drop=True)
@@ -149,7 +149,7 @@ def test_metrics_that_need_states(llama, space):
     ids = text(llama, batch=2, n=9)["input_ids"]
     # a metric of attention alone may stand beside them
     metrics = ["geometric_semantic_alignment", "reference_influence", "fiedler_value"]
-    results = asc.analyze(llama, ids, metrics, space=space)
+    results = asc.analyze(llama, ids, metrics, space=space, vectors=True)
     heads, vectors = results.to_xarray("heads"), results.table("vectors")
     means = results.to_xarray("head_means")
     with torch.no_grad(), asc.capture(llama, sites=("attention", space)) as recording:
@@ -205,9 +205,8 @@ def test_every_metric_has_its_own_thresholds_and_name(llama):
 
 
 def test_two_tokens_are_not_taken_for_two_dimensions(llama):
-    results = asc.analyze(
-        llama, text(llama, batch=1, n=2)["input_ids"], ["bar_count", "attention_entropy", "singular_values"]
-    )
+    metrics = ["bar_count", "attention_entropy", "singular_values"]
+    results = asc.analyze(llama, text(llama, batch=1, n=2)["input_ids"], metrics, vectors=True)
     assert results.table("heads")["bar_count_0"].tolist() == [2] * 12
     assert len(results.table("vectors")) == 2 * 12
 
@@ -215,7 +214,7 @@ def test_two_tokens_are_not_taken_for_two_dimensions(llama):
 def test_vectors_of_different_lengths_share_a_table(llama):
     inputs = text(llama, padding="right", batch=2, n=20)
     metrics = {"attention_entropy": {}, "smallest": {"metric": "laplacian_eigenvalues", "k": 13}}
-    rows = asc.analyze(llama, inputs, metrics).table("vectors")
+    rows = asc.analyze(llama, inputs, metrics, vectors=True).table("vectors")
     short = rows[(rows["sample"] == 1) & (rows["layer"] == 0) & (rows["head"] == 0)]
     assert short["index"].tolist() == list(range(13))
     assert short["entropy"].notna().tolist() == [True] * 11 + [False] * 2
