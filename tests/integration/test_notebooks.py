@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SUBJECTS = {
+    0: "five_minutes",
     1: "one_head",
     2: "layers_and_heads",
     3: "topology",

@@ -18,13 +18,17 @@ from attnscope._names import file_name_fault
 from attnscope._nearest import nearest
 from attnscope._safe_text import quote_formulas
 from attnscope.errors import DocumentError, MissingError, ResultsError, command
-from attnscope.results.files import atomic_file, hash_file, write_bytes
+from attnscope.results.files import atomic_file, hash_file, remove, write_bytes
 from attnscope.results.schema import AXES, check_columns, check_provenance, keys_in, with_keys
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     import xarray as xr
+
+
+#: What `save` writes into a folder.
+_SAVED = frozenset(("tables", "study.yaml", "provenance.json"))
 
 
 class Results(Mapping[str, "pd.DataFrame"]):
@@ -245,24 +249,50 @@ class Results(Mapping[str, "pd.DataFrame"]):
         target.mkdir(parents=True, exist_ok=True)
         return {name: target / f"{name}.{ending}" for name in self.tables()}
 
-    def save(self, path: str | Path) -> Results:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Results:
         """Write a run folder (`tables/`, `study.yaml`, `provenance.json`) that `attnscope.load` reads.
 
-        Raises:
-            FileExistsError: the folder has something in it.
-        """
-        import yaml
+        Args:
+            path: of the folder.
+            overwrite: replace results that were saved there; never a run, whose units are dear.
 
+        Raises:
+            FileExistsError: the folder has something in it; with `overwrite` anything but saved results.
+        """
         target = Path(path)
         if target.exists() and any(target.iterdir()):
-            raise FileExistsError(f"save: {target} exists and is not empty")
+            if not overwrite:
+                raise FileExistsError(
+                    f"save: {target} exists and is not empty; overwrite=True replaces saved results"
+                )
+            if foreign := sorted({file.name for file in target.iterdir()} - _SAVED):
+                raise FileExistsError(f"save: {target} holds {foreign[0]!r:.80} and is not overwritten")
+            self._replace(target)
+        else:
+            self._write(target)
+        return load(target)
+
+    def _replace(self, target: Path) -> None:
+        """Write saved results anew; the old ones, which may be read meanwhile, go when that is done."""
+        new, old = (target.with_name(f".{target.name}.{kind}") for kind in ("new", "old"))
+        for leftover in (new, old):
+            if leftover.exists():
+                remove(leftover)
+        self._write(new)
+        target.rename(old)
+        new.rename(target)
+        remove(old)
+
+    def _write(self, target: Path) -> None:
+        """Write the tables, the study and the provenance into a folder."""
+        import yaml
+
         files = self.to_parquet(target / "tables")
         study = yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True)
         write_bytes(target / "study.yaml", study.encode())
         tables = {file.stem: {"sha256": hash_file(file), "rows": self._rows(file.stem)} for file in files}
         provenance = json.dumps({**self.provenance, "tables": tables}, indent=2, ensure_ascii=False)
         write_bytes(target / "provenance.json", f"{provenance}\n".encode())
-        return load(target)
 
     def compare(self, other: Results, table: str = "heads") -> pd.DataFrame:
         """Compare two runs, metric by metric, over the rows that both have; see `results.summaries`."""

@@ -368,3 +368,18 @@ def test_columns_that_do_not_fit_are_counted(of_kinds):
     assert hidden == 0
     assert "place (most frequent)" in text
     assert "odds (median)" in text
+
+
+def test_saved_results_are_overwritten_when_asked_and_runs_never(tmp_path):
+    first = Results({"heads": heads()}).save(tmp_path / "saved")
+    with pytest.raises(FileExistsError, match=r"saved exists and is not empty; overwrite=True replaces"):
+        Results({"other": heads()}).save(tmp_path / "saved")
+    again = Results({"other": heads()[:1]}).save(tmp_path / "saved", overwrite=True)
+    assert again.tables() == ["other"]
+    # results are written over the very files that they are read from
+    assert again.save(tmp_path / "saved", overwrite=True)["other"].equals(again["other"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["saved"]
+    assert first.path == tmp_path / "saved"
+    (tmp_path / "saved" / "units").mkdir()
+    with pytest.raises(FileExistsError, match=r"save: .*saved holds 'units' and is not overwritten"):
+        again.save(tmp_path / "saved", overwrite=True)

@@ -5,6 +5,7 @@ import doctest
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,41 @@ def test_pages_print_what_they_show(page, monkeypatch, tmp_path):
     )
     assert failed == 0
     assert attempted > 0
+
+
+def first_blocks():
+    """Code and shown output of README's first examples: the reader's model and texts, then the demo's."""
+    text = (ROOT / "README.md").read_text("utf-8").partition("[start:first] -->")[2].partition("<!--")[0]
+    return re.findall(r"```(?:python)?\n(.*?)```", text, re.DOTALL)
+
+
+def test_readme_begins_with_the_readers_model_and_texts(monkeypatch, tmp_path, capsys):
+    """Typed as it stands, with a folder called gpt2 and a table of reviews where the reader has theirs."""
+    from attnscope.demo import demo_model, training
+
+    def refuse(*arguments, **options):
+        raise AssertionError("trained")
+
+    monkeypatch.setattr(training, "train", refuse)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(demo_model(), "gpt2")
+    Path("reviews.csv").write_text("stars,text\n5,It worked at once.\n1,It broke on the second day.\n")
+    own, shipped, shown = first_blocks()
+    assert len(own.splitlines()) <= 10
+    names = {}
+    exec(own, names)
+    heads = capsys.readouterr().out.splitlines()
+    assert heads[0].split() == ["layer", "head"]
+    assert len(heads) == 6
+    page = Path("heads.html").read_text("utf-8")
+    assert "attnscope" in page
+    assert names["results"]["samples"]["text"].tolist() == [
+        "It worked at once.",
+        "It broke on the second day.",
+    ]
+    exec(shipped, names)
+    printed = capsys.readouterr().out.split()
+    assert printed == shown.split()
 
 
 def test_every_error_and_warning_has_its_cause_and_what_to_do():
