@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from models import needs_configuration
+
 VOCABULARY = 97
 #: One of each way to store the matrices of a block: apart, fused by rows or by heads, transposed, of experts.
 QUICK = (
@@ -184,6 +186,7 @@ def tiny(name: str, seed: int = 0, **changes: Any) -> Any:
     import transformers
 
     config_name, model_name, options = FAMILIES[name]
+    needs_configuration(config_name)
     config = getattr(transformers, config_name)(**{**options, **changes})
     torch.manual_seed(seed)
     model = getattr(transformers, model_name)._from_config(config).eval()

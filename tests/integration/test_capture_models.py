@@ -60,7 +60,8 @@ def test_maps_and_output_equal_eager_attention(pair, padding):
     with capture(model) as recording:
         layers = list(recording.run(**inputs))
         assert recording.tier == (INTERFACE if models.has_attention_interface(name) else HOOKS)
-    tolerance = TOLERANCE.get(name, 0.0)
+    rounding = models.eager_rounding(name)
+    tolerance = TOLERANCE.get(name, rounding)
     expected_maps = {(kind, i): m for kind, maps in stacks(expected).items() for i, m in enumerate(maps)}
     got = {(stack_of(layer, expected), layer.index): layer for layer in layers}
     assert len(layers) == len(got)
@@ -68,7 +69,10 @@ def test_maps_and_output_equal_eager_attention(pair, padding):
     for key, layer in got.items():
         # A padding query of a left-padded sample sees no key: its row is uniform, in eager attention as here.
         assert layer.attention.shape == expected_maps[key].shape
-        gap = float((layer.attention - expected_maps[key]).abs().max())
+        differences = (layer.attention - expected_maps[key]).abs()
+        if rounding:  # eager attention that rounds otherwise adds its masks up to -inf in padding queries
+            differences = differences.amax((1, 3))[inputs["attention_mask"].bool()]
+        gap = float(differences.max())
         assert gap <= tolerance, f"{name}, {padding} padding, {key}: {gap}"
         assert layer.call == 0
         assert layer.key_offset == 0

@@ -69,6 +69,8 @@ class Layer:
         mask: that the model computed with, of the captured heads where heads differ: boolean with True at
             visible entries, or added to scores; None where maps came without one.
         exact_mask: False for a mask that may not be all that hides keys; the maps then have to agree with it.
+        answer_start: of an assembled generation the number of queries of each sample's prompt, padding left
+            out, int64 ``[B]``; None elsewhere.
         gradients: tensors by site, filled by a forward pass with a gradient.
     """
 
@@ -86,6 +88,7 @@ class Layer:
     sink_logits: Tensor | None = None
     mask: Tensor | None = None
     exact_mask: bool = True
+    answer_start: Tensor | None = None
     gradients: dict[str, Tensor] = field(default_factory=dict, init=False)
     _visibility: Visibility | None = field(default=None, init=False)
     # Last, because attributes go in the order they came: when this one is gone, so are the tensors. (A weak

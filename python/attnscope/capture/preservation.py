@@ -218,7 +218,8 @@ def _put_back(owner: Any, values: dict[str, Any], copies: dict[str, Any]) -> tup
                 vars(owner)[name] = before
             else:
                 del vars(owner)[name]
-            _note(name, before, after, settings, states)
+            if not (name not in values and _is_method_of(owner, name, after)):
+                _note(name, before, after, settings, states)
     for name, copy in copies.items():
         container = values[name]
         if isinstance(container, dict):
@@ -237,6 +238,15 @@ def _put_back(owner: Any, values: dict[str, Any], copies: dict[str, Any]) -> tup
         else:
             container.update(copy)
     return settings, states
+
+
+def _is_method_of(owner: Any, name: str, value: Any) -> bool:
+    """Return True for the method that a module has by its class anyway.
+
+    transformers 4 wraps `forward` of modules while it collects their outputs, and leaves that behind.
+    """
+    function = getattr(value, "__func__", None)
+    return function is not None and value.__self__ is owner and function is getattr(type(owner), name, None)
 
 
 def _same_objects(objects: list[Any], other: list[Any]) -> bool:

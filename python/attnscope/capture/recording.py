@@ -35,7 +35,12 @@ from attnscope.capture.lazy.lazy_recording import LazyRecording
 from attnscope.capture.module_tracing import resolve_indices
 from attnscope.capture.preservation import EvaluationMode, preserved_run
 from attnscope.capture.recorder import LIVE, Recorder
-from attnscope.capture.rectangles.assembled import GeneratedRows, assisted_by, beams_of
+from attnscope.capture.rectangles.assembled import (
+    GeneratedRows,
+    assisted_by,
+    beams_of,
+    prompt_tokens_of,
+)
 from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked
 from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.stream import Stream
@@ -254,7 +259,9 @@ class Recording:
         assert plan is not None  # there was one before
         if plan.tier == OUTPUTS:
             raise RuntimeError(f"generate: {self._name} is captured by output_attentions, use run")
-        rows = self._rows = GeneratedRows(assisted_by(self._model, inputs))
+        rows = self._rows = GeneratedRows(
+            assisted_by(self._model, inputs), prompt_tokens_of(self._model, inputs)
+        )
         beams, as_dictionary = beams_of(self._model, inputs)
         if beams == 1:
             return self._keep_rows(rows, self._start(plan, self._model.generate, inputs))
@@ -285,7 +292,8 @@ class Recording:
         of its batch goes on with padding tokens, as the model computes them.
 
         Yields:
-            `Layer` objects with the site ``attention``, in the order in which the layers run.
+            `Layer` objects with the site ``attention``, in the order in which the layers run. Their
+            ``answer_start`` is the number of queries of each sample's prompt.
 
         Raises:
             RuntimeError: no generation, or one that was not followed to its end, goes back (assisted

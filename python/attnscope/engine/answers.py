@@ -11,16 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from attnscope.engine.prepared import PreparedTexts
 from attnscope.models import Encoded
-from attnscope.models.architecture import input_device
-from attnscope.models.inputs.prompt_learning import virtual_tokens
+from attnscope.models.inputs.written_answers import check_generation, write_answers
 from attnscope.study_api.units import Input
-
-#: Options of `generate` that analysis sets itself.
-_SET_HERE = ("input_ids", "inputs", "attention_mask", "return_dict_in_generate", "output_attentions")
 
 
 def append_answers(
@@ -42,55 +37,21 @@ def append_answers(
         ValueError: a model that does not generate, or writes into a decoder, inputs besides tokens, an option
             that is set here.
     """
-    if not callable(getattr(model, "generate", None)):
-        raise ValueError(f"{function}: generate needs a model that generates, got {type(model).__name__}")
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(
-            f"{function}: the answer of {type(model).__name__}, an encoder-decoder, is in its decoder; give "
-            "inputs with decoder_input_ids instead of generate"
-        )
+    check_generation(function, model, options)
     if texts.groups:
         raise ValueError(
             f"{function}: generate takes texts or token ids, got inputs with {', '.join(texts.names)} too"
         )
-    if virtual_tokens(model).number:
-        raise ValueError(f"{function}: generate with virtual tokens before each text is not measured")
-    if reserved := [name for name in _SET_HERE if name in options]:
-        raise ValueError(f"{function}: generate sets {reserved[0]!r} itself, leave it out")
     inputs: list[Input] = []
     starts: dict[int, int] = {}
-    ends = _end_tokens(model, options)
-    settings = {"pad_token_id": texts.encoder.pad_id, **options}
     for prompt in texts.inputs:
-        ids = torch.as_tensor(prompt.encoded.ids, dtype=torch.long, device=input_device(model))[None]
-        with torch.no_grad():
-            sequences = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings)
-        for sequence in sequences.tolist():
-            sample, start = len(inputs), ids.shape[1]
-            tokens = sequence[:start] + _until_end(sequence[start:], ends)
+        ids = prompt.encoded.ids.tolist()
+        for tokens in write_answers(model, ids, options, texts.encoder.pad_id):
+            sample = len(inputs)
             sentence = replace(prompt.sentence, sample=sample)
             encoded = Encoded(
                 np.asarray(tokens, dtype=np.int32), prompt.encoded.truncated, prompt.encoded.starts_with_bos
             )
             inputs.append(Input(sentence, encoded))
-            starts[sample] = start
+            starts[sample] = len(ids)
     return replace(texts, inputs=inputs, plain=range(len(inputs)), answer_starts=starts)
-
-
-def _end_tokens(model: Any, options: Mapping[str, Any]) -> set[int]:
-    """Return the ids at which an answer ends."""
-    settings = options.get("generation_config", getattr(model, "generation_config", None))
-    ends = options.get("eos_token_id", getattr(settings, "eos_token_id", None))
-    if ends is None:
-        return set()
-    return {int(end) for end in (ends if isinstance(ends, (list, tuple)) else [ends])}
-
-
-def _until_end(answer: list[int], ends: set[int]) -> list[int]:
-    """Return an answer up to its first end token; behind it there is padding.
-
-    >>> _until_end([5, 6, 2, 0, 0], {2})
-    [5, 6, 2]
-    """
-    stop = next((place + 1 for place, token in enumerate(answer) if token in ends), len(answer))
-    return answer[:stop]

@@ -22,10 +22,11 @@ from attnscope.models.inputs.media_inputs import read_media, tokenizer_in
 from attnscope.models.inputs.prompt_learning import virtual_names, virtual_tokens
 from attnscope.models.inputs.text_inputs import encode_text, read_inputs
 from attnscope.models.inputs.token_layout import NO_TEXT, MediaLayouts, TokenLayout, with_images
+from attnscope.models.inputs.written_answers import check_generation, write_answers
 from attnscope.models.tokens import Encoder
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS
-from attnscope.view.measured import Stack
+from attnscope.view.measured import Stack, answer_of
 from attnscope.view.pictures import pictures_of
 from attnscope.view.table_checks import checked_table, read_token_ids
 
@@ -36,9 +37,18 @@ if TYPE_CHECKING:
 
 
 def stacks_of_model(
-    model: Any, text: Any, tokenizer: Any, processor: Any = None
+    model: Any,
+    text: Any,
+    tokenizer: Any,
+    processor: Any = None,
+    *,
+    generate: Mapping[str, Any] | None = None,
+    answer: Any = None,
 ) -> tuple[list[Stack], list[dict[str, Any]]]:
-    """Return every layer's attention of one input, layers of one kind together, and its pictures."""
+    """Return every layer's attention of one input, layers of one kind together, and its pictures.
+
+    With `generate` the model writes an answer first, whose span each stack holds; otherwise `answer` says it.
+    """
     if text is None:
         raise ValueError('view: a model needs a text: view(model, "a sentence", tokenizer=tokenizer)')
     shown = text
@@ -50,6 +60,8 @@ def stacks_of_model(
     if limit is not None and group.n is not None and group.n > limit:
         warn(f"view: the text of {group.n} tokens is longer than {limit} and is cut")
         group = group.cut(limit)
+    if generate is not None:
+        group, answer = _with_answer(model, group, Encoder(tokenizer), generate)
     names = _names_of(model, group, Encoder(tokenizer), processor)
     has_decoder = "decoder_input_ids" in group.tensors
     stacks: dict[str, list[tuple[Tensor, LayerSupport]]] = {}
@@ -73,9 +85,42 @@ def stacks_of_model(
         keys, queries = _tokens(part, names, *kinds[stack], stack)
         layers, supports = [maps for maps, _ in part], [seen for _, seen in part]
         titled.append(
-            Stack(title, layers, keys.names, None if queries is None else queries.names, supports, keys.grids)
+            Stack(
+                title,
+                layers,
+                keys.names,
+                None if queries is None else queries.names,
+                supports,
+                keys.grids,
+                cross=kinds[stack][0],
+                answer=_answer_of_stack(answer, names, kinds[stack], layers[0].shape[-2]),
+            )
         )
     return titled, pictures_of(group.tensors, shown, processor)
+
+
+def _with_answer(
+    model: Any, group: ForwardInputs, encoder: Encoder, options: Mapping[str, Any]
+) -> tuple[ForwardInputs, int]:
+    """Return the inputs with the answer that a model writes behind their prompt, and its first token."""
+    check_generation("view", model, options)
+    if not group.is_plain or not group.ids:
+        others = ", ".join(sorted(set(group.tensors) - {"input_ids", "attention_mask"}))
+        raise ValueError(f"view: generate takes a text or token ids, got inputs with {others} too")
+    (prompt,) = group.ids
+    tokens = write_answers(model, prompt, options, encoder.pad_id)[0]
+    if len(tokens) == len(prompt):
+        raise ValueError("view: the model wrote nothing; generate takes max_new_tokens, at least 1")
+    return ForwardInputs.of("view", {"input_ids": [tokens]}), len(prompt)
+
+
+def _answer_of_stack(answer: Any, names: _Names, kind: tuple[bool, bool], queries: int) -> Any:
+    """Return the span of the answer among the queries of a stack: of an encoder-decoder the decoder's."""
+    cross, of_decoder = kind
+    tokens = names.texts["decoder" if names.texts["decoder"].names else "own"].names
+    if not of_decoder and not cross and names.texts["decoder"].names:
+        return None
+    return answer_of(answer, len(tokens)) if queries == len(tokens) else None
 
 
 def _refuse_several(model: str, several: Mapping[str, int], *, has_stacks: bool) -> None:
@@ -263,7 +308,8 @@ def captured_sentence(
             "n_tokens": len(matrix),
             "support": layer.visibility.name,
         }
-        for number, layer in self_attention(model, arguments, layers=layers)
+        for number, layer in self_attention(model, arguments, layers=layers, cross=True)
+        if not layer.cross  # its numbers are those of analyze; a page of samples shows squares
         for head, matrix in zip(layer.heads, layer.matrices()[0].float().cpu(), strict=True)
     ]
     return pd.DataFrame(rows_of_heads).assign(**row[[*CHECKPOINT_KEYS, "sample"]])

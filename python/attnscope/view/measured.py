@@ -77,6 +77,7 @@ class Maps:
         tokens: Sequence[str],
         queries: Sequence[str] | None = None,
         support: Any = "auto",
+        answer: tuple[int, int] | None = None,
         **place: Any,
     ) -> None:
         """Add a matrix, unless the page is full; queries of another text make it a matrix and no graph.
@@ -86,6 +87,7 @@ class Maps:
             tokens: names of its keys.
             queries: names of its queries, where they are others.
             support: which keys a query sees: a word, or anything else for a window or a mask.
+            answer: the first query of an answer and one past its last.
             place: where it belongs on the page.
         """
         n = attention.shape[-1]
@@ -104,6 +106,8 @@ class Maps:
             "causal": lower,
             "entries": base64.b64encode(flat.astype("<f4").tobytes()).decode("ascii"),
         }
+        if answer is not None and 0 <= answer[0] < answer[1]:
+            shown["answer"] = list(answer)
         self.stored.append(shown)
         if queries is not None:
             shown["queries"] = [readable(token) for token in queries]
@@ -157,6 +161,8 @@ class Stack(NamedTuple):
     queries: Sequence[str] | None = None  # the tokens that attend, where they are others
     supports: Sequence[LayerSupport] = ()  # of each layer; none if unknown
     grids: Sequence[Grid] = ()  # of the pictures among the keys
+    cross: bool = False  # queries stand at no key
+    answer: tuple[int, int] | None = None  # the first query of an answer and one past its last
 
     def support(self, layer: int) -> LayerSupport:
         """Return what the queries of a layer see."""
@@ -164,21 +170,43 @@ class Stack(NamedTuple):
 
 
 def contents_of_tensors(
-    attention: Tensor | Sequence[Tensor], tokens: Sequence[str] | None, max_bytes: int
+    attention: Tensor | Sequence[Tensor],
+    tokens: Sequence[str] | None,
+    max_bytes: int,
+    answer: Any = None,
 ) -> dict[str, Any]:
-    """Measure every head of one sentence."""
+    """Measure every head of one sentence, with the span of an answer among its tokens."""
     maps = _one_sentence(attention)
     n = maps.shape[-1]
     tokens = [str(place) for place in range(n)] if tokens is None else [str(token) for token in tokens]
     if len(tokens) != n:
         raise ValueError(f"view: attention of {n} tokens needs as many names, got {len(tokens)} tokens")
-    return contents_of_stacks([Stack("", list(maps), tokens)], max_bytes)
+    span = answer_of(answer, n)
+    return contents_of_stacks([Stack("", list(maps), tokens, answer=span)], max_bytes)
+
+
+def answer_of(answer: Any, n: int) -> tuple[int, int] | None:
+    """Return the span of an answer among n tokens, from its first token or from the span.
+
+    >>> answer_of(3, 8), answer_of((3, 5), 8), answer_of(None, 8)
+    ((3, 8), (3, 5), None)
+    """
+    if answer is None:
+        return None
+    ends = [answer, n] if isinstance(answer, (int, np.integer)) else list(answer)
+    is_span = len(ends) == 2 and all(isinstance(end, (int, np.integer)) for end in ends)
+    if not is_span or not 0 <= ends[0] < ends[1] <= n:
+        raise ValueError(
+            "view: answer must be the first token of the answer, or that and one past its last, of "
+            f"{n} tokens, got {answer!r:.60}"
+        )
+    return int(ends[0]), int(ends[1])
 
 
 def contents_of_stacks(
     stacks: Sequence[Stack], max_bytes: int, pictures: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Measure every head of every stack; cross attention, which is not square, has only matrices."""
+    """Measure every head of every stack; of maps that are not square what is defined for rectangles."""
     quantities = _quantities()
     depth = max(len(stack.layers) for stack in stacks)
     heads = max(len(layer) for stack in stacks for layer in stack.layers)
@@ -188,17 +216,18 @@ def contents_of_stacks(
     for at, stack in enumerate(stacks):
         for layer, maps in enumerate(stack.layers):
             seen = stack.support(layer)
-            if stack.queries is None:
-                values[at, :, layer, : len(maps)] = _numbers(maps, quantities, seen)
-                is_like_previous = layer and _is_like(
-                    seen, maps, stack.support(layer - 1), stack.layers[layer - 1]
-                )
-                uniform[at, :, layer] = (
-                    uniform[at, :, layer - 1] if is_like_previous else _of_uniform(maps, quantities, seen)
-                )
+            values[at, :, layer, : len(maps)] = _numbers(maps, quantities, seen, cross=stack.cross)
+            is_like_previous = layer and _is_like(
+                seen, maps, stack.support(layer - 1), stack.layers[layer - 1]
+            )
+            uniform[at, :, layer] = (
+                uniform[at, :, layer - 1]
+                if is_like_previous
+                else _of_uniform(maps, quantities, seen, cross=stack.cross)
+            )
             for head, matrix in enumerate(maps):
                 place = {"layer": layer, "head": head, "checkpoint": 0, "input": at}
-                collected.add(matrix, stack.keys, stack.queries, seen.support, **place)
+                collected.add(matrix, stack.keys, stack.queries, seen.support, stack.answer, **place)
     has_values = ~np.isnan(values).all((0, 2, 3))
     notes, without = [], "There is no such head here."
     if collected.refused:
@@ -229,9 +258,13 @@ def contents_of_stacks(
     }
 
 
-def _numbers(maps: Tensor, quantities: Sequence[Quantity], seen: LayerSupport) -> Tensor:
+def _numbers(
+    maps: Tensor, quantities: Sequence[Quantity], seen: LayerSupport, *, cross: bool = False
+) -> Tensor:
     """Return values of the heads of a layer, [quantity, head], NaN without a value."""
-    measured = measure_layer({"attention": maps[None]}, quantities, seen, heads=range(len(maps)))
+    places = _checks.Places(None, None, cross)
+    sites = {"attention": maps[None]}
+    measured = measure_layer(sites, quantities, seen, heads=range(len(maps)), places=places)
     return torch.stack(
         [
             measured.values[quantity][0].double().where(measured.defined[quantity][0], torch.nan)
@@ -242,26 +275,36 @@ def _numbers(maps: Tensor, quantities: Sequence[Quantity], seen: LayerSupport) -
 
 def _is_like(seen: LayerSupport, maps: Tensor, other: LayerSupport, others: Tensor) -> bool:
     """Return True where uniform attention of two layers is the same map."""
-    if seen.kind != other.kind or maps.shape[-1] != others.shape[-1]:
+    if seen.kind != other.kind or maps.shape[-2:] != others.shape[-2:]:
         return False
     if isinstance(seen.support, Tensor):
         return torch.equal(seen.support, other.support)
-    return seen.kind != "auto" or bool(maps.triu(1).any()) == bool(others.triu(1).any())
+    return seen.kind != "auto" or _looks_ahead(maps) == _looks_ahead(others)
 
 
-def _of_uniform(maps: Tensor, quantities: Sequence[Quantity], seen: LayerSupport) -> Tensor:
+def _looks_ahead(maps: Tensor) -> bool:
+    """Return True if a query, which stands at one of the last keys, attends to a key behind its own."""
+    queries, keys = maps.shape[-2:]
+    return bool(maps.triu(keys - queries + 1).any())
+
+
+def _of_uniform(
+    maps: Tensor, quantities: Sequence[Quantity], seen: LayerSupport, *, cross: bool = False
+) -> Tensor:
     """Return the values of uniform attention to the visible keys of every query, [quantity]."""
-    n = maps.shape[-1]
-    if isinstance(seen.support, Tensor):
-        visible = seen.support.reshape(-1, n, n).any(0).double()
+    rows, n = maps.shape[-2:]
+    if cross:
+        uniform = torch.full((rows, n), 1 / n, dtype=torch.float64, device="cpu")
+    elif isinstance(seen.support, Tensor):
+        visible = seen.support.reshape(-1, rows, n).any(0).double()
         uniform = visible / visible.sum(-1, keepdim=True).clamp_min(1)
     else:
-        is_full = seen.support == "full" or (seen.support == "auto" and bool(maps.triu(1).any()))
-        uniform = (uniform_map if is_full else uniform_causal_map)(n)
+        is_full = seen.support == "full" or (seen.support == "auto" and _looks_ahead(maps))
+        uniform = (uniform_map if is_full else uniform_causal_map)(n)[n - rows :]
     with warnings.catch_warnings():
         # Uniform heads do not differ, and their rows cannot be standardised.
         warnings.simplefilter("ignore", UndefinedWarning)
-        return _numbers(uniform[None], quantities, LayerSupport(seen.support, None))[:, 0]
+        return _numbers(uniform[None], quantities, LayerSupport(seen.support, None), cross=cross)[:, 0]
 
 
 def _by_layer(values: np.ndarray[Any, Any]) -> Any:

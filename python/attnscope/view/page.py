@@ -9,7 +9,7 @@ import html
 import json
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ import torch
 from attnscope._safe_text import mark_controls
 from attnscope._warn import aggregate_warnings
 from attnscope.capture.module_tracing import model_hint
+from attnscope.capture.recording import Recording
 from attnscope.results.files import write_bytes
 from attnscope.results.results import Results
 from attnscope.view.captured import stacks_of_model
+from attnscope.view.generated import stacks_of_recording
 from attnscope.view.measured import contents_of_stacks, contents_of_tensors
 
 #: Sets a frame's height to the height that its page reports; 940 pixels until then.
@@ -97,6 +99,8 @@ def view(
     head: tuple[int, int] | None = None,
     max_bytes: int = 48_000_000,
     trust_remote_code: bool = False,
+    generate: Mapping[str, Any] | None = None,
+    answer: int | tuple[int, int] | None = None,
 ) -> View:
     """Return a page to look at heads with: maps of every metric, and behind a head its attention matrix.
 
@@ -106,8 +110,9 @@ def view(
 
     Args:
         shown: a transformers model, with a `text` for it; stored results (maps of the measured columns;
-            matrices where the run kept some); or attention [layers, heads, n, n], [heads, n, n] or [n, n], or
-            one tensor per layer, as `outputs.attentions` of a Hugging Face model with a batch of one.
+            matrices where the run kept some); a recording after its `generate`, whose steps are put together;
+            or attention [layers, heads, n, n], [heads, n, n] or [n, n], or one tensor per layer, as
+            `outputs.attentions` of a Hugging Face model with a batch of one.
         text: for a model: a sentence, a list of token ids, or what a tokenizer gives for one sentence. Of an
             encoder-decoder a pair, for the encoder and for the decoder: the page then holds the encoder's
             attention, the decoder's, and that of the decoder to the encoder.
@@ -118,11 +123,16 @@ def view(
         tokens: the n tokens as text, for tensors; None numbers them.
         title: the heading; None names the run or the model.
         sample: of results, a sentence whose attention is captured again with the run's model, at the last
-            checkpoint that read it: its matrices are shown for every head.
+            checkpoint that read it: its matrices are shown for every head. Of a recording of several
+            sequences, the one to show.
         head: (layer, head) that the page opens on.
         max_bytes: how much room the matrices may take in the page; those of the first layers are kept.
         trust_remote_code: with `sample`, consent to run the Python code of a model for which the stored study
             asks it; what is stored is no consent.
+        generate: options of the model's `generate`, such as {"max_new_tokens": 16}: the text is a prompt, the
+            model writes its answer, and the page marks where it begins and whose queries are the answer's.
+        answer: the first token of an answer in the text or among the tokens, or that and one past its last,
+            to be marked so. Recordings and results of `analyze` with answers know theirs.
 
     Returns:
         View: `.save(path)` writes it.
@@ -140,28 +150,34 @@ def view(
     """
     if isinstance(shown, str):
         raise TypeError(f"view: want a model, results or attention, got {shown!r}{model_hint(shown)}")
-    results, network = isinstance(shown, Results), isinstance(shown, torch.nn.Module)
-    kind = "stored results" if results else "a model" if network else "tensors"
+    kind = _kind_of(shown)
     options = {"text": text, "tokens": tokens, "tokenizer": tokenizer, "sample": sample, "model": model}
-    options["processor"] = processor
+    options |= {"processor": processor, "generate": generate, "answer": answer}
     options["trust_remote_code"] = trust_remote_code or None
-    for option, (taker, instead_of_it) in _OPTION_KINDS.items():
-        if options[option] is not None and taker != kind:
+    for option, (takers, instead_of_it) in _OPTION_KINDS.items():
+        if options[option] is not None and kind not in takers:
             raise ValueError(f"view: {option} does not go with {kind}, {instead_of_it}")
+    if generate is not None and answer is not None:
+        raise ValueError("view: answer says where an answer is, generate writes one; give one of them")
     with aggregate_warnings(rows=kind == "tensors"):
-        if results:
+        if kind == "stored results":
             from attnscope.view.stored import contents_of_results
 
             name = shown.path.resolve().name if shown.path else "results in memory"
             contents = contents_of_results(shown, max_bytes, sample, model, trust_remote_code)
-        elif network:
+        elif kind == "a recording":
+            name = "a generation"
+            stacks = stacks_of_recording(shown, tokens, tokenizer, sample)
+            contents = contents_of_stacks(stacks, max_bytes)
+        elif kind == "a model":
             path = Path(str(getattr(shown.config, "_name_or_path", "") or type(shown).__name__))
             name = "/".join(path.parts[-2:])
-            stacks, pictures = stacks_of_model(shown, text, tokenizer, processor)
+            written = {"generate": generate, "answer": answer}
+            stacks, pictures = stacks_of_model(shown, text, tokenizer, processor, **written)
             contents = contents_of_stacks(stacks, max_bytes, pictures)
         else:
             name = "attention"
-            contents = contents_of_tensors(shown, tokens, max_bytes)
+            contents = contents_of_tensors(shown, tokens, max_bytes, answer)
     if head is not None:
         layer, number = (int(index) for index in head)
         if layer not in contents["layers"] or number not in contents["heads"]:
@@ -171,6 +187,15 @@ def view(
             )
         contents["open"] = [layer, number]
     return View(title or name, contents)
+
+
+def _kind_of(shown: Any) -> str:
+    """Return in words what a page is made of."""
+    if isinstance(shown, Results):
+        return "stored results"
+    if isinstance(shown, Recording):
+        return "a recording"
+    return "a model" if isinstance(shown, torch.nn.Module) else "tensors"
 
 
 def printable_contents(contents: dict[str, Any]) -> dict[str, Any]:
@@ -197,13 +222,15 @@ def printable_contents(contents: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-#: The one kind of input that takes each argument, and the words of the error for any other.
+#: The kinds of input that take each argument, and the words of the error for any other.
 _OPTION_KINDS = {
-    "text": ("a model", "only with a model"),
-    "tokens": ("tensors", "which bring their own tokens"),
-    "tokenizer": ("a model", "only with a model and a text"),
-    "processor": ("a model", "only with a model and a picture or a sound"),
-    "sample": ("stored results", "it chooses among stored results"),
-    "model": ("stored results", "only with results whose attention is captured again"),
-    "trust_remote_code": ("stored results", "only with results whose attention is captured again"),
+    "text": (("a model",), "only with a model"),
+    "tokens": (("tensors", "a recording"), "which bring their own tokens"),
+    "tokenizer": (("a model", "a recording"), "only with a model and a text"),
+    "processor": (("a model",), "only with a model and a picture or a sound"),
+    "sample": (("stored results", "a recording"), "it chooses among stored results"),
+    "model": (("stored results",), "only with results whose attention is captured again"),
+    "trust_remote_code": (("stored results",), "only with results whose attention is captured again"),
+    "generate": (("a model",), "only with a model and a text"),
+    "answer": (("tensors", "a model"), "which say where their answers are"),
 }

@@ -32,6 +32,8 @@ from attnscope.view.measured import Maps, number, plain
 from attnscope.view.table_checks import checked_optional, checked_table, read_matrix
 
 _LARGEST = 1_200_000
+#: Columns of `samples` that say where an answer is.
+ANSWER_COLUMNS = ("answer_start", "start", "stop")
 #: Model, revision and step of each.
 _Checkpoints = list[tuple[str, str, int]]
 
@@ -196,7 +198,8 @@ def _add_examples(
         seen = results.table("heads", [*places, "support"]).drop_duplicates(places)
         examples = examples.merge(seen, on=places, how="left")
     if (samples := optional(results, "samples")) is not None:
-        present_columns = [name for name in (*keys, "group", "tokens") if name in samples]
+        columns_of_samples = (*keys, "group", "tokens", *ANSWER_COLUMNS)
+        present_columns = [name for name in columns_of_samples if name in samples]
         examples = examples.merge(samples[present_columns].drop_duplicates(keys), on=keys, how="left")
     for _, row in examples.iterrows():
         checkpoint = tuple(row[[*CHECKPOINT_KEYS]])
@@ -204,18 +207,32 @@ def _add_examples(
             continue
         n, group, layer, head = int(row["n_tokens"]), row.get("group"), int(row["layer"]), int(row["head"])
         tokens: Any = row.get("tokens", ())
+        answer = answer_of_sample(row, n)
         if np.shape(tokens) != (n,):
             tokens = range(n)
         maps.add(
             torch.tensor(read_matrix(row["attention"], n, f"layer {layer}, head {head}"), device="cpu"),
             [str(token) for token in tokens],
             support=_support_of(row.get("support")),
+            answer=answer,
             layer=layer,
             head=head,
             sample=int(row["sample"]),
             checkpoint=checkpoints.index(checkpoint),
             input=inputs.index(group) if group in inputs else 0,
         )
+
+
+def answer_of_sample(row: Any, n: int) -> tuple[int, int] | None:
+    """Return the answer of a sample among its n tokens, None where it is not known or has none."""
+    start, stop = row.get("start"), row.get("stop")
+    if start is None or stop is None:
+        start, stop = row.get("answer_start"), n
+    try:
+        span = int(start), int(stop)
+    except (TypeError, ValueError):  # a gap, or no number
+        return None
+    return span if 0 <= span[0] < span[1] <= n else None
 
 
 def _support_of(name: Any) -> str:

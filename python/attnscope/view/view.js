@@ -53,6 +53,8 @@ const uniformOf = (metric) => {
 };
 const valueOf = (metric, layer, head) => cells(metric)[data.layers.indexOf(layer)][data.heads.indexOf(head)];
 const known = (metric) => cells(metric).flat().filter((v) => v !== null);
+// an answer's queries: those from its first token to one past its last
+const isAnswer = (map, place) => !!map.answer && place >= map.answer[0] && place < map.answer[1];
 const nameOf = (map) => `${map.layer} ${map.head}`;
 const isHere = (map) => map.checkpoint === state.checkpoint && map.input === state.input;
 const largest = (values) => values.reduce((most, v) => (v > most ? v : most), 0);  // NaN is none
@@ -221,6 +223,7 @@ function drawMatrix() {
     context.fillStyle = color(top > 0 ? share(value) : 0);
     context.fillRect(MARGIN + j * side, MARGIN + i * side, side + 0.25, side + 0.25);
   }
+  drawBorder(context, side, wide, high);
   context.strokeStyle = ink("--accent");
   context.lineWidth = 1;
   context.strokeRect(MARGIN, MARGIN + state.query * side, wide, side);
@@ -237,9 +240,43 @@ function drawMatrix() {
   const best = Math.max(0, matrix.indexOf(top));
   say(Math.floor(best / n), best % n, "largest: ");
 }
+// --- where an answer begins, and whose queries are its own
+function drawBorder(context, side, wide, high) {
+  const map = state.map;
+  at("answer-facts").hidden = !map.answer;
+  if (!map.answer) return;
+  const [start, stop] = map.answer, ends = [start, stop].filter((end) => end > 0 && end < map.rows), across = !map.queries;
+  for (const [style, dash] of [["#fff", []], ["#000", [5, 4]]]) {  // dashes that show on every colour
+    context.strokeStyle = style;
+    context.lineWidth = 1.6;
+    context.setLineDash(dash);
+    context.beginPath();
+    for (const end of ends) {
+      context.moveTo(MARGIN, MARGIN + end * side);
+      context.lineTo(MARGIN + wide, MARGIN + end * side);
+      if (!across) continue;
+      context.moveTo(MARGIN + end * side, MARGIN);
+      context.lineTo(MARGIN + end * side, MARGIN + high);
+    }
+    context.stroke();
+  }
+  context.setLineDash([]);
+  context.fillStyle = ink("--accent");
+  context.fillRect(MARGIN - 4, MARGIN + start * side, 3, (stop - start) * side);
+  if (across) context.fillRect(MARGIN + start * side, MARGIN - 4, (stop - start) * side, 3);
+  at("answer-facts").textContent = answerFacts(map, across);
+}
+function answerFacts(map, across) {
+  const [start, stop] = map.answer, words = `The answer is queries ${start} to ${stop - 1}, at the bar; dashed lines are its border.`;
+  if (!across || !start) return words;
+  let toPrompt = 0, toAnswer = 0;
+  for (let i = start; i < stop; i++) for (let j = 0; j < stop; j++) if (j < start) toPrompt += map.matrix[i * map.n + j]; else toAnswer += map.matrix[i * map.n + j];
+  const count = stop - start;
+  return `${words} They give ${shown(toPrompt / count)} of their attention to the prompt and ${shown(toAnswer / count)} to the answer.`;
+}
 function say(i, j, lead = "") {
   const { n, matrix, tokens } = state.map, value = matrix[i * n + j];
-  at("cell").textContent = `${lead}${isolated(visible((state.map.queries || tokens)[i]))} (${i}) → ${isolated(visible(tokens[j]))} (${j}): ${state.map.causal && j > i ? "not visible" : shown(value)}`;
+  at("cell").textContent = `${lead}${isolated(visible((state.map.queries || tokens)[i]))} (${i}${isAnswer(state.map, i) ? ", answer" : ""}) → ${isolated(visible(tokens[j]))} (${j}): ${state.map.causal && j > i ? "not visible" : shown(value)}`;
 }
 function under(event) {
   const box = at("matrix").getBoundingClientRect(), unit = box.width / 480, side = sideOf(state.map) * unit;
@@ -306,9 +343,11 @@ function drawPicture(holder, grid, picture, row, top, label) {
 
 function drawTokens() {
   const { n, matrix, tokens, queries, causal } = state.map, holder = emptied("tokens"), row = matrix.subarray(state.query * n, state.query * n + n), top = Math.max(...row);
-  element(holder, "div", `What the query ${isolated(visible((queries || tokens)[state.query]))} (${state.query}) attends to. Click a token to make it the query.`, "lead");
+  const part = state.map.answer ? (isAnswer(state.map, state.query) ? ", of the answer" : state.query < state.map.answer[0] ? ", of the prompt" : ", behind the answer") : "";
+  element(holder, "div", `What the query ${isolated(visible((queries || tokens)[state.query]))} (${state.query}${part}) attends to. Click a token to make it the query.${part ? " The answer is underlined." : ""}`, "lead");
   const asQuery = (node, place) => {
     node.classList.toggle("chosen", place === state.query);
+    node.classList.toggle("answer", isAnswer(state.map, place));
     node.addEventListener("click", () => query(place));
   };
   (queries || []).forEach((token, place) => asQuery(element(holder, "span", visible(token), "token"), place));
@@ -344,6 +383,7 @@ function drawGraph() {
   for (let k = 0; k < n; k++) {
     const [x, y] = spot(k), node = svg(picture, "circle", { cx: x, cy: y, r: 3 + 7 * degree[k] / most });
     if (k === state.query) node.classList.add("chosen");
+    node.classList.toggle("answer", isAnswer(state.map, k));
     svg(node, "title", {}, `${isolated(visible(tokens[k]))} (${k}), ${degree[k]} neighbours`);
     node.addEventListener("click", () => query(k));
     if (n > 40) continue;

@@ -37,6 +37,7 @@ def by_hand(model, inputs, removed, monkeypatch):
 @pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.slow), "left", "right"])
 @pytest.mark.parametrize("name", models.few(PREDICTING))
 def test_two_passes_have_the_bits_of_eager_attention(name, padding, dtype, monkeypatch):
+    models.needs_attention_interface(name)
     model = models.tiny(name, implementation="eager").to(dtype)
     inputs = models.text(model, padding=padding)
     real = inputs["attention_mask"].bool()

@@ -40,7 +40,7 @@ def test_hidden_is_the_hidden_state_entering_the_layer(name):
         states = model(**inputs, output_hidden_states=True).hidden_states
     for layer in run(model, ("hidden",), inputs):
         gap = float((layer.hidden - states[layer.index]).abs().max())
-        assert gap <= (2e-6 if name == "gpt_oss" else 0.0), (name, layer.index, gap)
+        assert gap <= (2e-6 if name == "gpt_oss" else models.eager_rounding(name)), (name, layer.index, gap)
 
 
 @pytest.mark.parametrize("name", PRE_NORM)
@@ -133,6 +133,7 @@ def test_query_key_value_are_the_projections_after_the_rotary_embedding(name):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "phi"])
 def test_maps_follow_from_queries_and_keys_and_explain_the_output(name):
+    models.needs_attention_interface(name)
     model = models.cached_model(name)
     inputs = models.text(model)
     names = {"llama": "o_proj", "gpt2": "c_proj", "phi": "dense", "bert": "dense"}

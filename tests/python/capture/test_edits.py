@@ -187,12 +187,14 @@ def test_what_cannot_be_reached_is_refused_by_name():
     ):
         with pytest.raises(NotImplementedError, match=words), edit(model, refused):
             pass
+    setting = "rope_parameters" if hasattr(llama.config, "rope_parameters") else "rope_scaling"
+    usual = getattr(llama.config, setting)
     for kind in ("dynamic", "longrope"):
-        llama.config.rope_parameters["rope_type"] = kind
+        setattr(llama.config, setting, {**(usual or {}), "rope_type": kind})
         for refused in (SetRotary(("ntk", 2.0)), SetPositionIds(shift=1)):
             with pytest.raises(NotImplementedError, match=f"{kind!r} frequencies"), edit(llama, refused):
                 pass
-    llama.config.rope_parameters["rope_type"] = "default"
+    setattr(llama.config, setting, usual)
     llama.train()
     with (
         pytest.raises(RuntimeError, match="edit: LlamaForCausalLM is in training mode"),

@@ -103,6 +103,7 @@ def test_hidden_keys_of_some_heads_layers_and_queries():
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "bert", "gpt_oss", "t5"])
 def test_a_window_is_what_a_mask_by_hand_is(name):
+    models.needs_attention_interface(name)
     model, inputs = kept(name, "left")
     layers = layers_of(model, inputs, ("scores",), LimitWindow(4, keep_first=2))
     base = layers_of(model, inputs, ("scores",), LimitWindow(64))
@@ -125,6 +126,7 @@ def test_a_window_of_one_and_a_hidden_key():
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "gpt_oss", "gemma2", "t5"])
 def test_a_read_is_taken_from_what_the_heads_hand_on(name):
+    models.needs_attention_interface(name)
     model, inputs = kept(name, "left")
     sites = ("attention", "value", "head_output")
     heads = [1, 3]

@@ -36,7 +36,8 @@ def test_the_sites_of_the_model_are_what_it_returns(name):
     """Under the model's own backend, bit for bit."""
     model = models.tiny(name)
     inputs = models.text(model, padding="left")
-    usual = plain(model, inputs)
+    # a cache moves T5's last bits before 5.13
+    usual = plain(model, {**inputs, **({"use_cache": False} if name in models.SEQ2SEQ else {})})
     logits = "logits" in usual
     sites = ("embeddings", "final_norm", *(("logits",) if logits else ()))
     with forward(model, inputs, Forward(sites=sites)) as run:
@@ -87,8 +88,7 @@ def test_a_layer_for_each_block_of_every_model(name):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi", "bert", "albert", "opt", "gemma2", "gpt_oss", "t5"])
 def test_hooks_alone_see_what_capture_sees(name):
     """The same sites under eager attention, with and without the attention itself."""
-    if name == "t5":
-        models.needs_attention_interface(name)
+    models.needs_attention_interface(name)
     model = models.tiny(name, implementation="eager")
     if name == "t5":
         model = model.get_encoder()
@@ -100,14 +100,18 @@ def test_hooks_alone_see_what_capture_sees(name):
         together = list(run)
         final = run.outputs.final_norm
     assert run.tier == 1
+    real = inputs["attention_mask"].bool()
+    if not models.eager_rounding(name):  # elsewhere padding queries read what others do not
+        real = torch.ones_like(real)
     for of_hooks, of_capture in zip(hooked, together, strict=True):
         assert of_hooks.index == of_capture.index
         assert torch.equal(of_hooks.valid, of_capture.valid)
         for site in HOOKED:
-            assert torch.allclose(of_hooks.tensors[site], of_capture.tensors[site], atol=1e-5), site
+            pair = (layer.tensors[site].movedim(-2, 1)[real] for layer in (of_hooks, of_capture))
+            assert torch.allclose(*pair, atol=1e-5), site
         assert torch.equal(of_hooks.lengths, of_capture.lengths)
     body = getattr(model, "base_model", model)
-    assert torch.allclose(final, plain(body, inputs)[0], atol=1e-5)
+    assert torch.allclose(final[real], plain(body, inputs)[0][real], atol=1e-5)
 
 
 def test_the_backend_stays_the_models_own(monkeypatch):

@@ -76,7 +76,12 @@ def test_an_encoder_decoder_has_three_kinds_of_attention(tmp_path):
     crossing = [attention_map for attention_map in page.contents["maps"] if attention_map["input"] == 2]
     assert len(crossing) == 3 * 4
     assert all(len(page_map["tokens"]) == 5 and len(page_map["queries"]) == 3 for page_map in crossing)
-    assert all(cell is None for metric in page.contents["values"][0][2] for row in metric for cell in row)
+    names = [metric["name"] for metric in page.contents["metrics"]]
+    of_cross = dict(zip(names, page.contents["values"][0][2], strict=True))
+    assert all(cell is None for row in of_cross["fiedler_value"] for cell in row)
+    assert all(cell is not None for row in of_cross["entropy"] for cell in row)
+    entropy_of_uniform = page.contents["uniform"][2][names.index("entropy")]
+    assert entropy_of_uniform == pytest.approx(np.log(5), rel=1e-5)
     if CHROMIUM is not None:
         script = "state.input = 2; at('input').value = 2; choose(2, 1); " + probe(
             "[state.map.rows, state.map.n, at('graph').closest('figure').hidden, at('tokens').textContent]"

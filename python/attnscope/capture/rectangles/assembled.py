@@ -37,14 +37,16 @@ class GeneratedRows:
 
     Args:
         assisted: the option by which tokens are guessed, some of which are taken back; "" without one.
+        prompt_tokens: of each prompt, padding among them; 0 where it is what the first step reads.
 
     Attributes:
         beams: for each returned sequence the row of the batch in each step, int64 [sequences, steps], −1
             behind its end; None where rows stay in their place.
     """
 
-    def __init__(self, assisted: str = "") -> None:
+    def __init__(self, assisted: str = "", prompt_tokens: int = 0) -> None:
         self.beams: Tensor | None = None
+        self._prompt_tokens = prompt_tokens
         self._assisted = assisted
         self._rows: dict[tuple[str, int, int], list[StepRows]] = {}
         self._room = SHARE_OF_MEMORY * free_bytes()
@@ -100,15 +102,16 @@ class GeneratedRows:
                 "among the captured sites"
             )
         for rows in self._rows.values():
-            yield assemble(rows, self.beams)
+            yield assemble(rows, self.beams, self._prompt_tokens)
 
 
-def assemble(rows: Sequence[StepRows], beams: Tensor | None = None) -> Layer:
+def assemble(rows: Sequence[StepRows], beams: Tensor | None = None, prompt_tokens: int = 0) -> Layer:
     """Return one layer with the rows of all steps of a layer.
 
     Args:
         rows: of the steps, in order.
         beams: as `GeneratedRows.beams`.
+        prompt_tokens: as of `GeneratedRows`.
 
     Raises:
         RuntimeError: a step that goes back, or whose keys are not those of the steps before it.
@@ -116,8 +119,9 @@ def assemble(rows: Sequence[StepRows], beams: Tensor | None = None) -> Layer:
     first = rows[0].layer
     if beams is not None:
         rows = [_follow(step, at, beams) for at, step in enumerate(rows) if at < beams.shape[1]]
+    prompt = _prompt_size(rows, prompt_tokens)
     if first.cross:
-        return _stack_rows(rows)
+        return _stack_rows(rows, prompt)
     if rows[-1].attention.shape[-2] == rows[-1].attention.shape[-1]:
         rows = rows[-1:]  # without a cache every step computes all rows again
     total = sum(step.attention.shape[-2] for step in rows)
@@ -135,7 +139,17 @@ def assemble(rows: Sequence[StepRows], beams: Tensor | None = None) -> Layer:
             offset = max(offset, start + 1 - keys)
         _place(step, start, offset, maps, visible, valid)
         start += queries
-    return _layer_of(first, maps, valid, visible)
+    return _layer_of(first, maps, valid, visible, None if prompt is None else valid[:, :prompt].sum(-1).cpu())
+
+
+def _prompt_size(rows: Sequence[StepRows], tokens: int) -> int | None:
+    """Return how many queries belong to the prompt, which may be read in pieces; None without an answer."""
+    size = 0
+    for at, step in enumerate(rows):
+        size += step.attention.shape[-2]
+        if size >= tokens:
+            return size if at + 1 < len(rows) else None
+    return None
 
 
 def _place(step: StepRows, start: int, offset: int, maps: Tensor, visible: Tensor, valid: Tensor) -> None:
@@ -163,7 +177,7 @@ def _place(step: StepRows, start: int, offset: int, maps: Tensor, visible: Tenso
     visible[:, :, rows, columns] = seen
 
 
-def _stack_rows(rows: Sequence[StepRows]) -> Layer:
+def _stack_rows(rows: Sequence[StepRows], prompt: int | None) -> Layer:
     """Return cross attention with the queries of all steps."""
     sizes = {step.attention.shape[-1] for step in rows}
     if len(sizes) > 1:
@@ -171,7 +185,8 @@ def _stack_rows(rows: Sequence[StepRows]) -> Layer:
             f"assembled: the cross attention of {rows[0].layer.stack} has {sorted(sizes)} keys in its steps"
         )
     maps = torch.cat([step.attention for step in rows], -2)
-    return _layer_of(rows[0].layer, maps, rows[0].valid, None)
+    starts = None if prompt is None else torch.full((len(maps),), prompt, device="cpu")
+    return _layer_of(rows[0].layer, maps, rows[0].valid, None, starts)
 
 
 def _follow(step: StepRows, at: int, beams: Tensor) -> StepRows:
@@ -187,7 +202,9 @@ def _follow(step: StepRows, at: int, beams: Tensor) -> StepRows:
     return StepRows(step.layer, attention, valid, mask)
 
 
-def _layer_of(bare: Layer, maps: Tensor, valid: Tensor, mask: Tensor | None) -> Layer:
+def _layer_of(
+    bare: Layer, maps: Tensor, valid: Tensor, mask: Tensor | None, answer_start: Tensor | None
+) -> Layer:
     return Layer(
         bare.index,
         bare.stack,
@@ -201,7 +218,17 @@ def _layer_of(bare: Layer, maps: Tensor, valid: Tensor, mask: Tensor | None) -> 
         tensors={"attention": maps},
         sink_logits=bare.sink_logits,
         mask=mask,
+        answer_start=answer_start,
     )
+
+
+def prompt_tokens_of(model: Any, inputs: dict[str, Any]) -> int:
+    """Return the tokens of a generation's prompt; 0 of an encoder-decoder, whose decoder has its own."""
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return 0
+    prompts = (inputs.get(name) for name in ("input_ids", "inputs", "inputs_embeds"))
+    sizes = (prompt.shape[1] for prompt in prompts if isinstance(prompt, Tensor) and prompt.ndim > 1)
+    return next(sizes, 0)
 
 
 def assisted_by(model: Any, inputs: dict[str, Any]) -> str:

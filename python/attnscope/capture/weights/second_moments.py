@@ -231,8 +231,8 @@ class Tracer:
 
         with ExitStack() as hooks:
             for place, entries in self._sites.items():
-                owner = self._owner(entries[0])
-                hooks.enter_context(owner.register_forward_pre_hook(reading(traces[place])))
+                for owner in self._readers(entries):
+                    hooks.enter_context(owner.register_forward_pre_hook(reading(traces[place])))
             if self.gradients:
                 hooks.enter_context(self._embedding().register_forward_hook(_differentiable))
                 linear = {
@@ -243,6 +243,13 @@ class Tracer:
                 for entry in linear.values():
                     hooks.enter_context(self._owner(entry).register_forward_hook(writing(entry)))
             yield traces, outputs
+
+    def _readers(self, entries: Sequence[WeightEntry]) -> list[nn.Module]:
+        """Return the modules that read a site: of some models the first is a router that is never called,
+        because its block reads its weight itself.
+        """
+        dense = [entry for entry in entries if entry.expert is None] or entries[:1]
+        return list(dict.fromkeys(self._owner(entry) for entry in dense))
 
     def _owner(self, entry: WeightEntry) -> nn.Module:
         return self.model.get_submodule(entry.tensor.rpartition(".")[0])
