@@ -289,8 +289,8 @@ def has_attention_interface(name: str) -> bool:
     scale, so that a layer-wise one is eager attention's alone.
     """
     source = _source(name)
-    told = name != "gpt2_scaled" or "scaling=None" in source
-    return "ALL_ATTENTION_FUNCTIONS" in source and told
+    has_scale = name != "gpt2_scaled" or "scaling=None" in source
+    return "ALL_ATTENTION_FUNCTIONS" in source and has_scale
 
 
 def eager_rounding(name: str) -> float:

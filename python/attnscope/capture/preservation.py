@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -208,6 +208,7 @@ def _put_back(owner: Any, values: dict[str, Any], copies: dict[str, Any]) -> tup
     Returns:
         The names of the attributes that differed: those that are no tensors, and tensors.
     """
+    _drop_methods(owner, values)
     now, _ = _attributes(owner)
     settings: list[str] = []
     states: list[str] = []
@@ -218,8 +219,7 @@ def _put_back(owner: Any, values: dict[str, Any], copies: dict[str, Any]) -> tup
                 vars(owner)[name] = before
             else:
                 del vars(owner)[name]
-            if not (name not in values and _is_method_of(owner, name, after)):
-                _note(name, before, after, settings, states)
+            _note(name, before, after, settings, states)
     for name, copy in copies.items():
         container = values[name]
         if isinstance(container, dict):
@@ -240,13 +240,15 @@ def _put_back(owner: Any, values: dict[str, Any], copies: dict[str, Any]) -> tup
     return settings, states
 
 
-def _is_method_of(owner: Any, name: str, value: Any) -> bool:
-    """Return True for the method that a module has by its class anyway.
+def _drop_methods(owner: Any, before: Collection[str]) -> None:
+    """Remove new attributes of a module that are the methods of its class, which change nothing.
 
-    transformers 4 wraps `forward` of modules while it collects their outputs, and leaves that behind.
+    transformers 4 wraps `forward` of modules while it collects their outputs, and sets it so afterwards.
     """
-    function = getattr(value, "__func__", None)
-    return function is not None and value.__self__ is owner and function is getattr(type(owner), name, None)
+    for name, value in list(vars(owner).items()):
+        function = None if name in before else getattr(value, "__func__", None)
+        if function is not None and value.__self__ is owner and function is getattr(type(owner), name, None):
+            del vars(owner)[name]
 
 
 def _same_objects(objects: list[Any], other: list[Any]) -> bool:

@@ -172,8 +172,9 @@ def view(
         elif kind == "a model":
             path = Path(str(getattr(shown.config, "_name_or_path", "") or type(shown).__name__))
             name = "/".join(path.parts[-2:])
-            written = {"generate": generate, "answer": answer}
-            stacks, pictures = stacks_of_model(shown, text, tokenizer, processor, **written)
+            stacks, pictures = stacks_of_model(
+                shown, text, tokenizer, processor, generate=generate, answer=answer
+            )
             contents = contents_of_stacks(stacks, max_bytes, pictures)
         else:
             name = "attention"

@@ -174,7 +174,6 @@ _LINES = """(() => {
   for (let end = 0; end < state.map.rows; end++) {
     rows.push([0.3, 0.6, 0.9, 1.3].every((k) => blackOrWhite(start + k * side, start + end * side)));
     const below = (k) => start + (state.map.rows - k) * side;
-    const below = (k) => start + (state.map.rows - k) * side;
     columns.push([0.3, 0.6, 0.9, 1.3].every((k) => blackOrWhite(start + end * side, below(k))));
     const accent = getComputedStyle(document.body).getPropertyValue("--accent");
     bar.push(is(start - 5, start + (end + 0.5) * side, accent.match(/\\w\\w/g).map((c) => parseInt(c, 16))));

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a decoder writes behind a prompt, up to its end token, with the options of its `generate`."""
+"""The answer that a decoder writes behind a prompt, up to its end token."""
 
 from __future__ import annotations
 
