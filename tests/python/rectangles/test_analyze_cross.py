@@ -40,7 +40,8 @@ def inputs():
 @pytest.fixture(scope="module")
 def results(model, inputs):
     names = ["attention_entropy", "top_mass", "sink_share", "fiedler_value", "incoming_attention"]
-    return asc.analyze(model, inputs, [*names, "singular_values", "head_divergence", "stable_rank"])
+    names += ["singular_values", "head_divergence", "stable_rank"]
+    return asc.analyze(model, inputs, names, vectors=True)
 
 
 @pytest.fixture(scope="module")
