@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from attnscope._safe_text import mark_controls, quote_formulas
+from attnscope._safe_text import quote_formulas
 from attnscope.commands.errors import FAILED, SKIPPED, Folder, Json, Trust, say, show
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ def tables(
     latex: Annotated[
         bool, Option("--latex", help="As LaTeX; without --table and --by all tables of the report.")
     ] = False,
+    width: Annotated[
+        str, Option(help="Of LaTeX: single, for a column of a two-column paper, or double (table*).")
+    ] = "single",
     csv: Annotated[Path | None, Option(help="Write every table as CSV into this folder.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -109,9 +112,11 @@ def tables(
         from attnscope.report import latex_tables
 
         try:
-            typer.echo(latex_tables(results), nl=False)
+            typer.echo(latex_tables(results, width=width, columns=listed_in(columns) or None), nl=False)
         except NotDrawable as error:
             raise ResultsError(f"tables: {error}") from error
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
         return
     table = table or "heads"
     keys = listed_in(by) or [key for key in ("model", "layer") if key in results.key_columns(table)]
@@ -119,15 +124,34 @@ def tables(
     if as_json:
         show(frame.to_json(orient="records"))
     elif latex:
-        styler = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
-        floats = [name for name in frame if frame[name].dtype.kind == "f"]
-        show(mark_controls(styler.format("{:.4g}", subset=floats).to_latex(hrules=True).rstrip()))
+        show(_latex_of(frame, table, keys, width, is_chosen=columns not in ("", "all")))
     else:
-        width = 10_000 if columns else shutil.get_terminal_size((100, 24)).columns
-        text, hidden = narrow(frame, kinds_of(results, table), width)
+        letters = 10_000 if columns else shutil.get_terminal_size((100, 24)).columns
+        text, hidden = narrow(frame, kinds_of(results, table), letters)
         show(text)
         if hidden:
             say(f"{hidden} more columns: --columns all, or names such as --columns {frame.columns[-1]}")
+
+
+def _latex_of(frame: Any, table: str, keys: Sequence[str], width: str, *, is_chosen: bool) -> str:
+    """Return means of a stored table as LaTeX.
+
+    Raises:
+        BadParameter: another width, or columns that do not fit a page.
+    """
+    from attnscope.report.latex_tables import latex_table
+    from attnscope.report.section import Table
+
+    floats = [name for name in frame if frame[name].dtype.kind == "f"]
+    cells = frame.assign(**{name: frame[name].map("{:.4g}".format) for name in floats})
+    caption = f"Means of {table} by {', '.join(keys)}" if keys else f"Means of {table}"
+    columns = [name for name in frame if name not in keys] if is_chosen else None
+    try:
+        return latex_table(
+            Table(table, caption, cells, len(keys)), table, width=width, columns=columns
+        ).rstrip()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def compare(

@@ -22,11 +22,12 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from attnscope._nearest import nearest
 from attnscope._safe_text import mark_controls, quote_formulas
 from attnscope.config.study_folders import study_of
 from attnscope.plots.figure import require_table
-from attnscope.plots.latex import escaped, pdflatex
 from attnscope.report import any_run
+from attnscope.report.latex_tables import latex_table
 from attnscope.report.numbers import number
 from attnscope.report.section import NamedSentence, Page, Table, isolate_name, isolate_names, printable_line
 from attnscope.results.files import write_bytes
@@ -99,32 +100,39 @@ def report(
     return target
 
 
-def latex_tables(results: Results) -> str:
+def latex_tables(results: Results, *, width: str = "single", columns: Sequence[str] | None = None) -> str:
     """Every table of the report's sections, ready to be read into a paper.
 
-    The document needs `booktabs`.
+    The document needs `booktabs` and `array`.
+
+    Args:
+        results: what `attnscope.load` returns.
+        width: "single" for one column of a two-column paper, "double" for both. A table that does not fit one
+            column is set across both.
+        columns: headings of numbers that are set where a table has them; None takes as many as fit, of a
+            narrow table at most three.
+
+    Raises:
+        ValueError: another width, a heading that no table has, or columns that do not fit a page.
     """
     require_table(results, "heads")
     page = Page(results, {})
-    parts = ["% \\usepackage{booktabs} in the preamble; numbers in brackets are 95 % intervals.\n"]
+    parts = ["% \\usepackage{array,booktabs} in the preamble; numbers in brackets are 95 % intervals.\n"]
     blocks = [block for section in _words(results).SECTIONS for block in page.written(section)]
-    parts += [latex(block.content) for block in blocks if block.kind == "table" and not block.content.folded]
+    tables = [block.content for block in blocks if block.kind == "table" and not block.content.folded]
+    headings = dict.fromkeys(str(name) for table in tables for name in table.frame.columns[table.names :])
+    for name in columns or ():
+        if name not in headings:
+            raise ValueError(f"latex: no table has a column {name!r}{nearest(name, list(headings))}")
+    for table in tables:
+        chosen = [name for name in columns or () if name in table.frame.columns[table.names :]]
+        parts.append(latex(table, width, chosen or None))
     return "\n".join(parts)
 
 
-def latex(table: Table) -> str:
+def latex(table: Table, width: str = "single", columns: Sequence[str] | None = None) -> str:
     """Return a floating table."""
-    numbers = len(table.frame.columns) - table.names
-    source = table.styled("latex").to_latex(
-        hrules=True,
-        convert_css=True,
-        position="t",
-        position_float="centering",
-        label=f"tab:{address_of(table)}",
-        caption=escaped(table.caption),
-        column_format="l" * table.names + "r" * numbers,
-    )
-    return pdflatex(source)
+    return latex_table(table, address_of(table), width=width, columns=columns)
 
 
 def _title(results: Results) -> str:

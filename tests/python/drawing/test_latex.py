@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The report's numbers, and in LaTeX: in both protocols, whole, escaped, and compiled where LaTeX is."""
 
+import re
 import shutil
 import subprocess
 
@@ -20,14 +21,12 @@ from attnscope.report.page import latex
 from attnscope.report.section import Table
 from attnscope.results.results import Results
 
-DOCUMENT = r"""\documentclass{article}
-%s
+DOCUMENT = r"""\documentclass[%s]{article}
+\usepackage{array,booktabs}
 \begin{document}
 %s
 \end{document}
 """
-#: What booktabs defines, for machines that have LaTeX without it.
-RULES = r"\newcommand{\toprule}{\hline}\newcommand{\midrule}{\hline}\newcommand{\bottomrule}{\hline}"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def source() -> str:
 def tables_of(source: str) -> dict[str, list[list[str]]]:
     """Cells by label, the heading first."""
     result = {}
-    for part in source.split(r"\begin{table}")[1:]:
+    for part in re.split(r"\\begin\{table\*?\}", source)[1:]:
         label = part.split(r"\label{")[1].split("}")[0]
         rows = [line.removesuffix(r"\\") for line in part.splitlines() if line.endswith(r"\\")]
         result[label] = [[cell.strip() for cell in row.split(" & ")] for row in rows]
@@ -47,16 +46,16 @@ def tables_of(source: str) -> dict[str, list[list[str]]]:
 
 def test_every_row_has_a_cell_per_column(source: str) -> None:
     for part in source.split(r"\begin{tabular}{")[1:]:
-        columns = len(part.split("}")[0])
+        columns = part.split(r"\toprule")[0].count(r"\arraybackslash")
         rows = [line for line in part.splitlines() if line.endswith(r"\\")]
         assert len(rows) > 1
         assert {len(row.split(" & ")) for row in rows} == {columns}
-    assert source.count(r"\toprule") == source.count(r"\bottomrule") == source.count(r"\begin{table}")
+    assert source.count(r"\toprule") == source.count(r"\bottomrule") == source.count(r"\begin{table")
 
 
 def test_numbers_and_intervals_are_those_of_the_report() -> None:
     results = made.make_study()
-    result = tables_of(latex_tables(results))
+    result = tables_of(latex_tables(results, width="double"))
     topology = result["tab:topology-protocols"]
     heading = [
         "head mean",
@@ -75,14 +74,14 @@ def test_numbers_and_intervals_are_those_of_the_report() -> None:
 
 def test_names_are_escaped_and_repeated_ones_left_out(source: str) -> None:
     sinks = tables_of(source)["tab:sinks"]
-    assert [row[1] for row in sinks[1:3]] == [r"50\%\_a\&b", r"c\$x\textasciicircum 2\{"]
+    assert [row[1] for row in sinks[1:3]] == [r"50\%\_a\&b", r"c\$x\textasciicircum{}2\{"]
     assert sinks[2][0] == ""
 
 
 @pytest.mark.parametrize(
     ("text", "source"),
     [
-        ("a_b", r"a\_b"), ("\\x{}", r"\textbackslash x\{\}"), ("−1", "$-$1"), ("é", "é"),
+        ("a_b", r"a\_b"), ("\\x{}", r"\textbackslash{}x\{\}"), ("−1", "$-$1"), ("é", "é"),
         ("β₁", r"$\beta$$_1$"), ("漢", r"\texttt{U+6F22}"), ("<s>", r"$<$s$>$"), ("a\nb", "a·b"),
         ("[x]", "{}[x]"),
     ],
@@ -102,22 +101,57 @@ def test_the_command_prints_them_and_says_when_there_are_none(tmp_path) -> None:
         latex_tables(Results({"samples": pd.DataFrame({"model": ["m"]})}))
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
-@pytest.mark.slow
-def test_pdflatex_compiles_them(source: str, tmp_path) -> None:
-    expected_parts = (
-        shutil.which("kpsewhich")
-        and subprocess.run(
-            ["kpsewhich", "booktabs.sty"], capture_output=True, text=True, check=False
-        ).stdout.strip()
+def has_latex() -> bool:
+    """True where pdflatex and the two packages of the tables are installed."""
+    if shutil.which("pdflatex") is None or shutil.which("kpsewhich") is None:
+        return False
+    where = subprocess.run(
+        ["kpsewhich", "booktabs.sty", "array.sty"], capture_output=True, text=True, check=False
     )
-    rules = r"\usepackage{booktabs}" if expected_parts else RULES
-    (tmp_path / "d.tex").write_text(DOCUMENT % (rules, source), "utf-8")
+    return len(where.stdout.split()) == 2
+
+
+def log_of(source: str, options: str, folder) -> str:
+    """What pdflatex writes of a document of tables, each on a page of its own."""
+    pages = re.sub(r"(\\end\{table\*?\})", r"\1\\clearpage ", source)
+    (folder / "d.tex").write_text(DOCUMENT % (options, pages), "utf-8")
     done = subprocess.run(
         ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "d.tex"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=100, check=False, errors="replace",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
+    return (folder / "d.log").read_text("utf-8", "replace")
+
+
+@pytest.mark.skipif(not has_latex(), reason="pdflatex, booktabs or array is not installed")
+@pytest.mark.parametrize("options", ["", "twocolumn"])
+@pytest.mark.parametrize("width", ["single", "double"])
+def test_no_table_is_wider_than_its_place(width: str, options: str, tmp_path) -> None:
+    names = ("meta-llama/Llama-3.2-1B-Instruct", "50%_a&b")
+    source = latex_tables(made.make_study(names), width=width)
+    log = log_of(source, options, tmp_path)
+    assert "Overfull" not in log
+    wider = re.sub(r"\\dimexpr0\.", r"\\dimexpr9.", source, count=1)
+    assert "Overfull" in log_of(wider, options, tmp_path)  # the log does tell
+
+
+def test_columns_are_chosen_and_what_has_no_room_is_named() -> None:
+    results = made.make_study()
+    narrow = tables_of(latex_tables(results))
+    assert [len(narrow[name][0]) for name in ("tab:sinks", "tab:topology")] == [4, 4]
+    assert narrow["tab:sinks"][0] == ["mean over heads", "exact", r"95 \% interval", "uniform"]
+    chosen = tables_of(latex_tables(results, columns=["uniform", "exact"]))
+    assert chosen["tab:sinks"][0] == ["mean over heads", "uniform", "exact"]
+    assert "% no room for: median, 96.9 % interval, " in latex_tables(results)
+    with pytest.raises(ValueError, match="latex: no table has a column 'uniforn'; did you mean 'uniform'"):
+        latex_tables(results, columns=["uniforn"])
+    with pytest.raises(ValueError, match="latex: width must be single or double, got 'triple'"):
+        latex_tables(results, width="triple")
+    wide = Table(
+        "a", "A caption", pd.DataFrame({"x": ["y"], **{f"number {at}": ["1.234"] for at in range(40)}})
+    )
+    with pytest.raises(ValueError, match="latex: the columns of table a do not fit a page, got number 0, "):
+        latex(wide, columns=list(wide.frame.columns[1:]))
 
 
 @pytest.mark.parametrize(("texts", "beside"), [(4, False), (5, True), (12, True), (30, False)])
