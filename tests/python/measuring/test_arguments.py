@@ -20,6 +20,8 @@ import attnscope as asc
 from attnscope import _memory
 from attnscope.commands.doctor import _public
 
+#: `.ci/sanitize module`, which loads the library before everything else.
+UNDER_ASAN = "libasan" in os.environ.get("LD_PRELOAD", "")
 # Functions of attention maps; those of barcodes have tests of their own.
 METRICS = sorted(
     name
@@ -302,12 +304,16 @@ def test_whole_numbers_beyond_the_core_s_are_refused_by_name(name):
 
 @pytest.mark.parametrize("name", METRICS)
 def test_results_too_large_for_memory_are_a_memory_error(name):
+    if UNDER_ASAN and name == "persistence":
+        pytest.skip("its bars are asked of operator new, which in AddressSanitizer ends the process")
     pid = os.fork()
     if pid == 0:
         import resource
 
         signal.alarm(30)
-        resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35))
+        # AddressSanitizer maps terabytes of addresses for itself, and gives no memory of a terabyte to others
+        if not UNDER_ASAN:
+            resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35))
         status = 1
         heard = []
         _memory.warn = lambda message, category: heard.append(message)
