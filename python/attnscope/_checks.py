@@ -212,13 +212,14 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     return tensor.resolve_neg()
 
 
-def entries_argument(function: str, checked: Attention) -> torch.Tensor:
-    """Return the entries of checked maps on the CPU, detached; TypeError where the map is not in memory."""
+def entries_argument(function: str, checked: Attention, *, detach: bool = True) -> torch.Tensor:
+    """Return the entries of checked maps on the CPU; TypeError where the map is not in memory."""
     if isinstance(checked.tensor, _placement.Unmaterialized):
         raise TypeError(
             f"{function} needs the map, and {checked.tensor} has none; LazyAttention.dense() makes one"
         )
-    return to_host(checked.tensor.detach()).as_subclass(torch.Tensor)
+    tensor = checked.tensor.detach() if detach else checked.tensor
+    return to_host(tensor).as_subclass(torch.Tensor)
 
 
 def undefined_results(function: str, shape: Sequence[int]) -> torch.Tensor:

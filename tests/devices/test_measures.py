@@ -134,6 +134,51 @@ def test_measures_of_layers_and_states_equal_the_core(device, n, kind):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [2, 9, 34])
+@pytest.mark.parametrize("kind", ["causal", "full", "sink"])
+def test_answers_and_patterns_equal_the_core(device, dtype, n, kind):
+    maps = attention(kind, n, dtype)
+    generator = torch.Generator().manual_seed(4)
+    mask = torch.rand(n, n, generator=generator) < 0.7
+    tokens = torch.randint(0, 4, (2, 1, n), generator=generator)
+    marked = torch.rand(2, 1, 1, n, generator=generator) < 0.3
+    patterns = ["first", "self", "previous", "next", "duplicate", "induction"]
+    stop = max(2, n - 3)
+    answers_of_layers = torch.tensor([[[1, stop]], [[-1, -1]]])
+    for lengths in (None, torch.tensor([[stop], [n]])):
+        for support in SUPPORTS:
+            options = {"lengths": lengths, "support": mask if support == "mask" else support}
+            for answer in ((1, 2), (n // 2, stop) if n > 4 else (0, 2), answers_of_layers):
+                assert_equal(asc.lookback, device, maps, answer, rows="own", **options)
+                assert_equal(asc.prompt_divergence, device, maps, answer, **options)
+            assert_equal(asc.lookback, device, maps, (1, stop), context=1, **options)
+            for over in ("matching", "all"):
+                assert_equal(asc.pattern_share, device, maps, patterns, tokens=tokens, over=over, **options)
+                assert_equal(asc.pattern_share, device, maps, marked, over=over, **options)
+            assert_equal(asc.causal_spectrum, device, maps, **options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n", [1, 2, 9, 34])
+@pytest.mark.parametrize("kind", ["causal", "full", "sink"])
+def test_shapes_of_laplacians_equal_the_core(device, n, kind):
+    for lengths in (None, lengths_of(n)):
+        for normalized in (False, True):
+            options = {"lengths": lengths, "normalized": normalized}
+            assert_equal(
+                asc.laplacian_shape, device, attention(kind, n, torch.float64), bound=1e-9, **options
+            )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_last_rows_are_measured_by_the_core(device):
+    rows = attention("causal", 9, torch.float32)[..., 4:, :]
+    assert_equal(asc.lookback, device, rows, (6, 9))
+    assert_equal(asc.prompt_divergence, device, rows, (6, 9))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("n", [1, 2, 3, 9, 34, 130])
 @pytest.mark.parametrize("kind", ["causal", "full", "sink", "two components"])
 def test_spectra_equal_the_core(device, n, kind):

@@ -12,6 +12,9 @@ from torch import Tensor
 import attnscope as asc
 
 LENGTHS = torch.tensor([5, 3])
+#: The first and the third token are copies.
+TOKENS = torch.tensor([4, 7, 4, 8, 9])
+SIGNAL = torch.randn(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 REFERENCE = torch.tensor([True, False, False, True, False])
 
 
@@ -35,6 +38,19 @@ MEASURES: dict[str, Callable[..., Tensor]] = {
     "entropy in bits": lambda a, **o: defined(asc.attention_entropy(a, base=2, **o)),
     "incoming attention": lambda a, **o: defined(asc.incoming_attention(a, **o)),
     "sink share": lambda a, **o: asc.sink_share(a, first=2, queries=3, **o).share,
+    "causal spectrum": lambda a, **o: defined(asc.causal_spectrum(a, **o).laplacian),
+    "log determinant": lambda a, **o: asc.causal_spectrum(a, **o).log_determinant,
+    "lookback ratios": lambda a, **o: defined(asc.lookback(a, (1, 3), context=1, **o).ratio),
+    "lookback of the tokens themselves": lambda a, **o: asc.lookback(a, (1, 3), rows="own", **o).value,
+    "share of patterns": lambda a, **o: asc.pattern_share(a, ["first", "previous"], **o).share,
+    "boost of the token itself": lambda a, **o: asc.pattern_share(a, "self", **o).boost,
+    "distance to copies": lambda a, **o: asc.pattern_share(a, "duplicate", tokens=TOKENS, **o).distance,
+    "share of all attention": lambda a, **o: asc.pattern_share(a, "previous", over="all", **o).share,
+    "tree per token": lambda a, **o: asc.prompt_divergence(a, (1, 3), **o).per_token,
+    "tree": lambda a, **o: asc.prompt_divergence(a, (2, 3), **o).total,
+    "star": lambda a, **o: asc.prompt_divergence(a, (1, 3), **o).star,
+    "smoothness": lambda a, **o: asc.graph_signal(a, SIGNAL, spectrum=False, **o).smoothness,
+    "energy": lambda a, **o: asc.graph_signal(a, SIGNAL, normalized=False, center=True, **o).energy,
     "sink boost": lambda a, **o: asc.sink_share(a, **o).boost,
     "top mass": lambda a, **o: asc.top_mass(a, 2, **o),
 }
@@ -55,6 +71,7 @@ SPECTRA: dict[str, Callable[..., Tensor]] = {
         asc.laplacian_eigenvalues(a, 3, normalized=True, symmetrize="max", **o)
     ),
     "Laplacian gap": asc.laplacian_gap,
+    "shape of the Laplacian": lambda a, **o: torch.stack(tuple(asc.laplacian_shape(a, **o))),
     "total persistence": lambda a, **o: asc.total_persistence(asc.persistence(a, **o)),
     "longest bar": lambda a, **o: asc.max_persistence(asc.persistence(a, symmetrize="mean", **o)),
     "persistent entropy": lambda a, **o: asc.persistent_entropy(asc.persistence(a, symmetrize="min", **o)),
@@ -128,11 +145,85 @@ def test_influence_of_a_reference(part: int, causal: bool, is_ragged: bool) -> N
     )
 
 
+@pytest.mark.parametrize("is_ragged", [False, True], ids=["whole", "ragged"])
+def test_clouds_of_points(is_ragged: bool) -> None:
+    lengths = torch.tensor([6, 4]) if is_ragged else None
+    generator = torch.Generator().manual_seed(6)
+    points = torch.randn(2, 6, 3, dtype=torch.float64, generator=generator)
+    other = torch.randn(2, 6, 4, dtype=torch.float64, generator=generator)
+    check(lambda x: asc.log_volume(x, lengths=lengths), points)
+    for options in ({}, {"center": True}, {"unit": True}, {"normalized": True}):
+        check(lambda x, options=options: asc.matrix_entropy(x, lengths=lengths, **options), points)
+    for debiased in (False, True):
+        check(lambda x, y, debiased=debiased: asc.cka(x, y, debiased=debiased), points, other)
+
+
+def test_values_that_heads_write() -> None:
+    generator = torch.Generator().manual_seed(7)
+    value = torch.randn(2, 5, 3, dtype=torch.float64, generator=generator)
+    projection = torch.randn(4, 4, 3, dtype=torch.float64, generator=generator)
+    heads = maps_of(4, causal=True)
+    check(asc.value_norms, value, projection)
+    check(lambda v, w: asc.value_norms(v, w, layer=True), value, projection)
+    check(lambda a, v, w: asc.weighted_attention(a, asc.value_norms(v, w)), heads, value, projection)
+    check(
+        lambda a, v, w: asc.weighted_attention(a, asc.value_norms(v, w, layer=True), layer=True).tril(),
+        heads,
+        value,
+        projection,
+    )
+
+
+def test_rollout_over_layers() -> None:
+    for lengths in (None, torch.tensor([5, 3])):
+        check(
+            lambda a, lengths=lengths: defined(asc.attention_rollout(a, lengths=lengths)),
+            maps_of(3, 2, 2, causal=True),
+        )
+
+
+def test_uncertainty_of_answers() -> None:
+    generator = torch.Generator().manual_seed(8)
+    previous = torch.rand(2, 3, 2, 5, dtype=torch.float64, generator=generator)
+    log_p = -torch.rand(2, 5, dtype=torch.float64, generator=generator)
+    for lengths in (None, torch.tensor([5, 2])):
+        check(lambda a, p, n=lengths: asc.recurrent_uncertainty(a, p, lengths=n).value, previous, log_p)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_the_last_rows_of_maps(causal: bool) -> None:
+    """Decoding with a cache computes no others."""
+    rows = maps_of(2, causal=True)[:, 2:] if causal else maps_of(2, causal=False)[:, 2:].tril(2)
+    check(lambda a: asc.lookback(a, (3, 5), context=2).value, rows)
+    check(lambda a: defined(asc.lookback(a, (3, 5), context=2).ratio), rows)
+    check(lambda a: asc.prompt_divergence(a, (2, 5)).total, rows)
+    leaf = rows.clone().requires_grad_()
+    assert asc.lookback(leaf, (3, 5)).ratio.shape == asc.lookback(rows, (3, 5)).ratio.shape
+
+
+def test_answers_of_each_map() -> None:
+    answers = torch.tensor([[1, 4], [-1, -1], [2, 3]])
+    maps = maps_of(3, causal=True)
+    options = {"context": torch.tensor([1, 0, 1]), "support": "causal"}
+    check(lambda a: defined(asc.lookback(a, answers, **options).value), maps)
+    check(lambda a: defined(torch.stack(tuple(asc.prompt_divergence(a, answers)))), maps)
+
+
+def test_a_mask_of_keys() -> None:
+    marked = torch.tensor([True, False, True, False, False])
+    for over in ("matching", "all"):
+        check(
+            lambda a, over=over: torch.stack(asc.pattern_share(a, marked, over=over, support="causal")[::4]),
+            maps_of(2, causal=True),
+        )
+
+
 def test_a_boolean_support() -> None:
     """A window of two keys, which "causal" does not describe."""
     n = 5
     distance = torch.arange(n)[:, None] - torch.arange(n)
     window = (distance >= 0) & (distance < 2)
-    for name in ("entropy", "incoming attention", "sink share", "top mass"):
+    names = ("entropy", "incoming attention", "sink share", "top mass", "lookback ratios", "tree")
+    for name in (*names, "share of patterns", "boost of the token itself", "smoothness"):
         maps = torch.where(window, maps_of(2, causal=True), 0.0)
         check(lambda a, name=name: MEASURES[name](a, support=window), maps)

@@ -18,6 +18,7 @@ from torch import Tensor
 #: Public functions whose results carry the gradient of their tensors, and the function of the core of each.
 KERNELS = {
     "attention_entropy": "attention_entropy",
+    "causal_spectrum": "sink_statistics",
     "effective_rank": "singular_values",
     "fiedler_value": "fiedler_value",
     "geometric_semantic_alignment": "geometric_semantic_alignment",
@@ -25,8 +26,12 @@ KERNELS = {
     "incoming_attention": "sink_statistics",
     "laplacian_eigenvalues": "laplacian_eigenvalues",
     "laplacian_gap": "laplacian_eigenvalues",
+    "laplacian_shape": "laplacian_eigenvalues",
+    "lookback": "lookback",
     "participation_ratio": "participation_ratio",
+    "pattern_share": "pattern_share",
     "persistence": "persistence",
+    "prompt_divergence": "prompt_divergence",
     "reference_influence": "reference_influence",
     "singular_values": "singular_values",
     "sink_share": "sink_statistics",
@@ -36,13 +41,28 @@ KERNELS = {
     "top_mass": "sink_statistics",
 }
 
+#: Public functions in torch operations, whose results carry the gradient without an operator of their own.
+IN_TORCH = frozenset(
+    {
+        "attention_rollout",
+        "cka",
+        "graph_signal",
+        "log_volume",
+        "matrix_entropy",
+        "recurrent_uncertainty",
+        "value_norms",
+        "weighted_attention",
+    }
+)
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def keeps_gradient(function: str, tensor: Tensor) -> bool:
     """Return True if a public function hands the gradient of this tensor on to its result."""
-    return tensor.requires_grad and function in KERNELS and torch.is_grad_enabled()
+    differentiable = function in KERNELS or function in IN_TORCH
+    return tensor.requires_grad and differentiable and torch.is_grad_enabled()
 
 
 def needs_operator(maps: Any, *arguments: Any) -> bool:

@@ -17,15 +17,21 @@ from attnscope.devices.slab import Slab
 NAMESPACE = "attnscope"
 
 
-def evaluate(name: str, maps: Tensor, lengths: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
+def evaluate(name: str, maps: Tensor, lengths: Tensor | None, *arguments: Any) -> tuple[Any, ...]:
     """Call a function of the core where its maps are; the count of maps that are not finite comes last."""
     kernel = getattr(_core, name)
     *results, non_finite = _placement.computed_on(kernel, maps)(maps, lengths, *arguments)
     # results that came from a device together share their memory, which an operator's results must not
     results = [
-        result.clone() if isinstance(result, Tensor) and _is_part(result) else result for result in results
+        tuple(map(_unshared, result)) if isinstance(result, tuple) else _unshared(result)
+        for result in results
     ]
     return *results, torch.tensor(non_finite, device="cpu")
+
+
+def _unshared(result: Any) -> Any:
+    """Return a tensor with memory of its own."""
+    return result.clone() if isinstance(result, Tensor) and _is_part(result) else result
 
 
 def _is_part(tensor: Tensor) -> bool:

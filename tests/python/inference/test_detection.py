@@ -27,8 +27,11 @@ def test_the_area_is_the_share_of_ordered_pairs():
     clusters = rng.integers(0, 6, 40)
     weights = np.array([2.0, 0, 1, 1, 3, 0])
     w = weights[clusters]
-    top = sum(w[i] * w[j] * ((scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j]))
-              for i in np.flatnonzero(labels) for j in np.flatnonzero(labels == 0))  # fmt: skip
+    top = sum(
+        w[i] * w[j] * ((scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j]))
+        for i in np.flatnonzero(labels)
+        for j in np.flatnonzero(labels == 0)
+    )
     bottom = w[labels == 1].sum() * w[labels == 0].sum()
     assert area(cluster_wins(scores, labels, clusters), weights) == pytest.approx(top / bottom)
 
@@ -64,8 +67,9 @@ def test_the_probe_is_the_minimum_of_its_loss(d):
 
 
 def test_nothing_is_found_where_nothing_is():
-    areas = [asc.detection(*clouds(seed)[:2], folds=clouds(seed)[2] // 2, draws=10)["auc"][0]
-             for seed in range(8)]  # fmt: skip
+    areas = [
+        asc.detection(*clouds(seed)[:2], folds=clouds(seed)[2] // 2, draws=10)["auc"][0] for seed in range(8)
+    ]
     assert abs(np.mean(areas) - 0.5) < 0.06
     assert max(areas) < 0.75
 
@@ -87,9 +91,12 @@ def test_a_planted_difference_and_its_baseline():
     states, labels, template = clouds(0, shift=9.0)
     useless = np.random.default_rng(5).standard_normal(len(labels))
     result = asc.detection(
-        torch.tensor(states), labels, folds=template // 2, clusters=template,
+        torch.tensor(states),
+        labels,
+        folds=template // 2,
+        clusters=template,
         baselines={"auc_length": useless, "auc_words": states[:, 0]},
-    ).set_index("score")  # fmt: skip
+    ).set_index("score")
     assert result.loc["auc", "auc"] > 0.9
     assert result.loc["auc", "low"] > 0.7
     assert result.loc["auc", "low"] <= result.loc["auc", "auc"] <= result.loc["auc", "high"]

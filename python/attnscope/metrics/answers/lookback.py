@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics._spans import integers_argument
-from attnscope.metrics.answers.partial_maps import answers_argument, partial_argument, partial_support
+from attnscope.metrics.answers.partial_maps import (
+    answers_argument,
+    call_partial,
+    partial_argument,
+    partial_support,
+)
 from attnscope.metrics.closed_forms import uniform_causal_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
 
@@ -31,7 +35,6 @@ class Lookback(NamedTuple):
     value: Tensor
 
 
-@without_derivative("it is read by a kernel; sum the entries in torch")
 def lookback(
     attention: Tensor,
     answer: Any,
@@ -83,9 +86,8 @@ def lookback(
     seen = partial_support(name, support, checked)
     spans = answers_argument(name, answer, checked, first=1 if rows == "predicting" else 0)
     spans = _with_context(name, spans, context, checked)
-    return Lookback(
-        *_checks.call_and_warn(_core.lookback, name, checked, seen, spans.flatten(), rows == "predicting")
-    )
+    ratio, value = call_partial(_core.lookback, name, checked, seen, spans.flatten(), rows == "predicting")
+    return Lookback(ratio[..., ratio.shape[-1] - checked.query_count :], value)
 
 
 def _with_context(function: str, spans: Tensor, context: Any, checked: _checks.Attention) -> Tensor:

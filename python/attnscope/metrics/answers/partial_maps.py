@@ -7,6 +7,7 @@ a cache computes no other rows. Row 0 is then query k − q.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope._placement import Unmaterialized
+from attnscope.gradients import dispatch
 from attnscope.metrics._spans import spans_argument
 
 
@@ -31,7 +33,7 @@ def partial_argument(
             f"{function}: lengths are of square maps, got lengths with attention of shape "
             f"{tuple(tensor.shape)}"
         )
-    tensor = _checks.to_host(tensor.detach())
+    tensor = _checks.to_host(tensor)
     if _checks.flag(function, "validate", validate):
         invalid = ~((tensor >= 0) & (tensor <= _checks.LARGEST_ENTRY))
         if bool(invalid.any()):
@@ -41,6 +43,19 @@ def partial_argument(
                 f"{tensor[index].item()} at index {index}"
             )
     return _checks.Attention(tensor, None)
+
+
+def call_partial(
+    kernel: Callable[..., Any], function: str, checked: _checks.Attention, *arguments: Any
+) -> Any:
+    """Call a function of the core on checked maps or last rows, and warn about those that are not finite.
+
+    Last rows that require a gradient become the square map that has them, whose other rows are 0.
+    """
+    rows, n = checked.tensor.shape[-2:]
+    if rows < n and dispatch.needs_operator(checked.tensor):
+        checked = checked._replace(tensor=torch.nn.functional.pad(checked.tensor, (0, 0, n - rows, 0)))
+    return _checks.call_and_warn(kernel, function, checked, *arguments)
 
 
 def partial_support(function: str, support: Any, checked: _checks.Attention) -> Any:

@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.answers.partial_maps import answers_argument, partial_argument, partial_support
+from attnscope.metrics.answers.partial_maps import (
+    answers_argument,
+    call_partial,
+    partial_argument,
+    partial_support,
+)
 from attnscope.metrics.closed_forms import uniform_causal_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
 
@@ -31,7 +35,6 @@ class PromptDivergence(NamedTuple):
     star: Tensor
 
 
-@without_derivative("it is read by a kernel; sum the entries in torch")
 def prompt_divergence(
     attention: Tensor,
     answer: Any,
@@ -84,9 +87,7 @@ def prompt_divergence(
     checked = partial_argument(name, attention, lengths, validate=validate)
     seen = partial_support(name, support, checked)
     spans = answers_argument(name, answer, checked)
-    return PromptDivergence(
-        *_checks.call_and_warn(_core.prompt_divergence, name, checked, seen, spans.flatten())
-    )
+    return PromptDivergence(*call_partial(_core.prompt_divergence, name, checked, seen, spans.flatten()))
 
 
 #: Under uniform causal attention token i is 1 − 1/(i + 1) from everything before it.

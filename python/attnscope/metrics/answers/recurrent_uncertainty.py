@@ -62,8 +62,8 @@ def recurrent_uncertainty(
         Vazhentsev et al., Uncertainty-aware attention heads, arXiv 2505.20045, 2025.
     """
     name = "recurrent_uncertainty"
-    attention = _checks.float_tensor(name, "previous", previous).detach().cpu().double()
-    likelihood = _checks.float_tensor(name, "log_p", log_p).detach().cpu().double()
+    attention = _checks.float_tensor(name, "previous", previous).cpu().double()
+    likelihood = _checks.float_tensor(name, "log_p", log_p).cpu().double()
     share = _checks.between(name, "weight", weight, 0, 1)
     if attention.ndim < 3 or likelihood.ndim < 1 or 0 in attention.shape[-3:-1]:
         raise ValueError(f"{name}: previous must be [..., L, h, T], got shape {tuple(attention.shape)}")
@@ -88,7 +88,10 @@ def recurrent_uncertainty(
         likelihood_of_token = p[..., None, t].expand(head.shape)
         carried = (1 - share) * chosen_head[..., t] * confidence
         confidence = share * likelihood_of_token + carried if t else likelihood_of_token
-        total = total - torch.where(inside[..., None, t], confidence.log(), 0.0)
+        counts = inside[..., None, t]
+        # the logarithm of what does not count would have a gradient of NaN
+        logarithm = torch.where(counts, confidence, 1.0).log()
+        total = total - torch.where(counts, logarithm, 0.0)
     layers = total / ends[..., None]
     defined = ends > 0
     value = layers.amax(-1) if layers.shape[-1] else torch.full(leading, torch.nan, device="cpu")

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.clouds.cloud_distances import distances_or_euclidean
 
 
+@without_derivative("its root is found by bisection")
 def gride(
     points: Tensor | None,
     n1: int,

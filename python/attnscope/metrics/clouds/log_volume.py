@@ -48,7 +48,7 @@ def log_volume(points: Tensor, *, alpha: float = 1e-3, lengths: _checks.Lengths 
     if not 0 < ridge < math.inf:
         raise ValueError(f"{name}: alpha must be above 0 and finite, got {alpha!r}")
     checked = points_argument(name, points, lengths)
-    rows, inside = checked.tensor.detach().double(), checked.inside()
+    rows, inside = checked.tensor.double(), checked.inside()
     finite = (rows.isfinite().all(-1) | ~inside).all(-1)
     rows = torch.where((inside & finite[..., None])[..., None], rows, 0.0)
     centred = rows - rows.mean(-1, keepdim=True)

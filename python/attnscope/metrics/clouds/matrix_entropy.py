@@ -56,7 +56,7 @@ def matrix_entropy(
         for option, value in (("center", center), ("unit", unit), ("normalized", normalized))
     )
     checked = points_argument(name, points, lengths)
-    tensor, _ = _powers.in_range(checked.tensor.detach(), checked.lengths)
+    tensor, _ = _powers.in_range(checked.tensor, checked.lengths)
     inside = checked.inside()
     finite = (tensor.isfinite().all(-1) | ~inside).all(-1)
     visible = (inside & finite[..., None])[..., None]
@@ -67,11 +67,13 @@ def matrix_entropy(
         rows = torch.where(visible, rows - rows.sum(-2, keepdim=True) / inside.sum(-1)[..., None, None], 0.0)
     if of_unit:
         norms = rows.norm(dim=-1, keepdim=True)
-        rows = torch.where(norms > 0, rows / norms, 0.0)
+        rows = torch.where(norms > 0, rows / torch.where(norms > 0, norms, 1.0), 0.0)
     squares = torch.linalg.svdvals(rows).square()
     total = squares.sum(-1, keepdim=True)
-    value = torch.special.entr(squares / total).sum(-1).clamp_min(0.0)
-    value = torch.where((total[..., 0] > 0) & finite, value, torch.nan)
+    shares = squares / torch.where(total > 0, total, 1.0)
+    # the slope of x log x at 0 is infinite
+    entropy = torch.special.entr(torch.where(shares > 0, shares, 1.0)).sum(-1).clamp_min(0.0)
+    value = torch.where((total[..., 0] > 0) & finite, entropy, torch.nan)
     if over_most:
         most = inside.sum(-1).clamp_max(tensor.shape[-1]).double().log()
         value = torch.where(most > 0, value / most, torch.nan)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics.clouds.cloud_distances import Cloud, distances_of, points_argument
 
@@ -56,7 +57,7 @@ def cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> Tensor:
     of_x, of_y = kernels
     hsic = _unbiased_hsic if unbiased else _biased_hsic
     norm = hsic(of_x, of_x) * hsic(of_y, of_y)
-    return torch.where(norm > 0, hsic(of_x, of_y) / norm.clamp_min(0).sqrt(), torch.nan)
+    return torch.where(norm > 0, hsic(of_x, of_y) / torch.where(norm > 0, norm, 1.0).sqrt(), torch.nan)
 
 
 def _biased_hsic(of_x: Tensor, of_y: Tensor) -> Tensor:
@@ -72,6 +73,7 @@ def _unbiased_hsic(of_x: Tensor, of_y: Tensor) -> Tensor:
     return (of_x * of_y).sum((-2, -1)) + totals / ((n - 1) * (n - 2)) - 2 * rows / (n - 2)
 
 
+@without_derivative("ranks of distances are a step function of points")
 def neighbourhood_overlap(x: Tensor, y: Tensor, k: int) -> Tensor:
     """Return the mean share of the k nearest points that two representations have in common.
 
@@ -119,8 +121,8 @@ def neighbourhood_overlap(x: Tensor, y: Tensor, k: int) -> Tensor:
 
 def _pair(function: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return two representations of the same points in float64."""
-    first = points_argument(function, x, None, "x").tensor.detach().double()
-    second = points_argument(function, y, None, "y").tensor.detach().double()
+    first = points_argument(function, x, None, "x").tensor.double()
+    second = points_argument(function, y, None, "y").tensor.double()
     if first.shape[:-1] != second.shape[:-1]:
         raise ValueError(
             f"{function}: x and y must hold the same points, got shapes {tuple(first.shape)} and "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope._memory import memory_errors
-from attnscope.gradients.dispatch import without_derivative
+from attnscope.gradients.refusal import refuse_backward
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
@@ -38,7 +38,6 @@ class GraphSignal(NamedTuple):
 
 
 @memory_errors("graph_signal")
-@without_derivative("its eigenvectors have none where eigenvalues are equal")
 def graph_signal(
     attention: Tensor,
     states: Tensor,
@@ -95,7 +94,7 @@ def graph_signal(
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
     result = _checks.undefined_results(name, (4, math.prod(checked.leading)))
-    maps = _checks.entries_argument(name, checked).reshape(-1, checked.n, checked.n)
+    maps = _checks.entries_argument(name, checked, detach=False).reshape(-1, checked.n, checked.n)
     signals = _signals_argument(name, states, checked)
     visible = seen.expand(checked.tensor.shape).reshape(maps.shape) if isinstance(seen, Tensor) else None
     ends = torch.full((len(maps),), checked.n, device="cpu")
@@ -115,12 +114,18 @@ def graph_signal(
         values = _values(graphs[finite], parts[finite], high, **flags)
         result[:, places[finite]] = values
     shaped = GraphSignal(*(values.reshape(checked.leading) for values in result))
+    if result.requires_grad:
+        reason = f"{name} has no derivative of {{}}: equal eigenvalues have no eigenvectors of their own"
+        shaped = shaped._replace(
+            entropy=refuse_backward(shaped.entropy, result, reason.format("entropy")),
+            high_share=refuse_backward(shaped.high_share, result, reason.format("high_share")),
+        )
     return _checks.warn_non_finite(name, checked, shaped, bad, "matrices or their states")
 
 
 def _signals_argument(function: str, states: Any, checked: _checks.Attention) -> Tensor:
     """Return the states of each map, [count, n, d]."""
-    tensor = _checks.to_host(_checks.float_tensor(function, "states", states).detach())
+    tensor = _checks.to_host(_checks.float_tensor(function, "states", states))
     if tensor.ndim < 2 or tensor.shape[-2] != checked.n:
         raise ValueError(
             f"{function}: states must be [..., {checked.n}, d], one row for each token, got shape "
@@ -137,7 +142,7 @@ def _laplacian(graphs: Tensor, *, normalized: bool) -> Tensor:
     degrees = weights.sum(-1)
     if not normalized:
         return torch.diag_embed(degrees) - weights
-    roots = torch.where(degrees > 0, degrees.rsqrt(), 0.0)
+    roots = torch.where(degrees > 0, torch.where(degrees > 0, degrees, 1.0).rsqrt(), 0.0)
     return torch.diag_embed((degrees > 0).double()) - roots[..., :, None] * weights * roots[..., None, :]
 
 
@@ -151,17 +156,18 @@ def _values(
         signals = signals - signals[:, :1]
         signals = signals - signals.mean(-2, keepdim=True)
     total = signals.square().sum((-2, -1))
-    total = torch.where(total > 0, total, torch.nan)
     energy = (signals * (laplacian @ signals)).sum((-2, -1)).clamp_min(0.0)
     undefined = torch.full_like(energy, torch.nan)
+    smoothness = torch.where(total > 0, energy / torch.where(total > 0, total, 1.0), undefined)
     if not spectrum:
-        return torch.stack([energy, energy / total, undefined, undefined])
-    eigenvalues, vectors = torch.linalg.eigh(laplacian)
-    shares = (vectors.mT @ signals).square().sum(-1) / total[:, None]
+        return torch.stack([energy, smoothness, undefined, undefined])
+    eigenvalues, vectors = torch.linalg.eigh(laplacian.detach())
+    total = torch.where(total > 0, total, torch.nan).detach()
+    shares = (vectors.mT @ signals.detach()).square().sum(-1) / total[:, None]
     shares = _share_evenly(eigenvalues, shares)
     high = math.ceil(cut * shares.shape[-1] - EQUAL)
     entropy = torch.special.entr(shares).sum(-1)
-    return torch.stack([energy, energy / total, entropy, shares[..., shares.shape[-1] - high :].sum(-1)])
+    return torch.stack([energy, smoothness, entropy, shares[..., shares.shape[-1] - high :].sum(-1)])
 
 
 def _share_evenly(eigenvalues: Tensor, shares: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
@@ -34,7 +33,6 @@ class LaplacianShape(NamedTuple):
     largest: Tensor
 
 
-@without_derivative("take `laplacian_eigenvalues`, which has one")
 def laplacian_shape(
     attention: Tensor,
     *,
@@ -83,9 +81,14 @@ def laplacian_shape(
     second = values[..., 1] if values.shape[-1] > 1 else torch.zeros_like(largest)
     place = torch.arange(values.shape[-1], device="cpu")
     upper = place >= (sizes // 2)[..., None]
-    entropy = torch.special.entr(values / total[..., None]).sum(-1) / sizes.double().log()
+    # divisors of maps without an edge, whose numbers are undefined, are 1: 0/0 has a gradient of NaN
+    total, divisor = (torch.where(defined, number, 1.0) for number in (total, largest))
+    shares = values / total[..., None]
+    # the slope of x log x at 0 is infinite
+    positive = torch.where(shares > 0, shares, 1.0)
+    entropy = torch.special.entr(positive).sum(-1) / sizes.double().log()
     fields = (
-        second / largest,
+        second / divisor,
         entropy,
         torch.where(upper, values, 0.0).sum(-1) / total,
         largest,

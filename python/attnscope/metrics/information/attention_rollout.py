@@ -42,25 +42,26 @@ def attention_rollout(layers: Iterable[Tensor], *, lengths: _checks.Lengths = No
     """
     name = "attention_rollout"
     rollout: Tensor | None = None
-    inside: Tensor | None = None
     if not isinstance(layers, Iterable) or isinstance(layers, (str, Mapping)):
         raise TypeError(f"{name}: layers must be maps of each layer, got {type(layers).__name__}")
     if isinstance(layers, Tensor) and layers.ndim < 4:
         raise ValueError(f"{name}: layers must be [L, h, n, n] or more, got shape {tuple(layers.shape)}")
     for number, heads in enumerate(layers):
         checked = _checks.heads_argument(name, heads, lengths)
-        maps = _checks.entries_argument(name, checked).double().mean(-3)
+        maps = _checks.entries_argument(name, checked, detach=False).double().mean(-3)
         if rollout is None:
             inside = checked.layers.inside() if checked.lengths is None else checked.inside()[..., 0, :]
             rollout = torch.eye(checked.n, dtype=torch.float64, device="cpu").expand(maps.shape)
+            spoiled = torch.zeros(rollout.shape[:-2], dtype=torch.bool, device="cpu")
+            visible = inside[..., :, None] & inside[..., None, :]
         if maps.shape != rollout.shape:
             raise ValueError(
                 f"{name}: layers must be of one size, got shape {tuple(maps.shape)} of layer {number} behind "
                 f"{tuple(rollout.shape)}"
             )
-        rollout = (maps @ rollout + rollout) / 2
-    if rollout is None or inside is None:
+        # products with NaN would spoil the gradients of other heads
+        spoiled = spoiled | (~maps.isfinite() & visible).flatten(-2).any(-1)
+        rollout = (torch.where(maps.isfinite(), maps, 0.0) @ rollout + rollout) / 2
+    if rollout is None:
         raise ValueError(f"{name}: layers must hold at least one layer, got none")
-    visible = inside[..., :, None] & inside[..., None, :]
-    finite = (rollout.isfinite() | ~visible).all(-1).all(-1)
-    return torch.where(visible & finite[..., None, None], rollout, torch.nan)
+    return torch.where(visible & ~spoiled[..., None, None], rollout, torch.nan)

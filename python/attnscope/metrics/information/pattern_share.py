@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics._spans import integers_argument
 from attnscope.metrics.closed_forms import identity
@@ -42,7 +41,6 @@ class PatternShare(NamedTuple):
     distance: Tensor
 
 
-@without_derivative("it is read by a kernel; sum the entries in torch")
 def pattern_share(
     attention: Tensor,
     pattern: str | Sequence[str] | Tensor,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope.gradients.dispatch import without_derivative
+from attnscope._placement import Unmaterialized
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_causal_map
 from attnscope.metrics.information.sinks import from_one_read
@@ -35,7 +35,6 @@ class CausalSpectrum(NamedTuple):
     log_determinant: Tensor
 
 
-@without_derivative("take `incoming_attention` and the diagonal, which have one")
 def causal_spectrum(
     attention: Tensor,
     *,
@@ -80,14 +79,19 @@ def causal_spectrum(
     name = "causal_spectrum"
     smallest = _checks.fraction_argument(name, "floor", floor)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    maps = _checks.entries_argument(name, checked)
+    if isinstance(checked.tensor, Unmaterialized):
+        _checks.entries_argument(name, checked)
+    maps = checked.tensor
     _, sums = from_one_read(name, maps, {"incoming_attention": {}}, support, checked.lengths, False)
     received = sums["incoming_attention"]
     inside = checked.inside()
-    diagonal = maps.diagonal(dim1=-2, dim2=-1).double()
-    finite = _checks.call_kernel(_core.finite_matrices, _checks.Attention(maps, checked.lengths))
-    diagonal = torch.where(inside & finite[..., None], diagonal, torch.nan)
-    logarithms = torch.where(inside, diagonal.clamp_min(smallest).log(), 0.0)
+    entries = _checks.to_host(maps.diagonal(dim1=-2, dim2=-1)).double()
+    finite = _checks.call_kernel(_core.finite_matrices, _checks.Attention(maps.detach(), checked.lengths))
+    counts = inside & finite[..., None]
+    diagonal = torch.where(counts, entries, torch.nan)
+    # a logarithm of what does not count would have a gradient of NaN
+    logarithms = torch.where(counts, entries, 1.0).clamp_min(smallest).log()
+    logarithms = torch.where(inside & ~counts, torch.nan, logarithms)
     # one after another, so that padding does not change the order of the sum
     totals = logarithms.cumsum(-1)[..., -1]
     return CausalSpectrum(received - diagonal, diagonal, totals / inside.sum(-1))

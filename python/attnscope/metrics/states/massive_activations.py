@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds.cloud_distances import points_argument
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
@@ -37,6 +38,7 @@ class MassiveActivations(NamedTuple):
     norms: Tensor
 
 
+@without_derivative("it is made for reading")
 def massive_activations(
     states: Tensor, *, absolute: float = 100, relative: float = 1000, lengths: _checks.Lengths = None
 ) -> MassiveActivations:

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
 
 
-@without_derivative("a norm has none at 0; compute it in torch")
 def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Tensor:
     """Return the norm of what each head writes of each key, ‖v_j W_O^h‖.
 
@@ -43,8 +41,8 @@ def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Te
         Kobayashi et al., Attention is not only a weight, 2020.
     """
     name = "value_norms"
-    values = _checks.float_tensor(name, "value", value).detach().cpu().double()
-    matrix = _checks.float_tensor(name, "projection", projection).detach().cpu().double()
+    values = _checks.float_tensor(name, "value", value).cpu().double()
+    matrix = _checks.float_tensor(name, "projection", projection).cpu().double()
     if values.ndim < 3:
         raise ValueError(f"{name}: value must be [..., kv, n, d], got shape {tuple(values.shape)}")
     kv, width = values.shape[-3], values.shape[-1]
@@ -58,11 +56,15 @@ def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Te
         products = torch.einsum("Dhd,Dge->hdge", matrix, matrix)
         return torch.einsum("...hnd,hdge,...gne->...nhg", per_head, products, per_head)
     # ‖W v‖ = ‖R v‖ of W = QR, whose R has as few rows as v
-    triangles = torch.linalg.qr(matrix.transpose(0, 1), mode="r").R
-    return (per_head @ triangles.mT).norm(dim=-1)
+    triangles = torch.linalg.qr(matrix.detach().transpose(0, 1), mode="r").R
+    norms = (per_head.detach() @ triangles.mT).norm(dim=-1)
+    if not (per_head.requires_grad or matrix.requires_grad):
+        return norms
+    # R alone has no derivative: the value is that of R, the slope that of W
+    of_writes = torch.einsum("...hnd,Dhd->...hnD", per_head, matrix).norm(dim=-1)
+    return norms + (of_writes - of_writes.detach())
 
 
-@without_derivative("its norms have none; multiply in torch")
 def weighted_attention(
     heads: Tensor,
     norms: Tensor,
@@ -107,8 +109,8 @@ def weighted_attention(
     seen = _checks.support_argument(name, support, checked)
     of_layer = _checks.flag(name, "layer", layer)
     _checks.undefined_results(name, tuple(checked.tensor.shape))
-    entries = _checks.entries_argument(name, checked)
-    finite = _checks.call_kernel(_core.finite_matrices, _checks.Attention(entries, checked.lengths))
+    entries = _checks.entries_argument(name, checked, detach=False)
+    finite = _checks.call_kernel(_core.finite_matrices, _checks.Attention(entries.detach(), checked.lengths))
     finite = finite.all(-1, keepdim=True).expand(finite.shape)
     maps = entries.double()
     inside = checked.inside()
@@ -120,7 +122,7 @@ def weighted_attention(
     maps = torch.where(visible, maps, 0.0)
     maps = torch.where(finite[..., None, None], maps, torch.nan)
     bad = int((~finite[..., 0]).sum())
-    weights = _checks.float_tensor(name, "norms", norms).detach().cpu().double()
+    weights = _checks.float_tensor(name, "norms", norms).cpu().double()
     if not of_layer:
         weights = _checks.expanded(f"{name}: norms", weights, (*checked.leading, checked.n))
         weighted = maps * torch.where(inside, weights, 0.0)[..., None, :]
@@ -130,7 +132,10 @@ def weighted_attention(
     weights = _checks.expanded(f"{name}: norms", weights, shape)
     within = inside[..., 0, :, None, None]
     squares = torch.einsum("...hij,...jhg,...gij->...ij", maps, torch.where(within, weights, 0.0), maps)
-    return _checks.warn_non_finite(name, checked.layers, squares.clamp_min(0.0).sqrt(), bad, "layers")
+    # the root has no slope at 0
+    zero = squares <= 0
+    roots = torch.where(zero, 0.0, torch.where(zero, 1.0, squares).sqrt())
+    return _checks.warn_non_finite(name, checked.layers, roots, bad, "layers")
 
 
 def _share_of_first(weighted: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from attnscope import _checks, _core
 from attnscope._warn import warn
 from attnscope.errors import NonFiniteWarning
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
 from attnscope.metrics.weights.delta_statistics import weights_argument
@@ -66,6 +67,7 @@ class _Tail(NamedTuple):
     size: int
 
 
+@without_derivative("where a tail begins is a choice among singular values")
 def weight_spectrum(matrix: Tensor, *, cdf: Literal["both", "lower"] = "both") -> WeightSpectrum:
     """Fit the power law of Clauset et al. to the squared singular values, and return it with norms.
 
