@@ -27,6 +27,7 @@ SUBJECTS = {
     11: "knowing_and_saying",
     12: "weights",
     13: "a_picture_s_attention",
+    15: "features_for_classifiers",
 }
 METADATA = {"kernelspec", "language_info", "attnscope"}
 #: Bytes of a notebook with its outputs.
