@@ -34,6 +34,8 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         answers: entries of X are mappings with `text` and `answer`, instead of texts.
         answer_unit: "tokens" or "characters".
         answer_only: measure the block of the answer's queries and keys as it is.
+        generate: entries of X are prompts, whose answers the model writes with these options, one for each.
+            Not together with `answers`.
         layers: only these layers.
         options: of the metrics, as a mapping.
 
@@ -64,6 +66,7 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         answers: bool = False,
         answer_unit: str = "tokens",
         answer_only: bool = False,
+        generate: Mapping[str, Any] | None = None,
         layers: Sequence[int] | int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -73,12 +76,19 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.answers = answers
         self.answer_unit = answer_unit
         self.answer_only = answer_only
+        self.generate = generate
         self.layers = layers
         self.options = options
 
     def fit(self, X: Any = None, y: Any = None) -> AttentionFeatures:
-        """Read the names of the features off the model; X and y are not looked at."""
-        answers = [_ANSWER] if self.answers else None
+        """Read the names of the features off the model; X and y are not looked at.
+
+        Raises:
+            ValueError: answers of X and of `generate`.
+        """
+        if self.answers and self.generate is not None:
+            raise ValueError("AttentionFeatures: answers are in X, generate writes them; give one")
+        answers = [_ANSWER] if self.answers or self.generate is not None else None
         ids = [np.arange(1, 1 + _TOKENS).tolist()]
         self.feature_names_ = list(self._measure(ids, answers, "tokens").X)
         return self
@@ -101,7 +111,7 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             texts, answers = [row["text"] for row in rows], [row["answer"] for row in rows]
         elif isinstance(texts, np.ndarray):
             texts = texts.tolist()
-        table = self._measure(texts, answers, self.answer_unit)
+        table = self._measure(texts, answers, self.answer_unit, self.generate)
         return table.X.reindex(columns=self.feature_names_).to_numpy(np.float64)
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
@@ -109,7 +119,7 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "feature_names_")
         return np.asarray(self.feature_names_, dtype=object)
 
-    def _measure(self, texts: Any, answers: Any, unit: str) -> Any:
+    def _measure(self, texts: Any, answers: Any, unit: str, generate: Mapping[str, Any] | None = None) -> Any:
         return features(
             self.model,
             texts,
@@ -117,6 +127,7 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             answers=answers,
             answer_unit=unit,
             answer_only=self.answer_only,
+            generate=generate,
             layers=self.layers,
             tokenizer=self.tokenizer,
             progress=False,

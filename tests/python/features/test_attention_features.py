@@ -101,3 +101,13 @@ def test_clones_share_a_live_model_and_pickles_need_a_folder(llama, tmp_path):
     again = pickle.loads(pickle.dumps(of_folder))
     words = [" ".join(WORDS[at : at + 5]) for at in range(3)]
     np.testing.assert_array_equal(again.transform(words), of_folder.transform(words))
+
+
+def test_answers_that_the_model_writes(llama, texts):
+    generate = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
+    extractor = asc.AttentionFeatures(llama, metrics=METRICS, generate=generate).fit()
+    table = asc.features(llama, texts, METRICS, generate=generate)
+    assert extractor.get_feature_names_out().tolist() == list(table.X)
+    np.testing.assert_array_equal(extractor.transform(texts), table.X.to_numpy())
+    with pytest.raises(ValueError, match="answers are in X, generate writes them; give one"):
+        asc.AttentionFeatures(llama, metrics=METRICS, answers=True, generate=generate).fit()
