@@ -14,10 +14,18 @@ from models import sharpen
 SIDE, PATCH = 32, 8
 _SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32)
 _TEXT = dict(
-    vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    intermediate_size=32, head_dim=8, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=32,
+    head_dim=8,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
     max_position_embeddings=512,
-)  # fmt: skip
+)
 _SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 
 
@@ -88,8 +96,11 @@ VISION: dict[str, tuple[Callable[[], Any], Callable[[], Any], tuple[str, ...]]] 
     ),
     "dinov2_with_registers": (
         lambda: _model(
-            "Dinov2WithRegistersConfig", "Dinov2WithRegistersModel", num_register_tokens=3,
-            **_PATCHES, **_NO_WIDTH,
+            "Dinov2WithRegistersConfig",
+            "Dinov2WithRegistersModel",
+            num_register_tokens=3,
+            **_PATCHES,
+            **_NO_WIDTH,
         ),
         lambda: _cropped("Bit"),
         ("CLS", "register 1", "register 2", "register 3"),
@@ -109,7 +120,7 @@ VISION: dict[str, tuple[Callable[[], Any], Callable[[], Any], tuple[str, ...]]] 
         lambda: _cropped("CLIP"),
         ("CLS",),
     ),
-}  # fmt: skip
+}
 
 
 def swin() -> Any:
@@ -125,13 +136,20 @@ def _llava() -> tuple[Any, Any]:
     place = words.convert_tokens_to_ids("<image>")
     vision = t.CLIPVisionConfig(**_PATCHES, **_SMALL, projection_dim=32)
     model = _model(
-        "LlavaConfig", "LlavaForConditionalGeneration", vision_config=vision, image_token_index=place,
-        text_config=t.LlamaConfig(**_TEXT), image_seq_length=16,
-    )  # fmt: skip
+        "LlavaConfig",
+        "LlavaForConditionalGeneration",
+        vision_config=vision,
+        image_token_index=place,
+        text_config=t.LlamaConfig(**_TEXT),
+        image_seq_length=16,
+    )
     processor = t.LlavaProcessor(
-        _cropped("CLIP"), words, patch_size=PATCH, vision_feature_select_strategy="default",
+        _cropped("CLIP"),
+        words,
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
-    )  # fmt: skip
+    )
     return model, processor
 
 
@@ -142,10 +160,14 @@ def _paligemma() -> tuple[Any, Any]:
     images = _square("Siglip")
     images.image_seq_length = 16
     model = _model(
-        "PaliGemmaConfig", "PaliGemmaForConditionalGeneration", projection_dim=32, hidden_size=32,
+        "PaliGemmaConfig",
+        "PaliGemmaForConditionalGeneration",
+        projection_dim=32,
+        hidden_size=32,
         vision_config=t.SiglipVisionConfig(**_PATCHES, **_SMALL, projection_dim=32, vision_use_head=False),
-        text_config=t.GemmaConfig(**_TEXT), image_token_index=words.convert_tokens_to_ids("<image>"),
-    )  # fmt: skip
+        text_config=t.GemmaConfig(**_TEXT),
+        image_token_index=words.convert_tokens_to_ids("<image>"),
+    )
     return model, t.PaliGemmaProcessor(images, words)
 
 
@@ -161,11 +183,15 @@ def _gemma3() -> tuple[Any, Any]:
         setattr(words, f"{name}_token", token)
         setattr(words, f"{name}_token_id", words.convert_tokens_to_ids(token))
     model = _model(
-        "Gemma3Config", "Gemma3ForConditionalGeneration", mm_tokens_per_image=4,
+        "Gemma3Config",
+        "Gemma3ForConditionalGeneration",
+        mm_tokens_per_image=4,
         vision_config=t.SiglipVisionConfig(**_PATCHES, **_SMALL, vision_use_head=False).to_dict(),
-        text_config=t.Gemma3TextConfig(**_TEXT), image_token_index=words.image_token_id,
-        boi_token_index=words.boi_token_id, eoi_token_index=words.eoi_token_id,
-    )  # fmt: skip
+        text_config=t.Gemma3TextConfig(**_TEXT),
+        image_token_index=words.image_token_id,
+        boi_token_index=words.boi_token_id,
+        eoi_token_index=words.eoi_token_id,
+    )
     images = t.Gemma3ImageProcessorPil(size={"height": SIDE, "width": SIDE})
     return model, t.Gemma3Processor(images, words, image_seq_length=4)
 
@@ -180,11 +206,13 @@ def _smolvlm() -> tuple[Any, Any]:
     )
     processor = t.Idefics3Processor(images, words, image_seq_len=4)
     model = _model(
-        "SmolVLMConfig", "SmolVLMForConditionalGeneration", scale_factor=2,
+        "SmolVLMConfig",
+        "SmolVLMForConditionalGeneration",
+        scale_factor=2,
         image_token_id=words.convert_tokens_to_ids("<image>"),
         vision_config=t.SmolVLMVisionConfig(**_PATCHES, **_SMALL).to_dict(),
         text_config=t.LlamaConfig(**_TEXT),
-    )  # fmt: skip
+    )
     return model, processor
 
 
@@ -199,12 +227,15 @@ def _qwen2_vl() -> tuple[Any, Any]:
     vision = dict(depth=2, embed_dim=32, hidden_size=32, num_heads=4, patch_size=PATCH, mlp_ratio=1)
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2]}
     model = _model(
-        "Qwen2VLConfig", "Qwen2VLForConditionalGeneration", vision_config=vision,
+        "Qwen2VLConfig",
+        "Qwen2VLForConditionalGeneration",
+        vision_config=vision,
         text_config=dict(**_TEXT, rope_parameters={**rope, "rope_theta": 10000.0}),
-        image_token_id=ids["image_pad"], video_token_id=ids["video_pad"],
+        image_token_id=ids["image_pad"],
+        video_token_id=ids["video_pad"],
         vision_start_token_id=words.convert_tokens_to_ids("<|vision_start|>"),
         vision_end_token_id=words.convert_tokens_to_ids("<|vision_end|>"),
-    )  # fmt: skip
+    )
     return model, _MergingProcessor(images, words)
 
 
@@ -246,12 +277,26 @@ def whisper() -> tuple[Any, Any]:
     extractor = t.WhisperFeatureExtractor(feature_size=16, chunk_length=1)
     words = tokenizer()
     model = _model(
-        "WhisperConfig", "WhisperForConditionalGeneration", num_mel_bins=16, max_source_positions=50,
-        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=64, decoder_start_token_id=1, pad_token_id=0,
-        bos_token_id=1, eos_token_id=2, max_target_positions=32, suppress_tokens=None,
+        "WhisperConfig",
+        "WhisperForConditionalGeneration",
+        num_mel_bins=16,
+        max_source_positions=50,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        vocab_size=64,
+        decoder_start_token_id=1,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        max_target_positions=32,
+        suppress_tokens=None,
         begin_suppress_tokens=None,
-    )  # fmt: skip
+    )
     return model, _SpeechProcessor(extractor, words)
 
 
@@ -294,17 +339,38 @@ def detr() -> tuple[Any, Any]:
         embedding_size=8, hidden_sizes=[8, 8, 8, 16], depths=[1, 1, 1, 1], out_features=["stage4"]
     )
     model = _model(
-        "DetrConfig", "DetrModel", backbone_config=backbone, use_timm_backbone=False, backbone=None,
-        use_pretrained_backbone=False, num_queries=5, d_model=32, encoder_layers=2, decoder_layers=2,
-        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32,
-    )  # fmt: skip
+        "DetrConfig",
+        "DetrModel",
+        backbone_config=backbone,
+        use_timm_backbone=False,
+        backbone=None,
+        use_pretrained_backbone=False,
+        num_queries=5,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+    )
     return model, t.DetrImageProcessorPil(size={"height": 96, "width": 128})
 
 
 def perceiver() -> Any:
     """Return a model whose seven latents read a text."""
     return _model(
-        "PerceiverConfig", "PerceiverForMaskedLM", num_latents=7, d_latents=16, d_model=16, num_blocks=1,
-        num_self_attends_per_block=2, num_self_attention_heads=2, num_cross_attention_heads=2, vocab_size=64,
-        max_position_embeddings=32, qk_channels=16, v_channels=16,
-    )  # fmt: skip
+        "PerceiverConfig",
+        "PerceiverForMaskedLM",
+        num_latents=7,
+        d_latents=16,
+        d_model=16,
+        num_blocks=1,
+        num_self_attends_per_block=2,
+        num_self_attention_heads=2,
+        num_cross_attention_heads=2,
+        vocab_size=64,
+        max_position_embeddings=32,
+        qk_channels=16,
+        v_channels=16,
+    )

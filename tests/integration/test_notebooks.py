@@ -27,6 +27,7 @@ SUBJECTS = {
     11: "knowing_and_saying",
     12: "weights",
     13: "a_picture_s_attention",
+    14: "while_it_writes",
     15: "features_for_classifiers",
 }
 METADATA = {"kernelspec", "language_info", "attnscope"}
@@ -105,9 +106,12 @@ def test_outputs_of_other_code_are_found_out():
         nbformat.v4.new_output("stream", name="stderr", text="at /home/me/notebook: a warning")
     ]
     assert [words[:25] for words in faults(notebook, 10**9)] == [
-        "its outputs are of other ", "it holds an error, or wha", "it names a folder of the ",
-        "it shows fewer than two f", "it has 1,000,000,000 byte",
-    ]  # fmt: skip
+        "its outputs are of other ",
+        "it holds an error, or wha",
+        "it names a folder of the ",
+        "it shows fewer than two f",
+        "it has 1,000,000,000 byte",
+    ]
 
 
 def test_what_is_stored_names_no_folder_of_this_machine():

@@ -27,12 +27,31 @@ from attnscope.capture.visibility import MASKED_BELOW, float_mask
 NAME = "attnscope"
 
 # Arguments that change nothing once the mask is there and dropout is off. Anything else is refused.
-INERT = frozenset({
-    "cache", "cache_params", "cache_position", "decoder_input_ids", "deterministic", "dropout",
-    "encoder_hidden_states", "is_causal", "layer_idx", "logits_to_keep", "num_items_in_batch",
-    "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
-    "position_embeddings", "position_ids", "return_dict", "sliding_window", "token_type_ids", "use_cache",
-})  # fmt: skip
+INERT = frozenset(
+    {
+        "cache",
+        "cache_params",
+        "cache_position",
+        "decoder_input_ids",
+        "deterministic",
+        "dropout",
+        "encoder_hidden_states",
+        "is_causal",
+        "layer_idx",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "sliding_window",
+        "token_type_ids",
+        "use_cache",
+    }
+)
 TILE_ELEMENTS = 1 << 22
 
 

@@ -39,9 +39,17 @@ class LayerBuilder:
 
     def __init__(self, stack: str = "", index: int = 0, call: int = 0, name: str = "", step: int = 0) -> None:
         self.layer = Layer(
-            index, stack, call, step=step, cross=False, heads=(), kv_heads=(), key_offset=0,
-            valid=torch.empty(0, dtype=torch.float32, device="cpu"), tensors={},
-        )  # fmt: skip
+            index,
+            stack,
+            call,
+            step=step,
+            cross=False,
+            heads=(),
+            kv_heads=(),
+            key_offset=0,
+            valid=torch.empty(0, dtype=torch.float32, device="cpu"),
+            tensors={},
+        )
         self.name = name
         self.roots: dict[str, Tensor] = {}
         self.total = 0

@@ -31,9 +31,15 @@ def test_kinds_of_layers_are_counted():
 
 
 @pytest.mark.parametrize(
-    "make", [VISION["vit"][0], VISION["dinov3"][0], lambda: spectrogram()[0], lambda: speech("Hubert")[0],
-             lambda: whisper()[0]]
-)  # fmt: skip
+    "make",
+    [
+        VISION["vit"][0],
+        VISION["dinov3"][0],
+        lambda: spectrogram()[0],
+        lambda: speech("Hubert")[0],
+        lambda: whisper()[0],
+    ],
+)
 def test_pictures_and_sounds_are_tried_on_noise(make):
     verification = asc.verify(make())
     assert verification.ok, verification

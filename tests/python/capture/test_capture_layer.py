@@ -199,9 +199,15 @@ def test_a_window_and_a_learned_sink_reach_the_metrics():
     causal = layer.measure({"own": {**entropy_options, "support": "causal"}})["own"]
     assert causal[0, 0, 4].item() == pytest.approx(math.log(2) / math.log(5))
     sinks = Layer(
-        0, "attention", 0, valid=valid, tensors={"attention": maps / 2}, mask=mask,
-        sink_logits=torch.zeros(1), **fields,
-    )  # fmt: skip
+        0,
+        "attention",
+        0,
+        valid=valid,
+        tensors={"attention": maps / 2},
+        mask=mask,
+        sink_logits=torch.zeros(1),
+        **fields,
+    )
     seen = {"support": layer.visibility.support, "sink_mass": torch.full((1, 1, 5), 0.5)}
     with pytest.warns(RuntimeWarning, match="a learned sink, whose rows rightly sum to less"):
         expected = asc.attention_entropy(maps / 2, **seen)

@@ -80,9 +80,14 @@ def test_generation_with_a_cache_is_the_whole_pass(name):
     ):
         with edit(model, *edits):
             made_by = model.generate(
-                **short, max_new_tokens=5, do_sample=False, pad_token_id=0, output_logits=True,
-                return_dict_in_generate=True, eos_token_id=None,
-            )  # fmt: skip
+                **short,
+                max_new_tokens=5,
+                do_sample=False,
+                pad_token_id=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+                eos_token_id=None,
+            )
         text_so_far = {"input_ids": made_by.sequences, "attention_mask": torch.ones_like(made_by.sequences)}
         logits = changed(model, text_so_far, *edits)
         for step, step_logits in enumerate(made_by.logits):
@@ -135,9 +140,16 @@ def test_the_model_is_restored(error):
     model, inputs = build_tokenizer("llama")
     base, before = out(model, inputs), snapshot(model)
     edits = (
-        SetRotary("none"), SetEmbedding(0, torch.zeros(96)), HideKeys([1]), LimitWindow(9), SubtractRead([0]),
-        SetState(0, torch.zeros(96)), Scale("mlp_output", 2.0), AddLogits(torch.ones(97)), SetPositionIds(1),
-    )  # fmt: skip
+        SetRotary("none"),
+        SetEmbedding(0, torch.zeros(96)),
+        HideKeys([1]),
+        LimitWindow(9),
+        SubtractRead([0]),
+        SetState(0, torch.zeros(96)),
+        Scale("mlp_output", 2.0),
+        AddLogits(torch.ones(97)),
+        SetPositionIds(1),
+    )
 
     def consume():
         with edit(model, *edits):
@@ -281,9 +293,14 @@ def test_identities_of_trained_models(folder):
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     base = out(model, inputs)
     for neutral in (
-        HideKeys([]), LimitWindow(33), SubtractRead([0], heads=()), SetRotary(("ntk", 1.0)), SetPositionIds(),
-        AddDirection(-1, torch.zeros(model.config.hidden_size)), Scale("block_output", 1.0),
-    ):  # fmt: skip
+        HideKeys([]),
+        LimitWindow(33),
+        SubtractRead([0], heads=()),
+        SetRotary(("ntk", 1.0)),
+        SetPositionIds(),
+        AddDirection(-1, torch.zeros(model.config.hidden_size)),
+        Scale("block_output", 1.0),
+    ):
         assert torch.equal(changed(model, inputs, neutral), base)
     sites = ("scores", "attention")
     usual = layers_of(model, inputs, sites, HideKeys([]))

@@ -151,9 +151,15 @@ def test_generation_with_a_cache_is_the_whole_pass(model, width, kind):
     mask = torch.ones_like(ids)
     with asc.edit(model, step_edit):
         generated = model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0,
-            output_logits=True, return_dict_in_generate=True, eos_token_id=None,
-        )  # fmt: skip
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=4,
+            do_sample=False,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+            eos_token_id=None,
+        )
     logits = passed(model, generated.sequences, *([pass_edit] if pass_edit else []))[1]
     for step, step_logits in enumerate(generated.logits):
         expected = logits[:, 11 + step]

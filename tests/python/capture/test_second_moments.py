@@ -12,8 +12,20 @@ from weight_models import FAMILIES, tiny
 ENCODERS = ("bert", "roberta", "distilbert", "modernbert")
 CAUSAL = [name for name in FAMILIES if name not in ENCODERS]
 #: Twelve families of different blocks: fused, biased, parallel, of experts, of latents, of linear maps.
-STEPPED = {"llama", "gemma2", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "phi3", "falcon_new", "mixtral",
-           "deepseek_v3", "gpt_oss", "qwen3_next"}  # fmt: skip
+STEPPED = {
+    "llama",
+    "gemma2",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neox",
+    "opt",
+    "phi3",
+    "falcon_new",
+    "mixtral",
+    "deepseek_v3",
+    "gpt_oss",
+    "qwen3_next",
+}
 IDS = torch.tensor([5, 17, 33, 2, 90, 44, 8, 61, 29, 70, 11, 52])
 
 

@@ -102,8 +102,10 @@ def test_what_a_window_is_when_it_is_read_as_causal():
     by_itself, with_support = asc.sink_share(uniform), asc.sink_share(uniform, support=band)
     assert with_support.boost.item() == pytest.approx(1, rel=1e-12)
     assert by_itself.boost.item() < 0.6  # uniform attention is read as avoiding the first key
-    entropies = [asc.attention_entropy(uniform, normalized=True, **options).nanmean() for options in (
-        {}, {"support": band})]  # fmt: skip
+    entropies = [
+        asc.attention_entropy(uniform, normalized=True, **options).nanmean()
+        for options in ({}, {"support": band})
+    ]
     assert entropies[1].item() == pytest.approx(1, rel=1e-9)
     assert entropies[0].item() < 0.7
 

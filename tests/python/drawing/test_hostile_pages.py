@@ -229,8 +229,10 @@ def test_figures_are_drawn_whatever_a_model_and_a_group_are_called(tmp_path, nam
         table_name: table.assign(model=name) if "model" in table else table
         for table_name, table in tables.items()
     }
-    two = {table_name: pd.concat([table, table.assign(model="other")]) if "model" in table else table
-           for table_name, table in tables.items()}  # fmt: skip
+    two = {
+        table_name: pd.concat([table, table.assign(model="other")]) if "model" in table else table
+        for table_name, table in tables.items()
+    }
     left_out = []
     drawn = draw_all(Results(two, study=results.study), ["depth"], left_out=left_out)
     assert not left_out

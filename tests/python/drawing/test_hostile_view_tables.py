@@ -17,25 +17,48 @@ TABLES = {
     "graphs": [{**place, "protocol": "exact", "threshold": 0.1, "n_edges": 3} for place in MAPS],
     "samples": [
         {
-            **CHECKPOINT, "sample": 0, "group": "text", "tokens": ["a", "b"], "token_ids": [5, 6],
-            "n_tokens": 2, "causal": True,
+            **CHECKPOINT,
+            "sample": 0,
+            "group": "text",
+            "tokens": ["a", "b"],
+            "token_ids": [5, 6],
+            "n_tokens": 2,
+            "causal": True,
         }
     ],
     "examples": [{**place, "n_tokens": 2, "attention": UNIFORM} for place in MAPS],
     "baselines": [
         {
-            **CHECKPOINT, "n_tokens": 2, "support": "causal", "kind": "uniform", "scope": "heads",
-            "protocol": "exact", "threshold": float("nan"), "metric": "fiedler_value", "value": 0.25,
+            **CHECKPOINT,
+            "n_tokens": 2,
+            "support": "causal",
+            "kind": "uniform",
+            "scope": "heads",
+            "protocol": "exact",
+            "threshold": float("nan"),
+            "metric": "fiedler_value",
+            "value": 0.25,
         }
     ],
-}  # fmt: skip
+}
 #: Values in the place of every cell of a column.
 LIES = {
-    "a text": "x", "an empty text": "", "none": None, "a fraction": 0.5, "NaN": float("nan"),
-    "infinity": float("inf"), "a negative number": -5, "a number beyond 32 bits": 2**62, "a flag": True,
-    "a list": [1, 2, 3], "nested lists": [[1], [2]], "an object": {"a": 1}, "bytes": b"\xff\x00",
-    "an empty list": [], "a list of texts": ["a"],
-}  # fmt: skip
+    "a text": "x",
+    "an empty text": "",
+    "none": None,
+    "a fraction": 0.5,
+    "NaN": float("nan"),
+    "infinity": float("inf"),
+    "a negative number": -5,
+    "a number beyond 32 bits": 2**62,
+    "a flag": True,
+    "a list": [1, 2, 3],
+    "nested lists": [[1], [2]],
+    "an object": {"a": 1},
+    "bytes": b"\xff\x00",
+    "an empty list": [],
+    "a list of texts": ["a"],
+}
 QUICK = ("a list",)
 
 

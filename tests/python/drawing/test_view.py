@@ -294,10 +294,15 @@ def test_a_sentence_of_a_run_is_captured_again(tmp_path):
 
     model = model_folder(tmp_path / "tiny")
     results = asc.run(
-        asc.Study(models=str(model), texts=str(sentences(tmp_path / "t.txt", 3)), metrics=["sink_share"],
-                  output=str(tmp_path), name="run"),
+        asc.Study(
+            models=str(model),
+            texts=str(sentences(tmp_path / "t.txt", 3)),
+            metrics=["sink_share"],
+            output=str(tmp_path),
+            name="run",
+        ),
         progress=False,
-    )  # fmt: skip
+    )
     assert asc.view(results).contents["maps"] == []
     page = asc.view(asc.load(results.path), sample=2)
     assert len(page.contents["maps"]) == 2 * 4

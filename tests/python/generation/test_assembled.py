@@ -267,9 +267,17 @@ def test_steps_that_do_not_follow_each_other_are_refused():
 
     def step(number, queries, keys):
         layer = Layer(
-            0, "attn", 0, step=number, cross=False, heads=(0,), kv_heads=(0,), key_offset=0, tensors={},
+            0,
+            "attn",
+            0,
+            step=number,
+            cross=False,
+            heads=(0,),
+            kv_heads=(0,),
+            key_offset=0,
+            tensors={},
             valid=torch.ones(1, keys, dtype=torch.bool),
-        )  # fmt: skip
+        )
         return StepRows(layer, torch.zeros(1, 1, queries, keys), layer.valid, None)
 
     assert assemble([step(0, 4, 4), step(1, 1, 5)]).attention.shape[-1] == 5

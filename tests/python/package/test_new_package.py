@@ -43,8 +43,10 @@ def test_the_package_passes_its_own_tests(kind, name, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     checked = subprocess.run(
         [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", "110", str(tmp_path / name)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert checked.returncode == 0, checked.stdout
 
 

@@ -190,8 +190,9 @@ def test_scale_sensitivity_of_one_signal_a_map(compare):
         vectors = [np.array([(c**2).sum() for c in row]) for row in coefficients]
     else:
         at = np.linspace(0, 1, 32)
-        vectors = [np.concatenate([np.interp(at, np.linspace(0, 1, len(c)), c) for c in row])
-                   for row in coefficients]  # fmt: skip
+        vectors = [
+            np.concatenate([np.interp(at, np.linspace(0, 1, len(c)), c) for c in row]) for row in coefficients
+        ]
     expected = 1 - vectors[0] @ vectors[1] / np.linalg.norm(vectors[0]) / np.linalg.norm(vectors[1])
     a, b = torch.tensor(full_map), torch.tensor(half)
     result = asc.scale_sensitivity(a, b, compare=compare, signal="last")

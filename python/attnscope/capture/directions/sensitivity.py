@@ -129,11 +129,16 @@ def sensitivity(
         raise ValueError(f"{name}: layer {layer} of {type(model).__name__}, which has {depth} layers")
     answers = [
         sensitivity_of(
-            PromptSteps(model, ids), layer % depth, vectors, depth=depth, refusal=refusal, method=method,
+            PromptSteps(model, ids),
+            layer % depth,
+            vectors,
+            depth=depth,
+            refusal=refusal,
+            method=method,
             relative_step=relative_step,
         )
         for ids, vectors in zip(prompts, along, strict=True)
-    ]  # fmt: skip
+    ]
     return Sensitivity(*(torch.stack(parts) for parts in zip(*answers, strict=True)))
 
 
@@ -194,12 +199,14 @@ def _exact(
     edit = _Along(layer, directions[:, None], "last", steps="all", shift=at)
     following = [layer + 1] if layer + 1 < depth else []
     layers, outputs = steps.step(
-        len(directions), (edit,),
-        sites=("block_output", "logits") if following else ("logits",), layers=following or None,
+        len(directions),
+        (edit,),
+        sites=("block_output", "logits") if following else ("logits",),
+        layers=following or None,
         gradient=Gradient(
             lambda out: out.logits[:, -1], ("block_output",) if following else (), mode=FORWARD
         ),
-    )  # fmt: skip
+    )
     assert outputs.value is not None
     assert outputs.derivative is not None
     grown = torch.full((len(directions),), math.nan, dtype=torch.float64, device=directions.device)
@@ -220,9 +227,11 @@ def _difference(
     for move in (centre, centre + shift, centre - shift):
         edit = AddDirection(layer, move[:, None], "last", steps="all")
         layers, outputs = steps.step(
-            m, (edit,), sites=("block_output", "logits") if following else ("logits",),
+            m,
+            (edit,),
+            sites=("block_output", "logits") if following else ("logits",),
             layers=following or None,
-        )  # fmt: skip
+        )
         logits.append(outputs.logits[:, -1].double())
         states.append(layers[0].block_output[:, -1].double() if following else logits[-1][:, :1])
     grown = (states[1] - states[2]).norm(dim=-1) / (2 * size)

@@ -57,9 +57,12 @@ class PromptSteps:
             The layers and the outputs; logits are those of the last token [size, 1, V].
         """
         declaration = Forward(
-            sites=tuple(sites), layers=layers, edits=tuple(edits), gradient=gradient,
+            sites=tuple(sites),
+            layers=layers,
+            edits=tuple(edits),
+            gradient=gradient,
             rows=torch.tensor([-1 if self._cached else self.ids.shape[1] - 1], device="cpu").clamp_min(0),
-        )  # fmt: skip
+        )
         with self._inputs(size) as inputs, forward(self.model, inputs, declaration) as run:
             return list(run), run.outputs
 
