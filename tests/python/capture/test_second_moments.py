@@ -177,16 +177,19 @@ def test_other_matrices_have_no_closed_form():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda model: asc.second_moments(model, []), "got none"),
+        (lambda model: asc.second_moments(model, []), "there are no inputs"),
         (
             lambda model: asc.second_moments(model, [IDS, [3, 4]]),
             "text 1 has 2 tokens, of which 1 behind the first, and two are needed",
         ),
         (lambda model: asc.second_moments(model, [[3]], skip_first=False), "text 0 has 1 tokens and two"),
-        (lambda model: asc.second_moments(model, ["words"]), "a tokenizer is needed"),
+        (lambda model: asc.second_moments(model, ["words"]), "input 0 is a text, which needs tokenizer="),
         (lambda model: asc.second_moments(model, [IDS], groups=0), "groups must be at least 1, got 0"),
         (lambda model: asc.second_moments(model, [IDS], labels="own"), "labels must be one of"),
-        (lambda model: asc.second_moments(model, [[[1, 2]]]), r"list of ids, got shape \(1, 2\)"),
+        (
+            lambda model: asc.second_moments(model, [[[1, 2]]]),
+            r"input 0 must be a sentence or a list of token ids, got \[\[1, 2\]\]",
+        ),
         (
             lambda model: asc.second_moments(model.half(), [IDS], gradients=True),
             "float16 under- and overflow",
