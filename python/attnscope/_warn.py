@@ -64,11 +64,12 @@ def summarize(collected: Sequence[CountedWarning], *, rows: bool = False) -> Non
         first := next((warning for warning in collected if isinstance(warning, NotAttentionWarning)), None)
     ):
         warn(first)
-    kinds = {NonFiniteWarning: "hold NaN or infinite entries", UndefinedWarning: "have no value"}
+    kinds = {NonFiniteWarning: "met NaN or infinite entries in", UndefinedWarning: "is undefined for"}
     for kind, words in kinds.items():
         of_kind = (
             Counter({warning.function: warning.count}) for warning in collected if isinstance(warning, kind)
         )
         if counts := sum(of_kind, Counter()):
-            by_function = ", ".join(f"{function} {count}" for function, count in counts.items())
-            warn(kind(f"maps that {words}: {by_function}", next(iter(counts)), counts.total()))
+            first, *others = (f"{function} {words} {count} maps" for function, count in counts.items())
+            by_function = ", ".join([first, *(other.replace(f" {words} ", " for ") for other in others)])
+            warn(kind(f"{by_function}; their values are NaN", next(iter(counts)), counts.total()))

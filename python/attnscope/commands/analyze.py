@@ -6,26 +6,24 @@ No study, no files: every quantity whose sites can be captured is measured, unde
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from attnscope._warn import collect_warnings, summarize, warn
-from attnscope.capture.module_tracing import model_hint, resolve_indices
+from attnscope.capture.module_tracing import resolve_indices
 from attnscope.commands.text_measurement import InputRequest, TextMeasurement
 from attnscope.config.run_config import parse_bytes
 from attnscope.engine.answers import append_answers
+from attnscope.engine.named_models import open_model
 from attnscope.engine.prepared import PreparedTexts, prepare_texts
 from attnscope.engine.recipe import complete_recipe, named_recipe
 from attnscope.engine.text_sites import TextSites
 from attnscope.metrics.measure import Metrics
-from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, load_tokenizer
+from attnscope.models import Encoder
 from attnscope.models.architecture import depth, largest_setting, text_config
 from attnscope.models.inputs.context_length import context_length
 from attnscope.models.inputs.media_inputs import read_media, tokenizer_in
@@ -171,7 +169,7 @@ def measure_inputs(
             metrics, options, with_answers=request.has_answers, with_vectors=request.vectors
         )
     inputs, tokenizer = _read_processor(function, inputs, tokenizer, request.processor)
-    loaded, tokenizer, own_name = _model_of(model, tokenizer)
+    loaded, tokenizer, own_name = open_model(function, model, tokenizer)
     label = request.name or own_name
     layers = [layers] if isinstance(layers, int) else layers
     resolve_indices(layers, depth(loaded), f"layers of {type(loaded).__name__}")
@@ -240,26 +238,3 @@ def _check_first_arguments(model: Any, metrics: Any) -> None:
             f"analyze: metrics must be names, got a {type(metrics).__name__}; a tokenizer is given as "
             "tokenizer=..."
         )
-
-
-def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:
-    if isinstance(tokenizer, (str, Path)):
-        place = os.path.expanduser(tokenizer)
-        tokenizer = load_tokenizer(Checkpoint(place, "", -1, place, os.path.isdir(place)))
-    elif tokenizer is not None and not callable(tokenizer):
-        raise TypeError(
-            f"analyze: tokenizer must be one of transformers, a folder or a hub id, got {tokenizer!r:.60}"
-        )
-    if isinstance(model, torch.nn.Module):
-        config = getattr(model, "config", None)
-        if config is None:
-            raise ValueError(f"analyze: {type(model).__name__} has no config; a transformers model is needed")
-        return model, tokenizer, str(getattr(config, "_name_or_path", "") or type(model).__name__)
-    if not isinstance(model, (str, os.PathLike)):
-        raise TypeError(
-            f"analyze: model must be a transformers model, a folder or a hub id, got {type(model).__name__}"
-            f"{model_hint(model)}"
-        )
-    checkpoint = find_checkpoints(str(model))[-1]
-    loaded = load_model(checkpoint)
-    return loaded.model, tokenizer or load_tokenizer(checkpoint), checkpoint.model

@@ -26,7 +26,7 @@ class Suggesting(TyperGroup):
         """Return the command that the arguments begin with."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and self.get_command(ctx, name) is None:
-            in_python = "; it is a function of Python, attnscope.analyze; here it is: attnscope run"
+            in_python = ": analyze is Python only (attnscope.analyze); on the command line attnscope run"
             hint = in_python if name == "analyze" else nearest(name, self.list_commands(ctx))
             ctx.fail(f"there is no command {name!r}{hint}")
         return super().resolve_command(ctx, args)
@@ -61,7 +61,7 @@ def _version(requested: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Version, and no more.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Options of `attnscope` itself."""
@@ -121,7 +121,7 @@ def configs(
 
 
 def init(
-    study: Annotated[str, Argument(metavar="STUDY", help="Which study; the default one.")] = "",
+    study: Annotated[str, Argument(metavar="STUDY", help="Which study [default: attention_sinks].")] = "",
     output: Annotated[Path, Option("--output", "-o", help="The file.")] = Path("study.yaml"),
 ) -> None:
     """Write a YAML file with every setting of a study, its type, meaning and default.

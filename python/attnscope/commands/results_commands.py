@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 def report(
     folder: Folder,
-    output: Annotated[Path | None, Option("--output", "-o", help="Where to write; DIR/report.html.")] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Output file [default: DIR/report.html].")
+    ] = None,
 ) -> None:
     """Write the self-contained report of a run.
 
@@ -38,17 +40,21 @@ def report(
 def figures(
     folder: Folder,
     names: Annotated[list[str] | None, Argument(metavar="NAME", help="Only these figures.")] = None,
-    output: Annotated[Path | None, Option("--output", "-o", help="Where to write; DIR/figures.")] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Output folder [default: DIR/figures].")
+    ] = None,
     formats: Annotated[
         list[str] | None, Option("--format", help="pdf, png, svg, eps, ...; may be repeated.")
     ] = None,
-    width: Annotated[str, Option(help="single (3.4 in), double (7 in), or inches.")] = "double",
+    width: Annotated[
+        str, Option(help="single (3.4 in), double (7 in), or such as 3.25in, 8.6cm, 246pt.")
+    ] = "double",
     font: Annotated[str, Option(help="A family of letters, such as serif.")] = "",
     font_size: Annotated[float, Option(help="Points, of labels.")] = 8.0,
     palette: Annotated[str, Option(help="Colours in the place of the style's, comma separated.")] = "",
     labels: Annotated[list[str] | None, Option("--label", help="OLD=NEW words; may be repeated.")] = None,
     letters: Annotated[bool, Option("--letters", help="Letter the panels a, b, c.")] = False,
-    dpi: Annotated[float | None, Option(help="Of PNG; 200.")] = None,
+    dpi: Annotated[float | None, Option(help="Resolution of PNG files [default: 200].")] = None,
     listed: Annotated[bool, Option("--list", help="Only say what figures there are.")] = False,
 ) -> None:
     """Draw the figures of a run, with their captions for LaTeX.
@@ -84,7 +90,7 @@ def figures(
 def tables(
     folder: Folder,
     table: Annotated[str, Option(help="Which table; heads.")] = "",
-    by: Annotated[str, Option(help="Key columns that stay apart; model,layer where there are such.")] = "",
+    by: Annotated[str, Option(help="Columns to group by [default: model,layer].")] = "",
     columns: Annotated[str, Option(help='These columns, comma separated, or "all"; as many as fit.')] = "",
     latex: Annotated[
         bool, Option("--latex", help="As LaTeX; without --table and --by all tables of the report.")
@@ -253,9 +259,12 @@ def pending_units(folder: Path) -> list[str]:
 
 def view(
     folder: Folder,
-    output: Annotated[Path | None, Option("--output", "-o", help="Where to write; DIR/view.html.")] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Output file [default: DIR/view.html].")
+    ] = None,
     sample: Annotated[
-        int | None, Option(min=0, help="The sentence whose matrices are shown, captured again; 0.")
+        int | None,
+        Option(min=0, help="Index of the text whose matrices are recomputed and shown [default: 0]."),
     ] = None,
     trust_remote_code: Trust = False,
 ) -> None:

@@ -31,7 +31,10 @@ Assignments = Annotated[
 
 def run(
     config: Annotated[
-        str, Argument(metavar="CONFIG", help="A YAML file or the name of a packaged study; the default one.")
+        str,
+        Argument(
+            metavar="CONFIG", help="A YAML file or the name of a packaged study [default: attention_sinks]."
+        ),
     ] = "",
     model: Annotated[
         list[str] | None,
@@ -57,8 +60,11 @@ def run(
     block: Annotated[int | None, Option(min=1, help="Texts per unit of work.")] = None,
     name: Annotated[str, Option(help="Name of the run folder.")] = "",
     output: Annotated[str, Option(help="Folder that holds the run folders.")] = "",
-    protocol: Annotated[str, Option(help="exact, one that the study declares, or both: all of them.")] = "",
-    bos: Annotated[Literal["keep", "drop", "replace"] | None, Option(help="What becomes of BOS.")] = None,
+    protocol: Annotated[str, Option(help="exact, a protocol of the study, or both for all.")] = "",
+    bos: Annotated[
+        Literal["keep", "drop", "replace"] | None,
+        Option(help="Keep, drop or replace the beginning-of-sequence token."),
+    ] = None,
     seed: Annotated[int | None, Option(min=0)] = None,
     max_memory: Annotated[str, Option(help="Bound for the attention alive at a time, e.g. 4GB.")] = "",
     assignments: Assignments = None,

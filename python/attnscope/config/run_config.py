@@ -235,7 +235,7 @@ class Settings(Strict):
         texts: one or more sources of sentences (a string is short for its `path`), or the texts themselves
             as `analyze` takes them: a list of sentences, a table with a column of texts. A run stores those
             in its folder; {"rows": table, "column": "body", "group": "news"} says more of them.
-        protocols: whose computations, of those that the study declares; "both" is short for all of them.
+        protocols: protocols to compute, of those that the study declares; "both" is short for all.
         layers: only these layers; empty takes all.
         max_tokens: longer sentences are cut to so many tokens; None: the model's context.
         bos: "keep" what the tokenizer does, "drop" the beginning-of-sequence token, or "replace" it by an
@@ -244,9 +244,9 @@ class Settings(Strict):
         block: sentences per unit of work; a killed run loses at most one unit.
         max_memory: bound for the attention alive at a time, such as "4GB"; None: batches as with "512MB".
         max_disk: bound for the sums that the units leave on disk, such as "100GB"; None: no bound.
-        seed: of every draw: sampling, nulls, replacements.
+        seed: random seed for sampling, null models and replacements.
         output: the folder that run folders are made in.
-        workers: of a cluster: how many at most, and the processors (threads) and GPUs of each.
+        workers: cluster workers: how many, and CPUs and GPUs for each.
 
     Raises:
         ConfigError: an unknown key (the nearest right name is given), a value of the wrong type, an option
@@ -386,7 +386,12 @@ def explain(
                     owner = models_in(owner.model_fields[part].annotation)[0]
             known_keys = [*owner.model_fields, *(() if parents else extra_keys)]
             inside = f" in {where.rpartition('.')[0]}" if parents or key else ""
-            lines.append(f"unknown key {str(last)!r}{inside}{nearest(str(last), known_keys)}")
+            hint = (
+                nearest(str(last), known_keys)
+                if parents
+                else _home_of(model, last) or nearest(str(last), known_keys)
+            )
+            lines.append(f"unknown key {str(last)!r}{inside}{hint}")
         elif item["type"] == "missing":
             option = " (--model on the command line)" if where == "models" else ""
             lines.append(f"{where} is missing{option}")
@@ -395,6 +400,14 @@ def explain(
             received = "" if "got " in message else f", got {item['input']!r:.200}"
             lines.append(f"{where}: {message[0].lower()}{message[1:]}{received}")
     return "; ".join(dict.fromkeys(lines))
+
+
+def _home_of(model: type[BaseModel], key: Any) -> str:
+    """Return the words that name the setting whose entries have a key; "" where none has."""
+    for name, field in model.model_fields.items():
+        if any(key in inner.model_fields for inner in models_in(field.annotation)):
+            return f"; it is a key of {name}, as in {name}={{'path': ..., {key!r}: ...}}"
+    return ""
 
 
 def models_in(kind: Any) -> list[type[BaseModel]]:

@@ -22,8 +22,9 @@ from torch import Tensor
 from attnscope import _checks, _core
 from attnscope._nearest import nearest
 from attnscope._placement import Unmaterialized
+from attnscope.arguments.caches import attention_of_cache, is_cache
 from attnscope.gradients.dispatch import without_derivative
-from attnscope.metrics.discovery import registry
+from attnscope.metrics.discovery import columns_of, registry
 from attnscope.metrics.plan import (
     MAPS,
     MeasurementPlan,
@@ -43,13 +44,14 @@ Metrics = str | Iterable[str] | Mapping[str, Mapping[str, Any]]
 
 @without_derivative("it calls fused kernels; call the functions one by one")
 def measure(
-    attention: Tensor | Unmaterialized,
-    metrics: Metrics,
+    attention: Tensor | Unmaterialized | Any,
+    metrics: Metrics | None = None,
     *,
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
     cross: bool = False,
+    columns: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """Several metrics of the same maps, with shared intermediates computed once.
@@ -59,19 +61,22 @@ def measure(
     function of that name returns.
 
     Args:
-        attention: attention maps [..., q, k], or `LazyAttention`; what its device does not measure is copied
+        attention: attention maps [..., q, k], or `LazyAttention`, or a cache of TransformerLens or nnsight,
+            whose layers are then the first axis; what its device does not measure is copied
             to the CPU once. Metrics of graphs and of homology are of square maps only. For metrics of all
             heads of a layer (`head_divergence`, `sink_removal`) the axis before the last two is the head.
-        metrics: a name, names, or a mapping from the key wanted in the result to that metric's own options.
+        metrics: a name, names, or a mapping from the key wanted in the result to that metric's own options;
+            None takes all that need nothing but the maps.
             Where the key is not the name of its function, the option ``function`` is, or ``metric`` where the
             function has no option of that name: ``{"bars": {"function": "persistence", "metric":
             "hellinger"}}``.
         lengths: keys per map, broadcast against the leading axes.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
+        columns: give tensors alone, under the names that `analyze` has for them in its tables.
         options: given to every metric that takes an option of that name.
 
     Returns:
-        A dict in the order asked for: tensors, or the named results of the functions.
+        A dict in the order asked for: tensors, or the named results of the functions; with `columns` tensors.
 
     Raises:
         ValueError: an unknown metric (the nearest name is suggested), or a bad argument of one of them.
@@ -96,13 +101,79 @@ def measure(
         >>> {name: round(float(getattr(value, "share", value)), 6) for name, value in cross.items()}
         {'sink_share': 0.333333, 'top_mass': 0.333333}
     """
+    if is_cache(attention):
+        attention = attention_of_cache("measure", attention)
+    metrics = _names_of_maps() if metrics is None else metrics
     # what has no tokens is refused once the metrics are known to be right
     shape = getattr(attention, "shape", None) or (0,)
     plan = _plan_of(metrics, options, int(shape[-1]))
     tensor = _checks.map_tensor("measure", "attention", attention, square=False)
     places = _checks.Places(query_positions, query_lengths, cross)
+    if columns:
+        return dict(_columns(plan.requests, tensor, lengths))
     results = MeasurementRun(plan, {"attention": tensor}, lengths, "measure", places=places).results()
     return {request.key: result for request, result in zip(plan.requests, results, strict=True)}
+
+
+def _columns(requests: Sequence[Request], tensor: Tensor, lengths: _checks.Lengths) -> dict[str, Tensor]:
+    """Return the columns of requested metrics, [...] and their axes; whole numbers without a value are -1.
+
+    Columns of a request under a key of its own begin with the key; a single one is called by it.
+    """
+    if lengths is not None:
+        raise ValueError("measure: columns=True takes maps without padding, got lengths")
+    if not isinstance(tensor, Tensor) or tensor.shape[-1] != tensor.shape[-2]:
+        raise ValueError(f"measure: columns=True takes square maps, got {tuple(tensor.shape)}")
+    quantities = [
+        quantity.with_options(**request.options) if request.options else quantity
+        for request in requests
+        for quantity in _renamed(request)
+    ]
+    shape = tensor.shape[:-2]
+    maps = tensor.reshape(-1, shape[-1] if len(shape) else 1, *tensor.shape[-2:])
+    measured = measure_quantities({"attention": maps}, quantities)
+    columns = {}
+    for quantity, values in measured.values.items():
+        if not values.dtype.is_floating_point:
+            values = values.masked_fill(~measured.defined[quantity], -1)
+        columns[quantity.name] = values.reshape(*shape, *values.shape[2:])
+    return columns
+
+
+def _renamed(request: Request) -> list[Quantity]:
+    """Return the columns of single maps that a request gives, under its key where that is not the metric."""
+    columns = [
+        quantity
+        for quantity in columns_of(request.metric)
+        if (quantity.scope, quantity.needs) == ("map", ("attention",))
+        and all(
+            request.options.get(name, value) == value
+            for name, value in quantity.options.items()
+            if isinstance(value, (str, int, float, bool))
+        )
+    ]
+    if request.key == request.metric:
+        return columns
+    # under another name it is the metric's plain form
+    fewest = min((len(quantity.options) for quantity in columns), default=0)
+    plain = [quantity for quantity in columns if len(quantity.options) == fewest]
+    names = [request.key if len(plain) == 1 else f"{request.key}_{quantity.name}" for quantity in plain]
+    return [replace(quantity, name=name) for quantity, name in zip(plain, names, strict=True)]
+
+
+@functools.cache
+def _names_of_maps() -> tuple[str, ...]:
+    """Return the metrics that need nothing but maps of the same tokens."""
+    names = []
+    for name in metric_names():
+        if not any((column.scope, column.needs) == ("map", ("attention",)) for column in columns_of(name)):
+            continue
+        try:
+            requests_of(name, {})
+        except TypeError:  # it needs an option
+            continue
+        names.append(name)
+    return tuple(names)
 
 
 @dataclass(frozen=True)

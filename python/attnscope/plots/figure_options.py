@@ -19,6 +19,8 @@ from attnscope.plots.style import FONT_SIZE, INK, PALETTE, WIDTH
 
 #: Widths by name, in inches: a column and the text of a two-column page.
 WIDTHS = {"single": 3.4, "double": WIDTH}
+#: How many of a unit make an inch; the point is that of LaTeX.
+_UNITS = {"": 1.0, "in": 1.0, "cm": 2.54, "mm": 25.4, "pt": 72.27}
 #: Share of its size below which a title is not made smaller.
 SMALLEST = 0.6
 #: Inches between a title and its neighbour.
@@ -37,8 +39,9 @@ class Options:
     """Options of how figures are drawn.
 
     Args:
-        width: of a figure that fills the text, in inches, or "single" (3.4, a column) or "double" (7, the
-            text of a two-column page). Panels that would be too narrow wrap into more rows.
+        width: of a figure that fills the text, in inches, or with a unit ("8.6cm", "246pt"), or "single"
+            (3.4, a column) or "double" (7, the text of a two-column page). Panels that would be too narrow
+            wrap into more rows.
         font: family, such as "serif" or "Times New Roman"; "" takes the style's, or the user's rcParams.
         font_size: of labels, in points; all other letters keep their proportion to them.
         palette: colours in the place of the style's, in its order; it may be shorter.
@@ -48,8 +51,8 @@ class Options:
     Raises:
         ValueError: a width outside 2 to 20 inches, a size of letters that is not positive, no colour.
 
-    >>> Options(width="single").width, Options(width=5).width
-    (3.4, 5.0)
+    >>> Options(width="single").width, Options(width=5).width, Options(width="3.25in").width
+    (3.4, 5.0, 3.25)
     """
 
     width: float = WIDTH
@@ -62,10 +65,12 @@ class Options:
     def __post_init__(self) -> None:
         width: Any = self.width
         try:
-            inches = float(WIDTHS.get(width, width) if isinstance(width, str) else width)
+            inches = _inches(width) if isinstance(width, str) else float(width)
         except (TypeError, ValueError):
             words = " or ".join(repr(name) for name in WIDTHS)
-            raise ValueError(f"figures: width must be inches, {words}, got {width!r}") from None
+            raise ValueError(
+                f"figures: width must be inches, a number with in, cm, mm or pt, {words}, got {width!r}"
+            ) from None
         if not 2 <= inches <= 20:
             raise ValueError(f"figures: width must lie between 2 and 20 inches, got {width!r}")
         object.__setattr__(self, "width", inches)
@@ -74,6 +79,20 @@ class Options:
         for color in self.palette:
             if not is_color_like(color):
                 raise ValueError(f"figures: palette holds {color!r}, which is no colour")
+
+
+def _inches(width: str) -> float:
+    """Return a width in inches; ValueError for what is none.
+
+    >>> _inches("single"), _inches("3.25in"), round(_inches("246 pt"), 3)
+    (3.4, 3.25, 3.404)
+    """
+    if width in WIDTHS:
+        return WIDTHS[width]
+    match = re.fullmatch(r"\s*([\d.]+)\s*(in|cm|mm|pt|)\s*", width)
+    if match is None:
+        raise ValueError(width)
+    return float(match[1]) / _UNITS[match[2]]
 
 
 def adapt(figure: Figure, options: Options) -> None:

@@ -7,6 +7,7 @@ shape as well as by colour.
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import os
@@ -18,15 +19,21 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.transforms import Bbox
 
+from attnscope._nearest import nearest
 from attnscope._safe_text import mark_controls
+from attnscope._warn import warn
 from attnscope.results.files import atomic_file
 
 #: Inches: the text width of a two-column page, which figures of several panels have; a panel with its labels.
 WIDTH, NARROWEST = 7.0, 1.45
+#: Inches of paper above and below a picture.
+_PAD = 0.04
 #: Points: of the labels of axes.
 FONT_SIZE = 8.0
 #: For quantities from low to high: even in lightness and the same to all colour vision.
@@ -105,9 +112,35 @@ def style(font: str = "") -> Iterator[None]:
         name: value for name, value in _RC.items() if mpl.rcParams[name] == mpl.rcParamsDefault[name]
     }
     if font:
-        style_settings["font.family"] = [font]
+        style_settings |= font_settings(font)
     with mpl.rc_context(style_settings):
         yield
+
+
+@functools.cache
+def font_settings(font: str) -> Mapping[str, Any]:
+    """Return the settings of a family of letters, formulas in it too; none, after one line, of a missing one.
+
+    >>> font_settings("serif")["mathtext.fontset"], font_settings("DejaVu Sans")["mathtext.it"]
+    ('dejavuserif', 'DejaVu Sans:italic')
+    """
+    generic = {"serif": "dejavuserif", "sans-serif": "dejavusans", "monospace": "dejavusans"}
+    if font in (*generic, "cursive", "fantasy"):
+        return {"font.family": [font], "mathtext.fontset": generic.get(font, "dejavusans")}
+    try:
+        font_manager.findfont(font_manager.FontProperties(family=[font]), fallback_to_default=False)
+    except ValueError:
+        families = sorted({entry.name for entry in font_manager.fontManager.ttflist})
+        warn(
+            f"figures: there is no font {font!r}{nearest(font, families)}; the style's is taken", UserWarning
+        )
+        return {}
+    formulas = {"rm": font, "it": f"{font}:italic", "bf": f"{font}:bold", "sf": font}
+    return {
+        "font.family": [font],
+        "mathtext.fontset": "custom",
+        **{f"mathtext.{kind}": family for kind, family in formulas.items()},
+    }
 
 
 def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axes:
@@ -264,12 +297,24 @@ def save(
             metadata = {**(metadata or {}), "Title": title}
         picture = io.BytesIO()
         figure.savefig(
-            picture, format=ending, bbox_inches="tight", pad_inches=0.04, metadata=metadata, dpi=dpi
+            picture, format=ending, bbox_inches=_exact_box(figure), pad_inches=0, metadata=metadata, dpi=dpi
         )
         with atomic_file(file) as out:
             out.write(valid_xml(picture.getvalue()) if ending == "svg" else picture.getvalue())
         files.append(file)
     return files
+
+
+def _exact_box(figure: Figure) -> Bbox:
+    """Return the place of a picture in inches: as wide as the figure, its contents in the middle.
+
+    A paper that sets a figure at its width then sets letters at their size. Contents that are wider than the
+    figure are not cut.
+    """
+    figure.draw_without_rendering()
+    box = figure.get_tightbbox()
+    spare = max(0.0, figure.get_figwidth() - box.width) / 2
+    return Bbox.from_extents(box.x0 - spare, box.y0 - _PAD, box.x1 + spare, box.y1 + _PAD)
 
 
 def valid_xml(picture: bytes) -> bytes:

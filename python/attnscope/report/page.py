@@ -357,7 +357,7 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> di
             lengths = " to ".join(map(str, dict.fromkeys(texts_of_group["n_tokens"].agg(["min", "max"]))))
             facts[f"input “{group}”"] = f"{texts_of_group['sample'].nunique()} texts of {lengths} tokens"
         if "truncated" in texts and (cut := texts[texts["truncated"].astype(bool)]["sample"].nunique()):
-            facts["cut"] = f"{cut} texts were longer than the study takes and were cut"
+            facts["cut"] = f"{cut} texts were longer than the run's limit of tokens and were cut"
     if heads is not None and not heads.empty:
         sizes = {
             str(

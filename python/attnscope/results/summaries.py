@@ -186,8 +186,9 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
         raise ResultsError(f"compare: no row of table {table!r} has the same {', '.join(keys)} in both runs")
     if "sample" in keys and (differ := _other_sentences(results, other, set(matched["sample"]))):
         warn(
-            f"compare: {len(differ)} of {matched['sample'].nunique()} samples are other sentences there "
-            f"(the first is sample {differ[0]}); rows are paired by the sample's number all the same",
+            f"compare: the two runs read different texts ({len(differ)} of {matched['sample'].nunique()} "
+            f"differ, first: sample {differ[0]}); rows are still paired by sample number, so differences mix "
+            "texts and models",
             UserWarning,
         )
     rows = []

@@ -334,8 +334,13 @@ def _one_sentence(attention: Tensor | Sequence[Tensor]) -> Tensor:
     if not hasattr(stacked, "__array__"):
         layers = list(stacked) if isinstance(stacked, Sequence) else []
         if not layers or not all(hasattr(layer, "__array__") for layer in layers):
+            if stacked is None or (layers and all(layer is None for layer in layers)):
+                raise ValueError(
+                    "view: transformers gave no attention (sdpa and flash attention give none); pass the "
+                    "model and a text, or call model.set_attn_implementation('eager') before"
+                )
             raise ValueError(
-                "view: want a model and a text, results, a tensor, or one tensor per layer, "
+                "view: expected a model and a text, Results, a tensor, or one tensor per layer, "
                 f"got {type(stacked).__name__}"
             )
         layers = [_checks.float_tensor("view", "attention", layer) for layer in layers]

@@ -17,8 +17,9 @@ import torch
 
 from attnscope._safe_text import mark_controls
 from attnscope._warn import aggregate_warnings
-from attnscope.capture.module_tracing import model_hint
+from attnscope.arguments.caches import attention_of_cache, is_cache
 from attnscope.capture.recording import Recording
+from attnscope.engine.named_models import open_model
 from attnscope.results.files import write_bytes
 from attnscope.results.results import Results
 from attnscope.view.captured import stacks_of_model
@@ -109,10 +110,11 @@ def view(
     shows itself in a notebook, and opens on the strongest head of its first metric.
 
     Args:
-        shown: a transformers model, with a `text` for it; stored results (maps of the measured columns;
-            matrices where the run kept some); a recording after its `generate`, whose steps are put together;
-            or attention [layers, heads, n, n], [heads, n, n] or [n, n], or one tensor per layer, as
-            `outputs.attentions` of a Hugging Face model with a batch of one.
+        shown: a transformers model, a folder or a hub id, with a `text` for it; stored results (maps of the
+            measured columns; matrices where the run kept some); a recording after its `generate`, whose steps
+            are put together; attention [layers, heads, n, n], [heads, n, n] or [n, n], or one tensor per
+            layer, as `outputs.attentions` of a Hugging Face model with a batch of one; or a cache of
+            TransformerLens or nnsight.
         text: for a model: a sentence, a list of token ids, or what a tokenizer gives for one sentence. Of an
             encoder-decoder a pair, for the encoder and for the decoder: the page then holds the encoder's
             attention, the decoder's, and that of the decoder to the encoder.
@@ -140,7 +142,8 @@ def view(
     Raises:
         ValueError: tensors that are not attention of one sentence, tokens that do not match n, a head that
             is not there, or an argument that belongs to another kind of input.
-        TypeError: a model's name in the place of a model.
+        TypeError: an object that is no tokenizer.
+        LoadError: the model or its tokenizer cannot be loaded.
         ResultsError: no such sample, or the run's model cannot be loaded again.
 
     Example:
@@ -148,8 +151,9 @@ def view(
         >>> asc.view(torch.full((2, 3, 4, 4), 0.25), tokens=["the", "cat", "sat", "."], title="uniform")
         View('uniform': 2 layers × 3 heads, ... metrics, 6 attention matrices)
     """
-    if isinstance(shown, str):
-        raise TypeError(f"view: want a model, results or attention, got {shown!r}{model_hint(shown)}")
+    if isinstance(shown, (str, os.PathLike)):
+        shown, tokenizer, label = open_model("view", shown, tokenizer)
+        title = title or label
     kind = _kind_of(shown)
     options = {"text": text, "tokens": tokens, "tokenizer": tokenizer, "sample": sample, "model": model}
     options |= {"processor": processor, "generate": generate, "answer": answer}
@@ -170,15 +174,15 @@ def view(
             stacks = stacks_of_recording(shown, tokens, tokenizer, sample)
             contents = contents_of_stacks(stacks, max_bytes)
         elif kind == "a model":
-            path = Path(str(getattr(shown.config, "_name_or_path", "") or type(shown).__name__))
-            name = "/".join(path.parts[-2:])
+            shown, tokenizer, name = open_model("view", shown, tokenizer)
             stacks, pictures = stacks_of_model(
                 shown, text, tokenizer, processor, generate=generate, answer=answer
             )
             contents = contents_of_stacks(stacks, max_bytes, pictures)
         else:
             name = "attention"
-            contents = contents_of_tensors(shown, tokens, max_bytes, answer)
+            attention = attention_of_cache("view", shown) if is_cache(shown) else shown
+            contents = contents_of_tensors(attention, tokens, max_bytes, answer)
     if head is not None:
         layer, number = (int(index) for index in head)
         if layer not in contents["layers"] or number not in contents["heads"]:

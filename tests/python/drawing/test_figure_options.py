@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """What an author changes of a figure: width, letters, words, colours, formats; captions for LaTeX."""
 
+import logging
 import re
+import warnings
 from itertools import pairwise
 
 import matplotlib as mpl
@@ -18,6 +20,7 @@ from attnscope.plots.figure_options import adapt, wrap_titles
 from attnscope.plots.standard import examples
 from attnscope.plots.style import (
     PALETTE,
+    font_settings,
     freeze_layout,
     legend_above,
     legend_columns,
@@ -111,7 +114,10 @@ def test_a_font_is_taken_and_the_users_own_settings_win(results):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"width": "triple"}, "width must be inches, 'single' or 'double', got 'triple'"),
+        (
+            {"width": "triple"},
+            "width must be inches, a number with in, cm, mm or pt, 'single' or 'double', got",
+        ),
         ({"width": 0.5}, "between 2 and 20 inches, got 0.5"),
         ({"font_size": 0}, "font_size must be positive, got 0"),
         ({"palette": ["bleu"]}, "palette holds 'bleu', which is no colour"),
@@ -228,3 +234,33 @@ def test_no_law_is_drawn_where_none_was_used():
     assert [ax.get_lines()[1].get_label() for ax in spectra] == ["triangular law"]
     panel_texts = [text.get_text() for ax in drawn.figure.axes for text in ax.texts]
     assert any("where queries see a window 5" in text for text in panel_texts)
+
+
+@pytest.mark.parametrize(("width", "inches"), [("single", 3.4), ("3.25in", 3.25), ("8.6cm", 8.6 / 2.54)])
+def test_a_picture_is_as_wide_as_asked(results, tmp_path, width, inches):
+    files = figures(results, tmp_path, ["depth"], formats=["pdf"], width=width)
+    box = re.search(rb"/MediaBox \[ ?([\d. ]+)\]", files[0].read_bytes())[1].split()
+    assert float(box[2]) / 72 == pytest.approx(inches, abs=1e-6)
+
+
+def test_formulas_have_the_letters_of_the_text():
+    with style("DejaVu Serif"):
+        assert mpl.rcParams["mathtext.fontset"] == "custom"
+        assert mpl.rcParams["mathtext.it"] == "DejaVu Serif:italic"
+    with style("serif"):
+        assert mpl.rcParams["mathtext.fontset"] == "dejavuserif"
+    assert mpl.rcParams["mathtext.fontset"] == "dejavusans"
+
+
+def test_a_missing_font_is_said_once(results, tmp_path, monkeypatch):
+    font_settings.cache_clear()
+    logged = []
+    monkeypatch.setattr(logging.getLogger("matplotlib.font_manager"), "handle", logged.append)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        figures(results, tmp_path, ["depth"], formats=["pdf"], font="DejaVu Sanz")
+    messages = [str(warning.message) for warning in caught]
+    assert messages == [
+        "figures: there is no font 'DejaVu Sanz'; did you mean 'DejaVu Sans'?; the style's is taken"
+    ]
+    assert logged == []

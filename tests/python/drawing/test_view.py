@@ -263,7 +263,10 @@ def test_one_matrix_is_one_head():
         (lambda: asc.view(attention(), tokens=["a"]), "12 tokens needs as many names, got 1"),
         (lambda: asc.view([attention()[0], attention()[0, :2]]), "one shape"),
         (lambda: asc.view([]), "got list"),
-        (lambda: asc.view(5), "want a model and a text, results, a tensor, or one tensor per layer, got int"),
+        (
+            lambda: asc.view(5),
+            "expected a model and a text, Results, a tensor, or one tensor per layer, got int",
+        ),
         (lambda: asc.view(made.make_results(), tokens=["a"]), "tokens does not go with stored results"),
     ],
 )

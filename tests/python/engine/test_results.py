@@ -196,7 +196,7 @@ def test_compare_says_where_the_sentences_are_not_the_same():
     first = int(other["sample"].iloc[0])
     other["text"] = other["text"].where(other["sample"] != first, "another sentence")
     run = Results({"heads": heads(), "samples": sample_rows})
-    with pytest.warns(UserWarning, match=rf"1 of \d+ samples are other sentences .*sample {first}\)"):
+    with pytest.warns(UserWarning, match=rf"1 of \d+ differ, first: sample {first}\)"):
         run.compare(Results({"heads": heads(), "samples": other}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -96,7 +96,7 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path, monkeypatch):
         (["run", "--model", "/no/where"], "there is no model folder /no/where"),
         (["run", "nope"], "neither a file nor a study"),
         (["reprot", "runs/a"], "there is no command 'reprot'; did you mean 'report'?"),
-        (["analyze", "gpt2"], "it is a function of Python, attnscope.analyze"),
+        (["analyze", "gpt2"], "analyze is Python only (attnscope.analyze)"),
         (["run"], "models is missing (--model on the command line)"),
         (["run", "--model", "gpt2", "--set", "blok=1"], "unknown key 'blok'; did you mean 'block'?"),
         (["run", "--model", "gpt2", "--set", "block"], "expected key=value"),
@@ -106,7 +106,10 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path, monkeypatch):
         (["run", "--model", "gpt2", "--wrong"], "--wrong"),
         (["run", "--model", "gpt2", "--shard", "9/8"], "expected i/n with i from 1 to n"),
         (["run", "--model", "gpt2", "--shard", "1/2", "--ray", "auto"], "--shard or --ray, not both"),
-        (["metrics", "fiedler"], "there is no metric or column 'fiedler'; did you mean 'fiedler_value'?"),
+        (
+            ["metrics", "fiedler"],
+            "there is no metric or column 'fiedler'; did you mean 'fiedler_value', 'fiedler_vector' or",
+        ),
         (["tables"], "DIR"),
     ],
 )

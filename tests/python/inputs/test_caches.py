@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""Caches of TransformerLens and nnsight by their names, and attention without any: measure and view."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.demo import demo_model
+from models import text, tiny
+
+LAYERS, HEADS, N = 2, 3, 7
+
+
+@pytest.fixture(scope="module")
+def maps():
+    scores = torch.randn(LAYERS, 1, HEADS, N, N, generator=torch.Generator().manual_seed(3))
+    return scores.masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf).softmax(-1)
+
+
+class ActivationCache:
+    """The manners of TransformerLens: items by name, no Mapping, and iteration that is not over names."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def __getitem__(self, name):
+        return self.tensors[name]
+
+    def __iter__(self):
+        return iter(self.tensors.values())
+
+    def keys(self):
+        return self.tensors.keys()
+
+
+def lens(maps):
+    tensors = {"hook_embed": torch.zeros(1, N, 4)}
+    for layer in reversed(range(LAYERS)):  # the order is that of the numbers
+        tensors[f"blocks.{layer}.attn.hook_pattern"] = maps[layer]
+        tensors[f"blocks.{layer}.attn.hook_q"] = torch.zeros(1, N, HEADS, 4)
+    return ActivationCache(tensors)
+
+
+def nnsight(maps):
+    return {
+        f"model.transformer.h.{layer}.attn": SimpleNamespace(output=(torch.rand(1, N, 4), maps[layer]))
+        for layer in range(LAYERS)
+    } | {"model.transformer.h.0.mlp": SimpleNamespace(output=torch.rand(1, N, 4))}
+
+
+def saved_modules(maps):
+    return {f"model.layers.{layer}.self_attn": (torch.rand(1, N, 4), maps[layer]) for layer in range(LAYERS)}
+
+
+@pytest.mark.parametrize("cache", [lens, nnsight, saved_modules])
+def test_caches_are_measured_and_viewed(maps, cache):
+    measured = asc.measure(cache(maps), ["fiedler_value"])["fiedler_value"]
+    torch.testing.assert_close(measured, asc.fiedler_value(maps), rtol=0, atol=0)
+    page, direct = asc.view(cache(maps)), asc.view(maps[:, 0])
+    assert page.contents["values"] == direct.contents["values"]
+    assert len(page.contents["maps"]) == LAYERS * HEADS
+
+
+def test_eager_attention_of_transformers_under_the_names_of_modules():
+    model = tiny("gpt2", attn_implementation="eager")
+    inputs = text(model, batch=1, n=9)
+    outputs = {}
+    handles = [
+        module.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
+        for name, module in model.named_modules()
+    ]
+    with torch.no_grad():
+        expected = torch.stack(model(**inputs, output_attentions=True).attentions)
+    for handle in handles:
+        handle.remove()
+    torch.testing.assert_close(asc.measure(outputs, "stable_rank")["stable_rank"], asc.stable_rank(expected))
+
+
+def test_a_cache_without_attention_is_refused_by_its_names():
+    with pytest.raises(ValueError, match=r"measure: the cache holds no attention under .*got hook_embed"):
+        asc.measure({"hook_embed": torch.zeros(1, 3, 4)}, "fiedler_value")
+    uneven = {f"blocks.{n}.attn.hook_pattern": torch.full((1, 2, n + 2, n + 2), 0.5) for n in range(2)}
+    with pytest.raises(ValueError, match="view: layers of a cache must have one shape, got"):
+        asc.view(uneven)
+
+
+def test_what_transformers_gives_without_eager_attention_is_explained():
+    for nothing in (None, (None, None)):
+        with pytest.raises(
+            ValueError, match=r"view: transformers gave no attention .*set_attn_implementation"
+        ):
+            asc.view(nothing)
+
+
+def test_all_metrics_of_maps_and_columns_alone(maps):
+    everything = asc.measure(maps)
+    assert {"fiedler_value", "sink_share", "attention_entropy"} <= set(everything)
+    assert not {"offset_fit", "geometric_semantic_alignment", "betti_curve"} & set(everything)
+    columns = asc.measure(maps, columns=True)
+    assert all(isinstance(values, torch.Tensor) for values in columns.values())
+    torch.testing.assert_close(columns["sink_boost"], asc.sink_share(maps).boost)
+    torch.testing.assert_close(columns["sink_share"], asc.sink_share(maps).share)
+    named = asc.measure(maps, {"sharp": {"metric": "fiedler_value"}}, columns=True)
+    assert list(named) == ["sharp"]
+    with pytest.raises(ValueError, match="measure: columns=True takes maps without padding, got lengths"):
+        asc.measure(maps, "stable_rank", columns=True, lengths=[5, 5])
+
+
+def test_view_takes_the_names_that_analyze_takes():
+    page = asc.view(demo_model(), "one two one two")
+    assert repr(page).startswith("View('demo': 3 layers × 4 heads")
+    assert page.contents["maps"][0]["tokens"][:4] == ["<s>", "o", "n", "e"]
