@@ -54,7 +54,8 @@ def plain_defaults() -> Iterator[None]:
         >>> torch.set_default_dtype(torch.float32)
     """
     dtype = torch.get_default_dtype()
-    on_cpu = torch.get_default_device().type == "cpu"
+    # before 2.7, torch.get_default_device() does not see a device that a `with` block chose
+    on_cpu = torch.empty(0).device.type == "cpu"
     torch.set_default_dtype(torch.float32)
     try:
         with nullcontext() if on_cpu else torch.device("cpu"):

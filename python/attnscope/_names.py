@@ -52,8 +52,10 @@ def file_name_fault(name: str) -> str:
     return name_fault(name)
 
 
-def path_fault(path: str) -> str:
+def path_fault(path: str, errors: str = "surrogateescape") -> str:
     r"""Return the reason why a text can be no path, no address and no other word for the system.
+
+    Names of files may have bytes that are no text; with "strict" errors nothing else may.
 
     >>> path_fault("a b/c"), path_fault("a\0b")
     ('', "holds the character U+0000, got 'a\\x00b'")
@@ -61,7 +63,7 @@ def path_fault(path: str) -> str:
     if "\0" in path:
         return f"holds the character U+0000, got {path!r:.80}"
     try:
-        path.encode("utf-8", "surrogateescape")
+        path.encode("utf-8", errors)
     except UnicodeEncodeError:
         return f"holds half of a surrogate pair, got {path!r:.80}"
     return ""

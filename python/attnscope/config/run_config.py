@@ -343,6 +343,9 @@ def _fault_in(value: Any, where: str = "") -> str:
         fault = path_fault(value)
         return f"{where} {fault}" if fault else ""
     if isinstance(value, Mapping):
+        for key in value:
+            if isinstance(key, str) and (fault := path_fault(key, "strict")):
+                return f"{where} has a key that {fault}".lstrip()
         parts = [(part, f"{where}.{key}" if where else str(key)) for key, part in value.items()]
     elif isinstance(value, (list, tuple)):
         parts = [(part, f"{where}[{place}]") for place, part in enumerate(value)]

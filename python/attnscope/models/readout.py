@@ -75,7 +75,7 @@ class Readout:
         Raises:
             ValueError: k or `which` out of range, a direction as for `gain`.
         """
-        from scipy.special import betaincc
+        from scipy.special import betainc
 
         width = len(self.gram)
         if not 1 <= k <= width:
@@ -84,7 +84,7 @@ class Readout:
             raise ValueError(f"readout: which must be 'top' or 'bottom', got {which!r}")
         columns = self.axes[:, :k] if which == "top" else self.axes[:, width - k :]
         share = float((self._unit(direction) @ columns).square().sum())
-        p_value = 1.0 if k == width else float(betaincc(k / 2, (width - k) / 2, min(share, 1.0)))
+        p_value = 1.0 if k == width else float(betainc((width - k) / 2, k / 2, 1 - min(share, 1.0)))
         return ReadoutShare(min(share, 1.0), k / width, p_value)
 
     def _unit(self, direction: Tensor) -> Tensor:

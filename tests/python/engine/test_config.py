@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """One configuration in YAML, on the command line and in Python; mistakes are answered with the right name."""
 
+import json
 import shutil
 
 import pytest
@@ -269,6 +270,26 @@ def test_nul_anywhere_in_a_study_is_a_line(tmp_path, call, key):
     assert code == 2
     assert "U+0000" in err
     assert len(err.splitlines()) == 1
+
+
+NO_TEXTS = {"high half": "\ud800", "low half": "\udc80", "both halves": "\ud800\udc00", "nul": "a\0b"}
+
+
+@pytest.mark.parametrize("key", NO_TEXTS.values(), ids=NO_TEXTS)
+@pytest.mark.parametrize("place", [(), ("models",), ("texts", 0), ("options",), ("workers",)], ids=str)
+def test_a_key_that_is_no_text_is_a_line(tmp_path, place, key):
+    """Escapes of JSON, which YAML reads as well, are one by one halves of a character."""
+    file = tmp_path / "study.yaml"
+    values = {"models": {"path": "gpt2"}, "texts": [{"path": "a.txt"}], "options": {}, "workers": {}}
+    target = values
+    for name in place:
+        target = target[name]
+    target[key] = []
+    file.write_text(json.dumps(values), "utf-8")
+    with pytest.raises(ConfigError, match=r"key that holds") as caught:
+        Settings.from_yaml(file)
+    assert len(str(caught.value).splitlines()) == 1
+    assert str(caught.value).isprintable()
 
 
 def test_the_name_of_a_models_folder_follows_the_rule_too(tmp_path, llama, texts):

@@ -26,8 +26,9 @@ CONSTRUCTORS = frozenset(
         *("randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
     }
 )
-#: Modules of the demo's models, whose parameters follow torch's defaults as those of any module do.
-MODULES = {"demo/encodings.py"}
+#: Modules of the demo's models, whose parameters follow torch's defaults as those of any module do; and the
+#: module that asks for the default device.
+MODULES = {"demo/encodings.py", "_evaluation.py"}
 DEFAULTS = [("meta", torch.float64), ("cpu", torch.bfloat16)]
 
 
@@ -49,7 +50,7 @@ def under_all(function):
         with defaults(device, dtype):
             results.append(function())
             assert torch.get_default_dtype() == dtype
-            assert torch.get_default_device().type == device
+            assert torch.empty(0).device.type == device
     return function(), results
 
 
