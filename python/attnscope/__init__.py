@@ -35,6 +35,10 @@ _MODULES: dict[str, str] = {
 
 __all__ = ["__version__", *sorted(_MODULES)]
 
+#: Classes that people make objects of; all others are of results, and complete in `attnscope.types`.
+_MADE = {"AttentionFeatures", "Features", "LazyAttention", "Results", "Study"}
+_RESULT_CLASSES = {name for name in _MODULES if name[0].isupper() and not name.endswith("Error")} - _MADE
+
 
 def __getattr__(name: str) -> Any:
     if name == "_core":
@@ -62,7 +66,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))} - _RESULT_CLASSES)
 
 
 class _Package(ModuleType):

@@ -10,6 +10,7 @@ from attnscope import metrics as metrics
 from attnscope import plots as plots
 from attnscope import protocols as protocols
 from attnscope import training as training
+from attnscope import types as types
 from attnscope.capture import capture as capture
 from attnscope.capture import edit as edit
 from attnscope.capture import edits as edits
@@ -210,3 +211,4 @@ from attnscope.results.results import load as load
 from attnscope.view import view as view
 
 __version__: str
+_RESULT_CLASSES: set[str]

@@ -20,7 +20,7 @@ from attnscope.config.run_config import parse_bytes
 from attnscope.engine.answers import append_answers
 from attnscope.engine.named_models import open_model
 from attnscope.engine.prepared import PreparedTexts, prepare_texts
-from attnscope.engine.recipe import complete_recipe, named_recipe
+from attnscope.engine.recipe import Recipe, complete_recipe, named_recipe
 from attnscope.engine.text_sites import TextSites
 from attnscope.metrics.measure import Metrics
 from attnscope.models import Encoder
@@ -162,12 +162,7 @@ def measure_inputs(
     """Measure the attention of a model on some inputs; arguments and result are those of `analyze`."""
     function = request.function
     _check_first_arguments(model, metrics)
-    if metrics is None:
-        recipe = complete_recipe(options, with_answers=request.has_answers)
-    else:
-        recipe = named_recipe(
-            metrics, options, with_answers=request.has_answers, with_vectors=request.vectors
-        )
+    recipe = _recipe(request, metrics, options)
     inputs, tokenizer = _read_processor(function, inputs, tokenizer, request.processor)
     loaded, tokenizer, own_name = open_model(function, model, tokenizer)
     label = request.name or own_name
@@ -188,6 +183,20 @@ def measure_inputs(
     if stop is None:
         return results
     return _stopped(function, stop, results, len(measurement.measured), len(texts.inputs))
+
+
+def _recipe(request: InputRequest, metrics: Metrics | None, options: Mapping[str, Any]) -> Recipe:
+    """Return what is measured; errors begin with the function that was called, whatever it calls."""
+    answered = request.has_answers
+    try:
+        if metrics is None:
+            return complete_recipe(options, with_answers=answered)
+        return named_recipe(metrics, options, with_answers=answered, with_vectors=request.vectors)
+    except (ValueError, TypeError) as error:
+        function, colon, words = str(error).partition(": ")
+        if not colon or function not in ("measure", "analyze") or function == request.function:
+            raise
+        raise type(error)(f"{request.function}: {words}") from error
 
 
 def _stopped(function: str, stop: KeyboardInterrupt, results: Results, measured: int, texts: int) -> Results:

@@ -17,3 +17,7 @@ __all__ = [
     "text_windows",
     "train",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

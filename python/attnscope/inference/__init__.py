@@ -50,3 +50,7 @@ __all__ = [
     "welch_test",
     "within_correlation",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

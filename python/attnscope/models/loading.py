@@ -214,7 +214,7 @@ def _place(checkpoint: Checkpoint, trust_remote_code: bool, label: str = "") -> 
         if not checkpoint.local and not label and "couldn't connect" in reason.lower():
             reason = (
                 "the model is not on this machine and the hub cannot be reached; fetch it where there is a "
-                f"network (hf download {checkpoint.path}) or name a folder with --model"
+                f"network (hf download {checkpoint.path}) or give a folder in its place"
             )
         if "trust_remote_code" in reason:
             reason = (

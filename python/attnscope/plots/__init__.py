@@ -206,3 +206,7 @@ def _leave_out(name: str, error: Exception, left_out: list[LeftOut] | None) -> N
         left_out.append(omission)
     elif failed:
         warn(str(omission), UserWarning)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

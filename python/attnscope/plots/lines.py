@@ -8,11 +8,14 @@ drawn are left out and named in the caption. Steps are drawn on a logarithmic ax
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import cbook
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from attnscope.errors import NotDrawable
 from attnscope.metrics.discovery import quantity
@@ -25,7 +28,7 @@ from attnscope.plots.axes import (
     series_colors,
     step_axis,
 )
-from attnscope.plots.selection import estimate, first_step, last_step, rows_of
+from attnscope.plots.selection import averaged, estimate, first_step, last_step, rows_of
 from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, style
 from attnscope.results.summaries import NULLS, null_value, uniform_value
 
@@ -44,6 +47,7 @@ def emergence_curve(
     ax: Axes | None = None,
     colors: Mapping[str, str] | None = None,
     threshold: float | None = None,
+    **line: Any,
 ) -> Axes:
     """Return a metric over training, one line per series, with its 95 % interval over samples.
 
@@ -59,6 +63,7 @@ def emergence_curve(
         ax: axes to draw on; None makes them.
         colors: by value of `by`.
         threshold: of the graph, for a metric that has one; names the axis and picks the baseline.
+        line: of matplotlib's lines, such as color, label, linestyle.
 
     Returns:
         The axes. Each series is a line whose label is its name and whose data are steps and means.
@@ -67,12 +72,13 @@ def emergence_curve(
         NotDrawable: no row has a known step.
     """
     heads = _of_known_step(rows_of(heads, metric, threshold=threshold))
+    averaged("emergence_curve", heads, metric)
     ax = axes_or_new(ax)
     table = estimate(heads, metric, [by, "step"])
     colors = colors or series_colors(list(heads[by]))
     for name in dict.fromkeys(heads[by]):
         rows = table[table[by] == name]
-        draw_curve(ax, rows["step"], rows, str(name), colors[name], marker=len(rows) < 40)
+        draw_curve(ax, rows["step"], rows, str(name), colors[name], marker=len(rows) < 40, line=line)
         if (rows["step"] == 0).any() and len(rows) > 1:
             value = float(rows.loc[rows["step"] == 0, "mean"].iloc[0])
             ax.axhline(value, gid=f"untrained:{name}", **_UNTRAINED | {"color": colors[name]})
@@ -152,6 +158,7 @@ def depth_profile(
     ax: Axes | None = None,
     colors: Mapping[str, str] | None = None,
     threshold: float | None = None,
+    **line: Any,
 ) -> Axes:
     """Return a metric over depth at the last checkpoint, one line per series, with its 95 % interval over
     samples.
@@ -166,6 +173,7 @@ def depth_profile(
         ax: axes to draw on; None makes them.
         colors: by series.
         threshold: of the graph, for a metric that has one; names the axis and picks the baseline.
+        line: of matplotlib's lines, such as color, label, linestyle.
 
     Returns:
         The axes. Each series is a line whose label is its name and whose data are layers (of models of
@@ -173,6 +181,7 @@ def depth_profile(
     """
     ax = axes_or_new(ax)
     heads = rows_of(heads, metric, threshold=threshold)
+    averaged("depth_profile", heads, metric)
     colors = colors or series_colors(list(heads["series"]))
     place = depth_axis(ax, heads)
     final = last_step(heads)
@@ -180,7 +189,8 @@ def depth_profile(
     start = estimate(first_step(heads), metric, ["series", "layer"])
     for name in dict.fromkeys(final["series"]):
         rows = table[table["series"] == name]
-        draw_curve(ax, place(name, rows["layer"]), rows, str(name), colors[name], marker=len(rows) < 50)
+        x = place(name, rows["layer"])
+        draw_curve(ax, x, rows, str(name), colors[name], marker=len(rows) < 50, line=line)
         rows = start[start["series"] == name]
         if len(rows):
             how = _UNTRAINED | {"color": colors[name]}
@@ -197,6 +207,7 @@ def threshold_curve(
     ax: Axes | None = None,
     colors: Mapping[str, str] | None = None,
     logarithmic: bool = False,
+    **line: Any,
 ) -> Axes:
     """Return a statistic of the thresholded graph over the threshold, one line per series, with its 95 %
     interval.
@@ -208,17 +219,19 @@ def threshold_curve(
         ax: axes to draw on; None makes them.
         colors: by series.
         logarithmic: for a statistic that the complete graph of uniform attention lifts far above all else.
+        line: of matplotlib's lines, such as color, label, linestyle.
 
     Returns:
         The axes. Each series is a line whose label is its name and whose data are thresholds and means.
     """
     ax = axes_or_new(ax)
     graphs = last_step(rows_of(graphs, metric, "graphs"))
+    averaged("threshold_curve", graphs, metric)
     colors = colors or series_colors(list(graphs["series"]))
     table = estimate(graphs, metric, ["series", "threshold"])
     for name in dict.fromkeys(graphs["series"]):
         rows = table[table["series"] == name]
-        draw_curve(ax, rows["threshold"], rows, str(name), colors[name], marker=True)
+        draw_curve(ax, rows["threshold"], rows, str(name), colors[name], marker=True, line=line)
     groups = graphs.groupby("threshold")
     uniform = pd.Series({at: uniform_value(rows, baselines, metric, at) for at, rows in groups})
     if uniform.notna().any():
@@ -237,14 +250,19 @@ def threshold_curve(
 def draw_curve(
     ax: Axes, x: Any, rows: pd.DataFrame, label: str, color: str,
     *, marker: bool = False, interval: bool = True, width: float = 1.4, alpha: float = 1.0, dash: str = "",
+    line: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:  # fmt: skip
-    """Draw the means of `selection.estimate` over x as a line and their interval as a band."""
+    """Draw the means of `selection.estimate` over x as a line and their interval as a band.
+
+    What `line` says of the line goes before all else.
+    """
     x = np.asarray(x, dtype=float)
     dash = dash or (DASHES[PALETTE.index(color)] if color in PALETTE else "-")
-    ax.plot(
-        x, rows["mean"], label=label, color=color, linestyle=dash, linewidth=width, alpha=alpha,
-        marker="o" if marker else None, markersize=2.6, zorder=3,
-    )  # fmt: skip
+    how: dict[str, Any] = {"label": label, "color": color, "linestyle": dash, "linewidth": width}
+    how |= {"alpha": alpha, "marker": "o" if marker else None, "markersize": 2.6, "zorder": 3}
+    how |= cbook.normalize_kwargs(dict(line), Line2D)
+    (drawn,) = ax.plot(x, rows["mean"], **how)
+    color = str(drawn.get_color())
     low, high = rows["low"].to_numpy(float), rows["high"].to_numpy(float)
     if interval and np.isfinite(low).any():
         ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0, zorder=2, gid=f"interval:{label}")

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnscope._nearest import nearest
+from attnscope.errors import MissingError
 from attnscope.inference.mean_intervals import mean_intervals
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.drawable import drawable
@@ -112,9 +114,9 @@ def averaged_columns(frame: pd.DataFrame) -> list[str]:
 
 
 def averaged(function: str, frame: pd.DataFrame, metric: str, *, several: bool = True) -> None:
-    """Raise KeyError without a column, and ValueError where several positions would be averaged."""
+    """Raise MissingError without a column, and ValueError where several positions would be averaged."""
     if metric not in frame:
-        raise KeyError(f"{function}: no column {metric!r}; there are: {', '.join(map(str, frame.columns))}")
+        raise MissingError(f"{function}: no column {metric!r}{nearest(metric, map(str, frame.columns))}")
     if several and quantity(metric).kind == "position":
         raise ValueError(
             f"{function}: {metric} ({quantity(metric).label}) is a position, and a mean of positions is no "

@@ -164,3 +164,27 @@ def test_vectors_come_when_they_are_asked_for(model, reader):
     pd.testing.assert_frame_equal(results["heads"], with_vectors["heads"])
     # a metric that has nothing else is asked for by its name
     assert "vectors" in asc.analyze(model, TEXTS, ["laplacian_eigenvalues"], tokenizer=reader)
+
+
+@pytest.mark.parametrize(
+    ("function", "metrics", "options", "message"),
+    [
+        (
+            "analyze",
+            ["fiedlr_value"],
+            {},
+            "analyze: unknown metric 'fiedlr_value'; did you mean 'fiedler_value'",
+        ),
+        ("features", ["fiedlr_value"], {}, "features: unknown metric 'fiedlr_value'"),
+        (
+            "analyze",
+            ["fiedler_value"],
+            {"colour": 1},
+            "analyze: none of the metrics fiedler_value takes .*'colour'",
+        ),
+        ("features", ["span_attention"], {}, "features: span_attention reads special_keys"),
+    ],
+)
+def test_errors_begin_with_the_function_that_was_called(model, reader, function, metrics, options, message):
+    with pytest.raises((ValueError, TypeError), match=f"^{message}"):
+        getattr(asc, function)(model, TEXTS, metrics, tokenizer=reader, **options)

@@ -108,7 +108,7 @@ LEVELS = (
     {"engine", "plots", "published", "report", "view"},
     {"studies"},
     {"demo"},
-    {"commands", "training"},
+    {"commands", "training", "types"},
 )
 LEVEL = {folder: level for level, folders in enumerate(LEVELS) for folder in folders}
 
@@ -297,7 +297,25 @@ def test_every_public_name_is_there():
     assert len(asc.__all__) > 140
     for name in asc.__all__:
         assert getattr(asc, name) is not None, name
-    assert set(asc.__all__) <= set(dir(asc))
+    assert set(asc.__all__) <= {*dir(asc), *dir(asc.types)}
+    assert {"Study", "LazyAttention", "sink_share"} <= set(dir(asc))
+    assert not {"SinkShare", "ast", "sys", "Any", "Path"} & set(dir(asc))
+
+
+def test_classes_of_results_are_named_apart_and_in_both_places():
+    stub = (PACKAGE / "types" / "__init__.pyi").read_text()
+    assert re.findall(r"^from attnscope import (\w+) as \1$", stub, re.MULTILINE) == sorted(
+        asc.types.__all__, key=str.lower
+    )
+    assert asc.types.SinkShare is asc.SinkShare
+    with pytest.raises(AttributeError, match=r"module 'attnscope.types' has no attribute 'Nothing'"):
+        _ = asc.types.Nothing
+
+
+@pytest.mark.parametrize("module", ["plots", "demo", "inference", "types"])
+def test_modules_complete_their_public_names_alone(module):
+    part = getattr(asc, module)
+    assert set(dir(part)) == set(part.__all__)
 
 
 def test_no_two_test_files_share_a_name():
