@@ -227,3 +227,11 @@ def test_a_boolean_support() -> None:
     for name in (*names, "share of patterns", "boost of the token itself", "smoothness"):
         maps = torch.where(window, maps_of(2, causal=True), 0.0)
         check(lambda a, name=name: MEASURES[name](a, support=window), maps)
+
+
+def test_a_hidden_entry_that_is_larger_has_no_gradient() -> None:
+    """Rows below 0 are no attention, but their tree counts the hidden entries, which are 0."""
+    maps = maps_of(2, causal=True)
+    maps[:, 3] = -maps[:, 3]
+    check(lambda a: asc.prompt_divergence(a, (2, 4), support="causal").total, maps)
+    check(lambda a: asc.prompt_divergence(a, (2, 4), support="causal").star, maps)
