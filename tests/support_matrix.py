@@ -10,6 +10,8 @@ from typing import Any
 
 #: The matrix of this project.
 FILE = Path(__file__).resolve().parent / "integration" / "support.json"
+#: Outcomes of a type that sweeps of their own add to its row.
+EXTRAS = ("generation", "picture")
 #: Outcomes that a capture must never have.
 WRONG = ("different", "visibility", "changed", "numbers", "crashed")
 
@@ -29,9 +31,18 @@ def store(file: Path, kind: str, name: str, row: dict[str, Any]) -> None:
         padding: gap if gap is None else float(f"{gap:.1g}") for padding, gap in row["difference"].items()
     }
     earlier = matrix["rows"].get(kind, {}).get(name, {})
-    generation = {key: value for key, value in earlier.items() if key == "generation"}
+    extras = {key: value for key, value in earlier.items() if key in EXTRAS}
     packages = {package: version(package) for package in ("transformers", "torch")}
-    matrix["rows"].setdefault(kind, {})[name] = {**row, "difference": rounded, **packages, **generation}
+    matrix["rows"].setdefault(kind, {})[name] = {**row, "difference": rounded, **packages, **extras}
+    write(file, matrix)
+
+
+def extend(file: Path, kind: str, name: str, key: str, value: dict[str, Any]) -> None:
+    """Write a further outcome of a type into its row: while it generates, or with a picture."""
+    if key not in EXTRAS:
+        raise ValueError(f"a row has no {key!r}, only {', '.join(EXTRAS)}")
+    matrix = read(file)
+    matrix["rows"][kind][name][key] = value
     write(file, matrix)
 
 

@@ -464,7 +464,8 @@ def disagreement(layer: Any) -> str | None:
     return None if bool((seen | ~inside).all()) else f"{int((inside & ~seen).sum())} zeros inside"
 
 
-def _stop(*_: Any) -> None:
+def stop(*_: Any) -> None:
+    """Raise TooSlowError, as a handler of signals."""
     raise TooSlowError
 
 
@@ -490,7 +491,7 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", default=KINDS, help="KIND or KIND:TYPE,TYPE")
     parser.add_argument("--store", type=Path, help="support.json, whose rows of the same types are replaced")
     options = parser.parse_args()
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGALRM, stop)
     for argument in options.kinds:
         kind, _, names = argument.partition(":")
         counts: Counter[str] = Counter()

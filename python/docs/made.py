@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,15 @@ _OUTCOMES = {
 }
 
 
+#: Outcomes of sweeps of their own, and the heads of their columns.
+_EXTRAS = {"generation": "while it generates", "picture": "with a picture"}
+_GENERATION = (
+    "**While it generates**: four tokens are generated greedily under capture, `recording.assembled()` puts "
+    "the rows of all steps together, and one forward pass over the same tokens must give the same maps "
+    "(1e-4). *not generated* is transformers' own `generate` that fails, or is not there."
+)
+
+
 def support_totals(matrix: dict[str, Any]) -> dict[str, dict[str, int]]:
     """Count the outcomes of each kind."""
     return {
@@ -158,21 +168,31 @@ def models() -> str:
     ]
     parts = [text, f"With transformers {', '.join(versions)}:\n", head, *rows, ""]
     parts += [f"* **{outcome}**: {words}" for outcome, words in _OUTCOMES.items()]
+    parts += ["", _GENERATION]
     for kind in totals:
-        parts += ["", f"## {_KINDS[kind]}", "", "| type | outcome | tier | largest difference | layers |"]
-        parts += ["|---|---|---|---|---|", *map(_support_row, sorted(matrix["rows"][kind].items()))]
+        rows_of_kind = sorted(matrix["rows"][kind].items())
+        extras = [key for key in _EXTRAS if any(key in row for _, row in rows_of_kind)]
+        names = ["type", "outcome", *(_EXTRAS[key] for key in extras), "tier", "largest difference", "layers"]
+        parts += ["", f"## {_KINDS[kind]}", "", f"| {' | '.join(names)} |"]
+        parts += ["|---" * len(names) + "|", *(_support_row(item, extras) for item in rows_of_kind)]
     return "\n".join(parts) + "\n"
 
 
-def _support_row(item: tuple[str, dict[str, Any]]) -> str:
+def _outcome_in_words(row: dict[str, Any]) -> str:
+    """Return an outcome with its reason, where it is not that maps are equal."""
+    words = row.get("words", "").replace("|", r"\|").strip()
+    return f"{row['result']}: {words}" if words and row["result"] != "equal" else row["result"]
+
+
+def _support_row(item: tuple[str, dict[str, Any]], extras: Sequence[str]) -> str:
     """Return a type's line of the page of models."""
     name, row = item
     gaps = [gap for gap in row["difference"].values() if gap is not None]
     largest = f"{max(gaps):.0e}" if gaps and max(gaps) else "0" if gaps else ""
     layers = ", ".join(f"{count} × `{stack}`" for stack, count in row["layers"].items())
-    words = row["words"].replace("|", r"\|").strip()
-    outcome = row["result"] if row["result"] == "equal" else f"{row['result']}: {words}"
-    return f"| `{name}` | {outcome} | {row['tier'] or ''} | {largest} | {layers} |"
+    outcomes = [row, *(row.get(key, {"result": ""}) for key in extras)]
+    cells = [f"`{name}`", *map(_outcome_in_words, outcomes), str(row["tier"] or ""), largest, layers]
+    return f"| {' | '.join(cells)} |"
 
 
 def pictures() -> dict[str, bytes]:

@@ -2,11 +2,13 @@
 """`verify`: what a model computes against what is captured of it; a difference is refused from then on."""
 
 import json
+import re
 
 import pytest
 import torch
 
 import attnscope as asc
+from attnscope.capture.rectangles import assembled
 from media_models import VISION, spectrogram, speech, whisper
 from models import tiny, tiny_llama
 
@@ -104,3 +106,29 @@ def test_the_doctor_examines_a_model(call, tmp_path):
     assert "ok    maps" in out
     code, out, _ = call("doctor", "--model", str(tmp_path), "--json")
     assert {check["name"] for check in json.loads(out)["checks"]} >= {"maps", "output", "visible", "row sums"}
+
+
+def test_a_model_that_writes_is_compared_while_it_writes():
+    checks = {check.name: check for check in asc.verify(tiny("llama")).checks}
+    assert checks["generation"].ok
+    assert re.match(r"\d\S* from one forward pass at most, 3 tokens written", checks["generation"].result)
+    for name in ("bert", "t5"):  # no decoder that writes behind its prompt
+        assert "generation" not in {check.name for check in asc.verify(tiny(name)).checks}
+
+
+def test_rows_that_are_not_those_of_one_pass_are_said_and_refuse_no_capture(monkeypatch):
+    model = tiny("llama")
+    usual = assembled.assemble
+
+    def shifted(*arguments):
+        layer = usual(*arguments)
+        layer.tensors["attention"][..., -1, 0] += 0.25
+        return layer
+
+    monkeypatch.setattr(assembled, "assemble", shifted)
+    verification = asc.verify(model)
+    (fault,) = [check for check in verification.checks if not check.ok]
+    assert (fault.name, fault.result[:4]) == ("generation", "0.25")
+    assert "analyze(model, texts, generate=...) is" in str(verification)
+    monkeypatch.undo()
+    assert asc.verify(model).ok

@@ -22,6 +22,11 @@ from attnscope.capture.implementation import float_masks, implementation
 from attnscope.capture.layer import Layer
 from attnscope.capture.preservation import preserved_run
 from attnscope.capture.recording import capture
+from attnscope.capture.verification.generation import (
+    STEPS,
+    generation_difference,
+    writes_behind_its_prompt,
+)
 from attnscope.capture.verification.model_inputs import model_inputs
 from attnscope.capture.visibility import contradiction
 
@@ -83,7 +88,8 @@ class Verification:
 def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verification:
     """Check what `capture` gives of a model against its own eager attention, and its output.
 
-    A check that finds a difference makes `capture` refuse the model until its weights or modules change.
+    A check that finds a difference makes `capture` refuse the model until its weights or modules change. Of a
+    model that generates, three tokens are written and the rows of all steps compared with one forward pass.
 
     Args:
         model: of transformers, in evaluation mode.
@@ -104,12 +110,13 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verific
         ...                      num_attention_heads=4, num_key_value_heads=2)
         >>> print(asc.verify(LlamaForCausalLM(config).eval()))
         LlamaForCausalLM: captured as it computes
-        ok    way       tier 1: own attention function
-        ok    layers    2 of 2 layers: causal 2
-        ok    maps      ... from eager attention at most, 2 of 2 layers compared
-        ok    output    ... from the model's own
-        ok    row sums  ... from 1 at most
-        ok    visible   no mass outside of what queries see
+        ok    way         tier 1: own attention function
+        ok    layers      2 of 2 layers: causal 2
+        ok    maps        ... from eager attention at most, 2 of 2 layers compared
+        ok    output      ... from the model's own
+        ok    row sums    ... from 1 at most
+        ok    visible     no mass outside of what queries see
+        ok    generation  ... from one forward pass at most, 3 tokens written
     """
     tried = model_inputs(model) if inputs is None and isinstance(model, nn.Module) else inputs
     if isinstance(model, nn.Module) and tried is None:
@@ -136,9 +143,12 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verific
         _check_row_sums(layers),
         _check_visibility(layers),
     ]
+    wrong = [check for check in checks if not check.ok]
+    if not wrong and writes_behind_its_prompt(model):
+        checks.append(_check_generation(model))
     verification = Verification(type(model).__name__, checks)
-    if not verification.ok:
-        faults = "; ".join(f"{check.name}: {check.result}" for check in checks if not check.ok)
+    if wrong:
+        faults = "; ".join(f"{check.name}: {check.result}" for check in wrong)
         preflight.refuse(model, f"verify found its maps to differ from what the model computes: {faults}")
     return verification
 
@@ -240,6 +250,17 @@ def _check_output(model: nn.Module, output: Any, inputs: dict[str, Any]) -> Mode
     largest = float(gap.max()) if gap.numel() else 0.0
     ok = largest <= 10 * _tolerance(model) * scale
     return ModelCheck("output", ok, f"{largest:.2g} from the model's own", "" if ok else _REFUSED)
+
+
+def _check_generation(model: nn.Module) -> ModelCheck:
+    """Compare the rows of a short generation with one forward pass over the same tokens."""
+    gap = generation_difference(model)
+    if isinstance(gap, str):
+        return ModelCheck("generation", True, f"not compared: {gap}")
+    ok = gap <= 10 * _tolerance(model)
+    remedy = "recording.assembled() is not one forward pass here; analyze(model, texts, generate=...) is"
+    words = f"{gap:.2g} from one forward pass at most, {STEPS} tokens written"
+    return ModelCheck("generation", ok, words, "" if ok else remedy)
 
 
 def _check_row_sums(layers: Sequence[Layer]) -> ModelCheck:

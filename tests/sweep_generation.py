@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""The sweep's tiny models while they write: the rows of all steps put together, against one forward pass.
+
+    cd tests; python sweep_generation.py --store integration/support.json
+
+equal · different · refused (an error of capture names the reason) · not generated (there is no `generate`, or
+that of transformers fails) · not built
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import support_matrix
+import sweep
+from attnscope.capture import capture
+from models import sharpen
+
+KINDS = ("causal", "seq2seq", "image-text", "speech")
+STEPS = 4
+#: Largest difference of maps that are equal but for rounding.
+TOLERANCE = 1e-4
+#: How errors of capture begin.
+_OWN_WORDS = re.compile(r"^(capture|generate|assembled|run|edit)\b.*: ")
+
+
+def outcome(config_class: Any, model_class: Any) -> dict[str, Any]:
+    """Return the outcome of one type as the support matrix has it."""
+    try:
+        model = sweep.build(config_class, model_class)
+    except ValueError as error:
+        return {"result": "not built", "words": str(error)}
+    if not (callable(getattr(model, "generate", None)) and model.can_generate()):
+        return {"result": "not generated", "words": f"{type(model).__name__} does not generate"}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gap = largest_difference(model)
+    except sweep.TooSlowError:
+        raise
+    except Exception as error:  # noqa: BLE001  (the reason is reported)
+        words = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        return {"result": "refused" if _OWN_WORDS.match(str(error)) else "not generated", "words": words}
+    result = {"difference": float(f"{gap:.1g}")}
+    if gap <= TOLERANCE:
+        return {"result": "equal", **result}
+    return {"result": "different", "words": f"by {gap:.1g} from one forward pass", **result}
+
+
+def largest_difference(model: Any) -> float:
+    """Return how far the assembled maps of a generation are from those of one pass over all tokens."""
+    inputs = sweep.inputs_of(model, "none")
+    prompt = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
+    options = {"max_new_tokens": STEPS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    is_encoder_decoder = getattr(model.config, "is_encoder_decoder", False)
+    if is_encoder_decoder:
+        options["decoder_start_token_id"] = 0
+    sharpen(model)
+    with capture(model) as recording:
+        list(recording.run(**inputs))
+        for _ in recording.generate(**prompt, **options):
+            pass
+        assembled = {place_of(layer): layer.attention for layer in recording.assembled()}
+        written = recording.output[:, :-1]
+        if is_encoder_decoder:
+            single_pass = {**prompt, "decoder_input_ids": written}
+        else:
+            single_pass = {"input_ids": written, "attention_mask": torch.ones_like(written)}
+        together = {place_of(layer): layer.attention for layer in recording.run(**single_pass)}
+    if assembled.keys() != together.keys():
+        raise ValueError(f"assembled: {len(assembled)} layers, one pass has {len(together)}")
+    gaps = [float((assembled[place] - together[place]).abs().nan_to_num().max()) for place in assembled]
+    return max(gaps)
+
+
+def place_of(layer: Any) -> tuple[str, int, int]:
+    """Return what tells a layer from the others of a pass."""
+    return layer.stack, layer.index, layer.call
+
+
+def limited(kind: str, name: str) -> dict[str, Any]:
+    """Return the outcome of a type, which has a limited time."""
+    pair = sweep.classes(kind, name)
+    signal.alarm(sweep.LIMIT)
+    try:
+        return outcome(*pair)
+    except sweep.TooSlowError:
+        return {"result": "not built", "words": f"more than {sweep.LIMIT} seconds"}
+    finally:
+        signal.alarm(0)
+
+
+def main() -> None:
+    """Print the outcome of every type; with `--store FILE` keep them in the rows of a support matrix."""
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kinds", nargs="*", default=KINDS, help="KIND or KIND:TYPE,TYPE")
+    parser.add_argument("--store", type=Path, help="support.json, whose rows get the key generation")
+    options = parser.parse_args()
+    signal.signal(signal.SIGALRM, sweep.stop)
+    for argument in options.kinds:
+        kind, _, names = argument.partition(":")
+        counts: Counter[str] = Counter()
+        for name in names.split(",") if names else sweep.types(kind):
+            start = time.time()
+            result = limited(kind, name)
+            counts[result["result"]] += 1
+            print(f"{kind}\t{name}\t{result}\t{time.time() - start:.1f}s", flush=True)
+            if options.store:
+                support_matrix.extend(options.store, kind, name, "generation", result)
+        print(kind, dict(counts), flush=True)
+
+
+if __name__ == "__main__":
+    main()
