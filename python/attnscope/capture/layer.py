@@ -118,7 +118,8 @@ class Layer:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in SQUARE and called_from_outside() and not bool(self.valid.all()):
             warn(
-                f"layer {self.index}: {name} holds padding; layer.measure([...]) leaves it out, as do "
+                # without the number of the layer, so that Python says it once for a line of code
+                f"capture: {name} holds padding; layer.measure([...]) leaves it out, as do "
                 "layer.matrices() with lengths=layer.lengths[:, None]",
                 UserWarning,
             )

@@ -66,8 +66,11 @@ def figures(
 
     results = opened(folder)
     if listed:
+        held = set(results.tables())
         for name, figure in figures_of(results).items():
-            show(f"{name:<22} {figure.caption}")
+            missing = [table for table in figure.tables if table not in held]
+            note = f" (not of this run: no table {', '.join(missing)})" if missing else ""
+            show(f"{name:<22} {figure.caption}{note}")
         return
     left_out: list[LeftOut] = []
     options = {"width": width, "font": font, "font_size": font_size, "letters": letters, "dpi": dpi}

@@ -67,7 +67,7 @@ def packaged_text(name: str) -> str:
 
 
 def catalogue() -> list[Packaged]:
-    """Every packaged study: those for any model first, then the models by name.
+    """Every packaged study: those for any model first, then the models of each study by name.
 
     >>> [one.models for one in catalogue() if one.name == "phi-2"]
     [('microsoft/phi-2',)]
@@ -79,7 +79,14 @@ def catalogue() -> list[Packaged]:
         description = text.splitlines()[0].removeprefix("#").strip().partition(":")[0]
         revisions = tuple(str(revision) for model in models for revision in model.get("revisions", ()))
         configs.append(Packaged(name, description, tuple(model["path"] for model in models), revisions))
-    return sorted(configs, key=lambda study: (bool(study.models), study.name))
+    homes = {
+        name: study.name
+        for study in studies().values()
+        for file in (study.path / "configs" / "models.yaml",)
+        if file.is_file()
+        for name in _read(file)
+    }
+    return sorted(configs, key=lambda packed: (bool(packed.models), homes.get(packed.name, ""), packed.name))
 
 
 def _own_name(name: str) -> str:

@@ -34,7 +34,7 @@ class Lines:
     def __init__(self, total: int, label: str, initial: int = 0) -> None:
         self.total, self.label, self.n = total, label, initial
         self._initial, self._note = initial, ""
-        self._began = time.monotonic()
+        self._began = self._latest = time.monotonic()
         self._ended = threading.Event()
         # A single step may take longer than the time between two lines.
         self._ticker = threading.Thread(target=self._tick, daemon=True)
@@ -50,15 +50,17 @@ class Lines:
     def update(self, count: int = 1) -> None:
         """Count finished items."""
         self.n += count
+        self._latest = time.monotonic()
 
     def set_postfix_str(self, text: str, refresh: bool = True) -> None:
         """Set the text behind the count: the item in progress; `refresh` is for bars."""
         self._note = text
 
     def __str__(self) -> str:
-        done = self.n - self._initial
-        left = (time.monotonic() - self._began) / done * (self.total - self.n) if done > 0 else None
-        line = f"{self.label} {self.n}/{self.total}{'' if left is None else f', about {duration(left)} left'}"
+        done, passed = self.n - self._initial, time.monotonic() - self._latest
+        left = (self._latest - self._began) / done * (self.total - self.n) - passed if done > 0 else 0.0
+        # an item that takes longer than all that were left is of another kind
+        line = f"{self.label} {self.n}/{self.total}{f', about {duration(left)} left' if left > 0 else ''}"
         return f"{line}, {self._note}" if self._note else line
 
     def _tick(self) -> None:

@@ -189,7 +189,8 @@ def figures(
             _leave_out(name, error, left_out)
     if files:
         # a LaTeX file that defines `\figurecaption{NAME}` for every figure
-        lines = [r"\newcommand{\figurecaption}[1]{\csname attnscope:#1\endcsname}"]
+        lines = [r"% \input{captions} in the preamble, then \caption{\figurecaption{NAME}} under a figure"]
+        lines.append(r"\newcommand{\figurecaption}[1]{\csname attnscope:#1\endcsname}")
         for name, drawn_figure in drawn.items():
             caption = pdflatex(escaped(drawn_figure.caption))
             lines.append(rf"\expandafter\def\csname attnscope:{name}\endcsname{{{caption}}}")

@@ -8,7 +8,7 @@ column is set across both.
 Example:
     >>> from attnscope.report.latex_tables import natural_width
     >>> round(natural_width("0.458")), round(natural_width("a name", 8.0))
-    (23, 22)
+    (24, 27)
 """
 
 from __future__ import annotations

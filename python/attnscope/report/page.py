@@ -307,7 +307,7 @@ def _downloads(table: Table) -> Markup:
         for ending, text in files.items()
         if text
     ]
-    return Markup('<p class="downloads">{}</p>').format(Markup(" ").join(links))
+    return Markup('<p class="downloads">{}</p>').format(Markup(" · ").join(links))
 
 
 def _base64(text: str) -> str:

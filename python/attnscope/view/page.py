@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from attnscope._nearest import nearest
 from attnscope._safe_text import mark_controls
 from attnscope._warn import aggregate_warnings
 from attnscope.arguments.caches import attention_of_cache, is_cache
@@ -26,12 +27,17 @@ from attnscope.view.captured import stacks_of_model
 from attnscope.view.generated import stacks_of_recording
 from attnscope.view.measured import contents_of_stacks, contents_of_tensors
 
+#: Pixels of a frame that its page has not spoken for yet.
+_HEIGHT = 940
+#: Metrics that a page begins with, where it has them.
+_FIRST = ("sink_share", "sink_boost", "entropy", "entropy_normalized", "fiedler_value")
 #: Sets a frame's height to the height that its page reports; 940 pixels until then.
 _FRAME = """<iframe id="{name}" srcdoc="{page}" sandbox="allow-scripts"
-style="width:100%;height:940px;border:0" title="attnscope view"></iframe><script>
+style="width:100%;height:{height}px;border:0" title="attnscope view"></iframe><script>
 addEventListener("message", (event) => {{
   const frame = document.getElementById("{name}"), height = event.data && event.data.attnscopeHeight;
-  if (frame && event.source === frame.contentWindow && height) frame.style.height = height + 2 + "px";
+  const isOwn = {follows} && frame && event.source === frame.contentWindow;
+  if (isOwn && height) frame.style.height = height + 2 + "px";
 }});</script>"""
 
 
@@ -41,10 +47,11 @@ class View:
     Attributes:
         title: the heading.
         contents: the data of the page.
+        height: of its frame in a notebook, in pixels; None follows the page.
     """
 
-    def __init__(self, title: str, contents: dict[str, Any]) -> None:
-        self.title, self.contents = title, contents
+    def __init__(self, title: str, contents: dict[str, Any], height: int | None = None) -> None:
+        self.title, self.contents, self.height = title, contents, height
 
     def html(self) -> str:
         """Return the page as text: one HTML file with its data, script and style inside.
@@ -84,7 +91,9 @@ class View:
 
     def _repr_html_(self) -> str:
         # A frame of its own keeps the page's names and style apart from the notebook's.
-        return _FRAME.format(name=f"attnscope-{uuid.uuid4().hex[:12]}", page=html.escape(self.html()))
+        name, follows = f"attnscope-{uuid.uuid4().hex[:12]}", "true" if self.height is None else "false"
+        height = self.height or _HEIGHT
+        return _FRAME.format(name=name, page=html.escape(self.html()), height=height, follows=follows)
 
 
 def view(
@@ -98,6 +107,8 @@ def view(
     title: str | None = None,
     sample: int | None = None,
     head: tuple[int, int] | None = None,
+    metrics: Sequence[str] | None = None,
+    height: int | None = None,
     max_bytes: int = 48_000_000,
     trust_remote_code: bool = False,
     generate: Mapping[str, Any] | None = None,
@@ -128,6 +139,8 @@ def view(
             checkpoint that read it: its matrices are shown for every head. Of a recording of several
             sequences, the one to show.
         head: (layer, head) that the page opens on.
+        metrics: names of columns that are shown, in their order; None shows all, sinks and entropy first.
+        height: of the page in a notebook, in pixels; None follows what is shown.
         max_bytes: how much room the matrices may take in the page; those of the first layers are kept.
         trust_remote_code: with `sample`, consent to run the Python code of a model for which the stored study
             asks it; what is stored is no consent.
@@ -191,7 +204,30 @@ def view(
                 f"{contents['layers'][-1]}, heads {contents['heads'][0]} to {contents['heads'][-1]}"
             )
         contents["open"] = [layer, number]
-    return View(title or name, contents)
+    return View(title or name, _with_metrics(contents, metrics), height)
+
+
+def _with_metrics(contents: dict[str, Any], metrics: Sequence[str] | None) -> dict[str, Any]:
+    """Return the contents with these metrics, or all in the order of a page.
+
+    Raises:
+        ValueError: a metric that the page has not.
+    """
+    names = [metric["name"] for metric in contents["metrics"]]
+    chosen = [metrics] if isinstance(metrics, str) else metrics
+    if chosen is None:
+        chosen = [name for name in _FIRST if name in names]
+        chosen += [name for name in names if name not in chosen]
+    for name in chosen:
+        if name not in names:
+            raise ValueError(f"view: the page has no metric {name!r}{nearest(name, names)}")
+    places = [place for name in dict.fromkeys(chosen) for place, other in enumerate(names) if other == name]
+    return {
+        **contents,
+        "metrics": [contents["metrics"][place] for place in places],
+        "values": [[[rows[place] for place in places] for rows in inputs] for inputs in contents["values"]],
+        "uniform": [[rows[place] for place in places] for rows in contents["uniform"]],
+    }
 
 
 def _kind_of(shown: Any) -> str:

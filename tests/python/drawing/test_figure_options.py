@@ -139,7 +139,8 @@ def test_formats_titles_and_captions(results, tmp_path):
     )
     assert b"<dc:title>depth</dc:title>" in (tmp_path / "depth.svg").read_bytes()
     captions = (tmp_path / "captions.tex").read_text("utf-8")
-    assert captions.startswith(r"\newcommand{\figurecaption}[1]")
+    assert captions.startswith("% \\input{captions}")
+    assert captions.splitlines()[1].startswith(r"\newcommand{\figurecaption}[1]")
     assert captions.count(r"\expandafter\def\csname attnscope:") == 2
     assert r"95 \% intervals" in captions
     assert captions.isascii()

@@ -112,3 +112,22 @@ def test_view_takes_the_names_that_analyze_takes():
     page = asc.view(demo_model(), "one two one two")
     assert repr(page).startswith("View('demo': 3 layers × 4 heads")
     assert page.contents["maps"][0]["tokens"][:4] == ["<s>", "o", "n", "e"]
+
+
+def test_a_page_begins_with_sinks_and_shows_the_metrics_that_are_asked_for():
+    page = asc.view(demo_model(), "one two one two")
+    names = [metric["name"] for metric in page.contents["metrics"]]
+    assert names[:3] == ["sink_share", "sink_boost", "entropy"]
+    chosen = asc.view(demo_model(), "one two one two", metrics=["fiedler_value", "entropy"], height=500)
+    assert [metric["name"] for metric in chosen.contents["metrics"]] == ["fiedler_value", "entropy"]
+    for place, name in enumerate(("fiedler_value", "entropy")):
+        at = names.index(name)
+        assert chosen.contents["values"][0][0][place] == page.contents["values"][0][0][at]
+        assert chosen.contents["uniform"][0][place] == page.contents["uniform"][0][at]
+    assert "height:500px" in chosen._repr_html_()
+    assert "false && frame" in chosen._repr_html_()
+    assert "height:940px" in page._repr_html_()
+    with pytest.raises(
+        ValueError, match="view: the page has no metric 'fiedlr_value'; did you mean 'fiedler_value'"
+    ):
+        asc.view(demo_model(), "one two", metrics=["fiedlr_value"])
