@@ -157,5 +157,5 @@ def test_infinity_is_shown_and_colours_leave_it_out(tmp_path):
     box = """document.querySelector('[data-layer="1"][data-head="2"]').getAttribute("aria-label")"""
     result = looked_at(page, tmp_path, "#layer=1&head=2", probe(f"[{box}, at('scale').textContent]"))
     assert result.probe[0] == "layer 1 head 2: ∞"
-    assert "Fiedler value∞0.51 of 12" in result.text["numbers"]
+    assert "attention to first key∞" in result.text["numbers"]
     assert "∞" not in result.probe[1]
