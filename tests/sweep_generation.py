@@ -3,8 +3,9 @@
 
     cd tests; python sweep_generation.py --store integration/support.json
 
-equal · different · refused (an error of capture names the reason) · not generated (there is no `generate`, or
-that of transformers fails) · not built
+equal · steps differ (so do the model's own logits, without capture: its queries see later tokens, or its
+cache is another computation) · different (in float64 too) · refused (an error of capture names the reason) ·
+not generated (there is no `generate`, or that of transformers fails) · not built
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def outcome(config_class: Any, model_class: Any) -> dict[str, Any]:
         return {"result": "not built", "words": str(error)}
     if not (callable(getattr(model, "generate", None)) and model.can_generate()):
         return {"result": "not generated", "words": f"{type(model).__name__} does not generate"}
+    sharpen(model)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -52,7 +54,26 @@ def outcome(config_class: Any, model_class: Any) -> dict[str, Any]:
     result = {"difference": float(f"{gap:.1g}")}
     if gap <= TOLERANCE:
         return {"result": "equal", **result}
+    own = own_difference(model)
+    if own > TOLERANCE:
+        words = f"the model's own logits differ by {own:.1g} between its steps and one pass, without capture"
+        return {"result": "steps differ", "words": words, **result}
+    if largest_difference(model.double()) < 1e-8:  # rounding, where scores are large
+        return {"result": "equal", **result}
     return {"result": "different", "words": f"by {gap:.1g} from one forward pass", **result}
+
+
+def own_difference(model: Any) -> float:
+    """Return how far the logits of a model's steps are from those of one pass, without any capture."""
+    inputs = sweep.inputs_of(model, "none")
+    prompt = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
+    options = {"max_new_tokens": STEPS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad():
+        written = model.generate(**prompt, **options, output_logits=True, return_dict_in_generate=True)
+        tokens = written.sequences[:, :-1]
+        single = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+    stepwise = torch.stack(written.logits, 1)
+    return float((stepwise - single.logits[:, -STEPS:]).abs().max())
 
 
 def largest_difference(model: Any) -> float:
@@ -63,7 +84,6 @@ def largest_difference(model: Any) -> float:
     is_encoder_decoder = getattr(model.config, "is_encoder_decoder", False)
     if is_encoder_decoder:
         options["decoder_start_token_id"] = 0
-    sharpen(model)
     with capture(model) as recording:
         list(recording.run(**inputs))
         for _ in recording.generate(**prompt, **options):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from attnscope.capture.preflight import trial_inputs
+from attnscope.capture.preservation import preserved_run
 from attnscope.capture.recording import capture
 
 #: New tokens: the first step reads the prompt, the others a token each.
@@ -56,6 +57,23 @@ def generation_difference(model: nn.Module) -> float | str:
         if place in together and maps.shape == together[place].shape
     ]
     return max(gaps) if len(gaps) == len(together) else "its steps have other layers than one pass"
+
+
+def own_difference(model: Any) -> float:
+    """Return how far the logits of a model's steps are from those of one pass, without any capture.
+
+    They differ where queries see later tokens, and where a cache is another computation.
+    """
+    inputs = trial_inputs(model)
+    assert inputs is not None  # there was a generation before
+    ids = inputs["input_ids"][:1].to(next(model.parameters()).device)
+    options = {**_OPTIONS, "attention_mask": torch.ones_like(ids), "output_logits": True}
+    with preserved_run(model), torch.no_grad():
+        written = model.generate(input_ids=ids, return_dict_in_generate=True, **options)
+        tokens = written.sequences[:, :-1]
+        single = model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+    stepwise = torch.stack(written.logits, 1).float()
+    return float((stepwise - single.logits[:, -STEPS:].float()).abs().nan_to_num().max())
 
 
 def _place(layer: Any) -> tuple[str, int, int]:
