@@ -36,8 +36,10 @@ _MODULES: dict[str, str] = {
 __all__ = ["__version__", *sorted(_MODULES)]
 
 #: Classes that people make objects of; all others are of results, and complete in `attnscope.types`.
-_MADE = {"AttentionFeatures", "Features", "LazyAttention", "Results", "Study"}
-_RESULT_CLASSES = {name for name in _MODULES if name[0].isupper() and not name.endswith("Error")} - _MADE
+_INPUT_CLASSES = {"AttentionFeatures", "Features", "LazyAttention", "Results", "Study"}
+_RESULT_CLASSES = {
+    name for name in _MODULES if name[0].isupper() and not name.endswith("Error")
+} - _INPUT_CLASSES
 
 
 def __getattr__(name: str) -> Any:

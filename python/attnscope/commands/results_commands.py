@@ -195,6 +195,12 @@ def compare(
 
         comparison = compare_published(opened(first), published, against or None)
         frame, text = comparison.table, str(comparison)
+        models = [] if frame.empty else list(frame["published_model"].unique())
+        if not against and len(models) > 1 and not frame["same_model"].any():
+            hint = (
+                f"none of the run's models was published; --against MODEL chooses one of {', '.join(models)}"
+            )
+            text = "\n".join([*comparison.statements, hint])
         rows = json.loads(frame.to_json(orient="records", double_precision=15))
         answer = json.dumps({"statements": comparison.statements, "rows": rows}, ensure_ascii=False)
     if csv is not None:

@@ -165,9 +165,9 @@ def _widths(
         share = (rest - sum(natural)) / len(chosen)
         return [points + share for points in (*natural, *numbers)]
     spare = rest - sum(least)
-    wanted = [points - low for points, low in zip(natural, least, strict=True)]
-    scale = spare / sum(wanted)
-    return [*(low + scale * more for low, more in zip(least, wanted, strict=True)), *numbers]
+    slack = [points - low for points, low in zip(natural, least, strict=True)]
+    scale = spare / sum(slack)
+    return [*(low + scale * points for low, points in zip(least, slack, strict=True)), *numbers]
 
 
 def _longest(cells: Sequence[str], size: float) -> float:

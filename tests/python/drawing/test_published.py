@@ -195,6 +195,9 @@ def test_the_command_writes_text_json_and_csv(tmp_path):
         app, ["compare", str(folder), "--published", "ruscio2025", "--csv", str(tmp_path / "c.csv")]
     )
     assert result.exit_code == 0, result.output
+    assert "none of the run's models was published; --against MODEL chooses one of LLaMA" in result.stdout
+    assert "26.41" not in result.stdout
+    result = call(app, ["compare", str(folder), "--published", "ruscio2025", "--against", "LLaMA-3.2-3B"])
     assert "tiny beside LLaMA-3.2-3B" in result.stdout
     assert "26.41" in result.stdout
     table = pd.read_csv(tmp_path / "c.csv")

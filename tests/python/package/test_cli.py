@@ -257,6 +257,8 @@ def test_published_numbers_of_another_study_are_refused_in_a_line(call, finished
     assert "ruscio2025 publishes numbers of attention_sinks; this run is of wavelet_heads" in err
     code, out, err = call("compare", tmp_path / "w", "--published", "ruscio2024")
     assert (code, err) == (0, "")
+    assert "none of the run's models was published; --against MODEL chooses one of " in out
+    code, out, err = call("compare", tmp_path / "w", "--published", "ruscio2024", "--against", "Pythia-2.8B")
     assert "tiny beside Pythia-2.8B" in out
     for paper, folder in (("ruscio2025", finished / "a"), ("ruscio2024", tmp_path / "w")):
         code, out, _ = call("compare", folder, "--published", paper, "--json")

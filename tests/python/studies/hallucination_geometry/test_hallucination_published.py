@@ -137,6 +137,10 @@ def test_the_command_prints_them(results):
     answer = CliRunner().invoke(app, ["compare", str(results.path), "--published", "ruscio2026"])
     assert answer.exit_code == 0, answer.output
     assert "Mistral-7B-v0.1, stability: void, 152 of 1,000" in answer.output
+    assert "--against MODEL chooses one of " in answer.output
+    answer = CliRunner().invoke(
+        app, ["compare", str(results.path), "--published", "ruscio2026", "--against", "Llama-3.2-3B"]
+    )
     assert "beside Llama-3.2-3B" in answer.output
     line = next(
         text_line
