@@ -65,35 +65,40 @@ def outcome(config_class: Any, model_class: Any) -> dict[str, Any]:
 
 def own_difference(model: Any) -> float:
     """Return how far the logits of a model's steps are from those of one pass, without any capture."""
-    inputs = sweep.inputs_of(model, "none")
-    prompt = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
-    options = {"max_new_tokens": STEPS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    prompt, options = prompt_of(model)
     with torch.no_grad():
         written = model.generate(**prompt, **options, output_logits=True, return_dict_in_generate=True)
-        tokens = written.sequences[:, :-1]
-        single = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+        single = model(**together_of(model, prompt, written.sequences[:, :-1]), use_cache=False)
     stepwise = torch.stack(written.logits, 1)
     return float((stepwise - single.logits[:, -STEPS:]).abs().max())
 
 
-def largest_difference(model: Any) -> float:
-    """Return how far the assembled maps of a generation are from those of one pass over all tokens."""
+def prompt_of(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the prompts of a model, and the options of its `generate`."""
     inputs = sweep.inputs_of(model, "none")
     prompt = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
     options = {"max_new_tokens": STEPS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    is_encoder_decoder = getattr(model.config, "is_encoder_decoder", False)
-    if is_encoder_decoder:
+    if getattr(model.config, "is_encoder_decoder", False):
         options["decoder_start_token_id"] = 0
+    return prompt, options
+
+
+def together_of(model: Any, prompt: dict[str, torch.Tensor], written: torch.Tensor) -> dict[str, Any]:
+    """Return the inputs of one pass over what was written."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return {**prompt, "decoder_input_ids": written}
+    return {"input_ids": written, "attention_mask": torch.ones_like(written)}
+
+
+def largest_difference(model: Any) -> float:
+    """Return how far the assembled maps of a generation are from those of one pass over all tokens."""
+    prompt, options = prompt_of(model)
     with capture(model) as recording:
-        list(recording.run(**inputs))
+        list(recording.run(**sweep.inputs_of(model, "none")))
         for _ in recording.generate(**prompt, **options):
             pass
         assembled = {place_of(layer): layer.attention for layer in recording.assembled()}
-        written = recording.output[:, :-1]
-        if is_encoder_decoder:
-            single_pass = {**prompt, "decoder_input_ids": written}
-        else:
-            single_pass = {"input_ids": written, "attention_mask": torch.ones_like(written)}
+        single_pass = together_of(model, prompt, recording.output[:, :-1])
         together = {place_of(layer): layer.attention for layer in recording.run(**single_pass)}
     if assembled.keys() != together.keys():
         raise ValueError(f"assembled: {len(assembled)} layers, one pass has {len(together)}")

@@ -69,3 +69,40 @@ def test_a_row_takes_the_place_of_an_earlier_one(tmp_path):
     assert rows["causal"]["gpt2"]["result"] == "equal"
     assert rows["causal"]["gpt2"]["difference"] == {"none": 1e-7}
     assert set(rows) == {"causal", "masked"}
+
+
+def test_no_generation_and_no_picture_is_silently_different(matrix):
+    wrong = {
+        (kind, name, key): row[key]["words"]
+        for kind, rows in matrix["rows"].items()
+        for name, row in rows.items()
+        for key in support_matrix.EXTRAS
+        if key in row and row[key]["result"] in support_matrix.WRONG
+    }
+    assert wrong == {}
+
+
+def test_every_decoder_was_tried_while_it_generates(matrix):
+    rows = matrix["rows"]["causal"]
+    assert all("generation" in row for row in rows.values())
+    equal = [name for name, row in rows.items() if row["generation"]["result"] == "equal"]
+    assert {"llama", "gpt2", "falcon", "jamba"} <= set(equal)
+    for row in rows.values():
+        generation = row["generation"]
+        if generation["result"] == "equal":
+            assert generation["difference"] <= 1e-3
+        else:
+            assert generation["words"]
+
+
+def test_models_of_pictures_and_text_say_what_became_of_a_picture(matrix):
+    for name, row in matrix["rows"]["image-text"].items():
+        assert row["picture"].get("words") or row["picture"]["result"] == "equal", name
+
+
+def test_the_page_has_a_column_for_each_further_sweep(matrix, site):
+    page = site.models()
+    assert "| type | outcome | while it generates | tier |" in page
+    line = next(line for line in page.splitlines() if line.startswith("| `bert-generation` | equal |"))
+    assert "the model's own logits differ" in line
+    assert "with a picture" in page
