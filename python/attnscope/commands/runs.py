@@ -29,12 +29,16 @@ Assignments = Annotated[
 ]
 
 
+#: What is done with the beginning-of-sequence token.
+Bos = Annotated[
+    Literal["keep", "drop", "replace"] | None,
+    Option(help="Keep, drop or replace the beginning-of-sequence token."),
+]
+
+
 def run(
     config: Annotated[
-        str,
-        Argument(
-            metavar="CONFIG", help="A YAML file or the name of a packaged study [default: attention_sinks]."
-        ),
+        str, Argument(metavar="CONFIG", help="YAML file or packaged study [default: attention_sinks].")
     ] = "",
     model: Annotated[
         list[str] | None,
@@ -61,10 +65,7 @@ def run(
     name: Annotated[str, Option(help="Name of the run folder.")] = "",
     output: Annotated[str, Option(help="Folder that holds the run folders.")] = "",
     protocol: Annotated[str, Option(help="exact, a protocol of the study, or both for all.")] = "",
-    bos: Annotated[
-        Literal["keep", "drop", "replace"] | None,
-        Option(help="Keep, drop or replace the beginning-of-sequence token."),
-    ] = None,
+    bos: Bos = None,
     seed: Annotated[int | None, Option(min=0)] = None,
     max_memory: Annotated[str, Option(help="Bound for the attention alive at a time, e.g. 4GB.")] = "",
     assignments: Assignments = None,

@@ -254,7 +254,7 @@ def draw_curve(
 ) -> None:  # fmt: skip
     """Draw the means of `selection.estimate` over x as a line and their interval as a band.
 
-    What `line` says of the line goes before all else.
+    Words of `line` override those of the style.
     """
     x = np.asarray(x, dtype=float)
     dash = dash or (DASHES[PALETTE.index(color)] if color in PALETTE else "-")

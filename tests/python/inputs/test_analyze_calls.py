@@ -62,20 +62,20 @@ def test_a_bound_of_memory_makes_smaller_passes_and_the_same_numbers(model, read
         return self_attention(model, arguments, **options)
 
     monkeypatch.setattr(module, "self_attention", counted)
-    whole = asc.analyze(model, TEXTS, ["fiedler_value"], tokenizer=reader)["heads"]
+    expected = asc.analyze(model, TEXTS, ["fiedler_value"], tokenizer=reader)["heads"]
     at_once, sizes[:] = max(sizes), []
     small = analyzed(model, reader)["heads"]
     assert max(sizes) < at_once
     keys = ["sample", "layer", "head"]
     pd.testing.assert_frame_equal(
-        small.sort_values(keys, ignore_index=True), whole.sort_values(keys, ignore_index=True), rtol=1e-5
+        small.sort_values(keys, ignore_index=True), expected.sort_values(keys, ignore_index=True), rtol=1e-5
     )
     with pytest.raises(ValueError, match="expected an amount such as 4GB, got 'much'"):
         asc.analyze(model, TEXTS, ["fiedler_value"], tokenizer=reader, max_memory="much")
 
 
 def test_a_stop_at_a_prompt_keeps_the_measured_texts(model, reader, monkeypatch):
-    whole = analyzed(model, reader)["heads"]
+    expected = analyzed(model, reader)["heads"]
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     stop_after(monkeypatch, 5)  # in the middle of the third pass of two layers
     with pytest.warns(
@@ -86,7 +86,7 @@ def test_a_stop_at_a_prompt_keeps_the_measured_texts(model, reader, monkeypatch)
     assert 0 < len(samples) < 12
     heads = results["heads"]
     assert heads.groupby("sample").size().to_dict() == dict.fromkeys(samples, 2 * 4)
-    merged = heads.merge(whole, on=["sample", "layer", "head"])
+    merged = heads.merge(expected, on=["sample", "layer", "head"])
     np.testing.assert_array_equal(merged["fiedler_value_x"], merged["fiedler_value_y"])
     assert results.provenance["stopped"] == f"{len(samples)} of 12 texts"
 

@@ -87,17 +87,17 @@ def test_a_cache_without_attention_is_refused_by_its_names():
 
 
 def test_what_transformers_gives_without_eager_attention_is_explained():
-    for nothing in (None, (None, None)):
+    for attentions in (None, (None, None)):
         with pytest.raises(
             ValueError, match=r"view: transformers gave no attention .*set_attn_implementation"
         ):
-            asc.view(nothing)
+            asc.view(attentions)
 
 
 def test_all_metrics_of_maps_and_columns_alone(maps):
-    everything = asc.measure(maps)
-    assert {"fiedler_value", "sink_share", "attention_entropy"} <= set(everything)
-    assert not {"offset_fit", "geometric_semantic_alignment", "betti_curve"} & set(everything)
+    results = asc.measure(maps)
+    assert {"fiedler_value", "sink_share", "attention_entropy"} <= set(results)
+    assert not {"offset_fit", "geometric_semantic_alignment", "betti_curve"} & set(results)
     columns = asc.measure(maps, columns=True)
     assert all(isinstance(values, torch.Tensor) for values in columns.values())
     torch.testing.assert_close(columns["sink_boost"], asc.sink_share(maps).boost)

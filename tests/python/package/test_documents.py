@@ -52,10 +52,10 @@ def test_readme_begins_with_the_readers_model_and_texts(monkeypatch, tmp_path, c
     monkeypatch.chdir(tmp_path)
     shutil.copytree(demo_model(), "gpt2")
     Path("reviews.csv").write_text("stars,text\n5,It worked at once.\n1,It broke on the second day.\n")
-    own, shipped, shown = first_blocks()
-    assert len(own.splitlines()) <= 10
+    first, shipped, shown = first_blocks()
+    assert len(first.splitlines()) <= 10
     names = {}
-    exec(own, names)
+    exec(first, names)
     heads = capsys.readouterr().out.splitlines()
     assert heads[0].split() == ["layer", "head"]
     assert len(heads) == 6
