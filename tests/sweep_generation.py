@@ -54,9 +54,10 @@ def outcome(config_class: Any, model_class: Any) -> dict[str, Any]:
     result = {"difference": float(f"{gap:.1g}")}
     if gap <= TOLERANCE:
         return {"result": "equal", **result}
-    own = own_difference(model)
-    if own > TOLERANCE:
-        words = f"the model's own logits differ by {own:.1g} between its steps and one pass, without capture"
+    gap_of_logits = own_difference(model)
+    if gap_of_logits > TOLERANCE:
+        gap_in_words = f"differ by {gap_of_logits:.1g} between its steps and one pass"
+        words = f"the model's own logits {gap_in_words}, without capture"
         return {"result": "steps differ", "words": words, **result}
     if largest_difference(model.double()) < 1e-8:  # rounding, where scores are large
         return {"result": "equal", **result}

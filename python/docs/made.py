@@ -143,7 +143,9 @@ _EXTRAS = {"generation": "while it generates", "picture": "with a picture"}
 _GENERATION = (
     "**While it generates**: four tokens are generated greedily under capture, `recording.assembled()` puts "
     "the rows of all steps together, and one forward pass over the same tokens must give the same maps "
-    "(1e-4). *not generated* is transformers' own `generate` that fails, or is not there."
+    "(1e-4). *steps differ*: so do the model's own logits, without any capture. *not generated*: "
+    "transformers' own `generate` fails, or is not there. **With a picture**: one that the model reads, "
+    "since other pixels change its output; *not read*: no shape of pixels that was tried."
 )
 
 

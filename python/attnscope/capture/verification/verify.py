@@ -89,8 +89,8 @@ class Verification:
 def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verification:
     """Check what `capture` gives of a model against its own eager attention, and its output.
 
-    A check that finds a difference makes `capture` refuse the model until its weights or modules change. Of a
-    model that generates, three tokens are written and the rows of all steps compared with one forward pass.
+    A check that finds a difference makes `capture` refuse the model until its weights or modules change. A
+    model that generates writes three tokens, and the rows of all steps are compared with one forward pass.
 
     Args:
         model: of transformers, in evaluation mode.
@@ -262,9 +262,9 @@ def _check_generation(model: nn.Module) -> ModelCheck:
     if gap <= 10 * _tolerance(model):
         return ModelCheck("generation", True, words)
     remedy = "recording.assembled() is not one forward pass here; analyze(model, texts, generate=...) is"
-    own = own_difference(model)
-    ok = own > _tolerance(model)  # the model itself computes otherwise step by step
-    return ModelCheck("generation", ok, f"{words}; its own logits differ by {own:.2g}", remedy)
+    gap_of_logits = own_difference(model)
+    ok = gap_of_logits > _tolerance(model)  # the model itself computes otherwise step by step
+    return ModelCheck("generation", ok, f"{words}; its own logits differ by {gap_of_logits:.2g}", remedy)
 
 
 def _check_row_sums(layers: Sequence[Layer]) -> ModelCheck:
