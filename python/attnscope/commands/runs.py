@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shlex
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
+from attnscope.commands.drawing import draw_run, missing_libraries
 from attnscope.commands.errors import SKIPPED, Draw, Folder, Json, Quiet, Trust, say, show, silent
 
 if TYPE_CHECKING:
@@ -215,10 +215,19 @@ def _plan(study: Study, as_json: bool, draw: bool) -> None:
     from attnscope.commands.dry_run import dry_run
 
     say = silent if as_json else show
-    estimate = dry_run(study, say, draw=draw and not _not_installed(), started=time.process_time())
+    estimate = dry_run(study, say, draw=draw and not missing_libraries(), started=time.process_time())
     show(json.dumps(vars(estimate), ensure_ascii=False) if as_json else str(estimate))
     if estimate.skipped:
         raise typer.Exit(SKIPPED)
+
+
+def _drawn(results: Results, quiet: bool, left_out: list[LeftOut]) -> Path | None:
+    """Return the report of a finished run; None where what draws it is not installed."""
+    if missing := missing_libraries():
+        if not quiet:
+            say(f"no figures and no report without {', '.join(missing)}: pip install 'attnscope[studies]'")
+        return None
+    return draw_run(results, left_out, say, quiet=quiet)
 
 
 def report_outcome(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
@@ -250,28 +259,3 @@ def report_outcome(results: Results, quiet: bool, as_json: bool, draw: bool) -> 
         say(f"finished, {len(skipped)} checkpoint{'s' if len(skipped) > 1 else ''} skipped: {names}")
     if skipped or any(omission.failed for omission in left_out):
         raise typer.Exit(SKIPPED)
-
-
-def _not_installed() -> list[str]:
-    """Return the libraries that drawing needs and that are not installed."""
-    return [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
-
-
-def _drawn(results: Results, quiet: bool, left_out: list[LeftOut]) -> Path | None:
-    """Figures and report of a finished run; None where what draws them is not installed."""
-    if missing := _not_installed():
-        if not quiet:
-            say(f"no figures and no report without {', '.join(missing)}: pip install 'attnscope[studies]'")
-        return None
-    from attnscope.plots import draw_all
-
-    drawn = draw_all(results, left_out=left_out, say=None if quiet else say)
-    results.figures(drawn=drawn, left_out=left_out)
-    for omission in left_out:
-        if omission.failed or not quiet:
-            say(str(omission))
-    if results.path is not None and "heads" in results.tables():
-        from attnscope.view import view
-
-        view(results).save(results.path / "view.html")
-    return Path(results.report(drawn=drawn, left_out=left_out))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -134,14 +134,35 @@ class Plan:
             self._read[key] = read, self.digest_of(read)
         return self._read[key]
 
+    def restrict(self, samples: Collection[int], checkpoints: Collection[Checkpoint]) -> None:
+        """Keep the units of some checkpoints, reading some texts alone; names of units stay as they were.
+
+        Args:
+            samples: numbers of the texts to keep.
+            checkpoints: those to keep; a pair is kept where both of it are.
+        """
+        units, self.units = self.units, []
+        self._of.clear()
+        self._read.clear()
+        for unit in units:
+            inputs = tuple(text for text in unit.inputs if text.sentence.sample in samples)
+            if unit.inputs and not inputs:
+                continue
+            if {unit.checkpoint, unit.other} <= {None, *checkpoints}:
+                self._register(replace(unit, inputs=inputs))
+
     def add(self, stage: Stage, **fields: Any) -> None:
         """Append a unit of a stage, named after everything that affects its numbers."""
         unit = Unit("", "", stage.name, **fields)
         digest = _hash(self, unit)
         unit = replace(unit, id=digest, folder=f"{len(self.units):06d}-{digest[:12]}")
+        self._register(unit)
+
+    def _register(self, unit: Unit) -> None:
+        """Append a unit, to be found by its stage and checkpoint."""
         self.units.append(unit)
         for checkpoint in {None, unit.checkpoint}:
-            self._of[stage.name, checkpoint].append(unit)
+            self._of[unit.stage, checkpoint].append(unit)
 
 
 def _hash(plan: Plan, unit: Unit) -> str:

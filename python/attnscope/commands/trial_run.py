@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""A run of a few texts, by which a dry run knows what memory and drawing really take."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from attnscope.commands.drawing import draw_run
+from attnscope.config.run_config import Study
+from attnscope.engine.engine import Engine
+from attnscope.errors import ConfigError, LoadError, MissingError, UnitsFailed
+from attnscope.models import Checkpoint
+from attnscope.study_api.plan import CheckpointsByModel, Plan
+from attnscope.study_api.units import Unit
+
+#: A model's position in the settings, a stage and a variant: units of one kind take like times.
+Kind = tuple[int, str, str]
+UnitsByKind = Mapping[Kind, Sequence[Unit]]
+#: Checkpoints of every model that a trial reads: two, so that there are pairs.
+_CHECKPOINTS = 2
+#: Units of every kind whose texts a trial reads, where that takes less than so many seconds.
+_UNITS, _SECONDS = 2, 20.0
+#: Bytes that drawing takes for every byte of a run's tables: as Arrow, as pandas, and what figures select.
+_COPIES = 2.5
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a run of a few texts took.
+
+    Attributes:
+        drawing: seconds of figures, page of heads and report.
+        table_bytes: of all its tables in memory.
+        share: its texts, of those of the whole run, a checkpoint's text counting once a checkpoint.
+        failed: why there is no such run; "" where there is.
+    """
+
+    drawing: float = 0.0
+    table_bytes: int = 0
+    share: float = 1.0
+    failed: str = ""
+
+    @property
+    def later_bytes(self) -> int:
+        """Bytes that drawing the whole run takes beyond what drawing the trial took."""
+        return int(_COPIES * self.table_bytes * (1 / self.share - 1)) if self.drawing else 0
+
+
+class _TrialEngine(Engine):
+    """The engine of a trial: the plan of the whole run, of which a part is kept."""
+
+    texts: Collection[int] = ()
+    share = 1.0
+
+    def prepare(self, checkpoints: CheckpointsByModel | None = None) -> Plan:
+        """Plan the run and keep a part of it."""
+        plan = super().prepare(checkpoints)
+        count = _texts(plan.units)
+        plan.restrict(self.texts, _first_checkpoints(plan))
+        self.share = _texts(plan.units) / count if count else 1.0
+        return plan
+
+
+def trial_samples(plan: Plan, kinds: UnitsByKind, seconds: Mapping[Kind, float]) -> frozenset[int]:
+    """Return the numbers of the texts that a trial reads.
+
+    Whole units where they are short, because a unit's texts go through the model together; else the shortest,
+    the median and the longest text of every kind of unit.
+
+    Args:
+        plan: of the whole run.
+        kinds: its units that read texts, by model, stage and variant.
+        seconds: that all units of a kind take.
+    """
+    whole: set[int] = set()
+    few: set[int] = set()
+    for units in kinds.values():
+        whole |= {text.sentence.sample for unit in units[:_UNITS] for text in unit.inputs}
+        inputs = sorted((text for unit in units for text in unit.inputs), key=lambda text: text.n_tokens)
+        few |= {inputs[place].sentence.sample for place in (0, len(inputs) // 2, -1)}
+    first = _first_checkpoints(plan)
+    expected = 0.0
+    for kind, units in kinds.items():
+        inputs = [text for unit in units if unit.checkpoint in first for text in unit.inputs]
+        read = sum(text.sentence.sample in whole for text in inputs)
+        expected += seconds.get(kind, 0.0) * read / _texts(units)
+    return frozenset(whole if expected < _SECONDS else few)
+
+
+def try_out(study: Study, samples: frozenset[int], draw: bool) -> Trial:
+    """Run a study over a few texts, to its report where it is drawn, in a folder that is removed.
+
+    What a run takes besides measuring shows in the memory of this process: stages that read earlier tables,
+    writing, figures that are alive together, and the libraries of all of it.
+    """
+    with tempfile.TemporaryDirectory(prefix="attnscope-") as folder:
+        engine = _TrialEngine(study.model_copy(update={"output": folder}), progress=False, say=_ignore)
+        engine.texts = samples
+        try:
+            results = engine.run()
+        except (ConfigError, LoadError, MissingError, UnitsFailed) as error:
+            return Trial(failed=str(error))
+        table_bytes = sum(results.arrow(name).nbytes for name in results.tables())
+        began = time.perf_counter()
+        if draw:
+            draw_run(results, [], _ignore, quiet=True)
+        return Trial(time.perf_counter() - began if draw else 0.0, table_bytes, engine.share)
+
+
+def _first_checkpoints(plan: Plan) -> list[Checkpoint]:
+    """Return the checkpoints that a trial reads."""
+    return [checkpoint for series in plan.series.values() for checkpoint in series[:_CHECKPOINTS]]
+
+
+def _texts(units: Sequence[Unit]) -> int:
+    """Return how many texts units read."""
+    return sum(len(unit.inputs) for unit in units)
+
+
+def _ignore(text: str) -> None:
+    """Take no notice of a line."""
