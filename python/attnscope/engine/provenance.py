@@ -236,25 +236,36 @@ def with_stored_texts(settings: Settings) -> Settings:
     if all(source.rows is None for source in settings.texts):
         return settings
     folder = (Path(settings.output) / (settings.name or default_name(settings))).resolve() / INPUTS
-    values = settings.to_dict()
-    for entry in values["texts"]:
-        if entry.pop("rows", None) is not None:
-            entry["path"] = str(folder / entry["path"])
-    return Settings(**values)
+    texts = [
+        source
+        if source.rows is None
+        else source.model_copy(update={"rows": None, "path": str(folder / source.path)})
+        for source in settings.texts
+    ]
+    return settings.model_copy(update={"texts": texts})
 
 
-def resolved(study: Settings) -> Settings:
-    """Return the settings with absolute paths, so that a run can be resumed from any folder."""
-    values = study.to_dict()
-    for entry in (*values["models"], *values["texts"]):
-        for key in ("path", "tokenizer"):
-            if entry.get(key) and Path(entry[key]).expanduser().exists():
-                entry[key] = str(Path(entry[key]).expanduser().resolve())
-    for entry in values["models"]:
-        folder = Path(entry["path"]).expanduser()
-        if any(mark in entry["path"] for mark in "*?[") and not folder.is_absolute():
-            entry["path"] = str(Path.cwd() / folder)
-    return Settings(**values)
+def resolved(settings: Settings) -> Settings:
+    """Return the settings with absolute paths, so that a run can be resumed from any folder.
+
+    Settings were checked when they were made, and a path is as good when it is absolute.
+    """
+    models = [
+        source.model_copy(update={"path": _absolute(source.path), "tokenizer": _absolute(source.tokenizer)})
+        for source in settings.models
+    ]
+    texts = [source.model_copy(update={"path": _absolute(source.path)}) for source in settings.texts]
+    return settings.model_copy(update={"models": models, "texts": texts})
+
+
+def _absolute(path: str) -> str:
+    """Return the absolute path of what exists and of a pattern; another text, such as a hub id, as it is."""
+    place = Path(path).expanduser()
+    if path and place.exists():
+        return str(place.resolve())
+    if any(mark in path for mark in "*?[") and not place.is_absolute():
+        return str(Path.cwd() / place)
+    return path
 
 
 def differences(first: Any, second: Any, key: str = "") -> Iterator[tuple[str, str, str]]:

@@ -180,7 +180,7 @@ def run_shard(
     settings = settings_of(config, **overrides)
     refuse_free_disk(settings)
     run_folder = Engine(settings).folder
-    settings = Settings(**{**settings.to_dict(), "output": str(run_folder.parent), "name": run_folder.name})
+    settings = settings.model_copy(update={"output": str(run_folder.parent), "name": run_folder.name})
     if (run_folder / "study.yaml").is_file() or (
         has_content(run_folder) and not (run_folder / SHARDS).is_dir()
     ):
@@ -274,7 +274,7 @@ def gather(
     if len(folders) == 1 and not into and parts[0].parent == Path(folders[0]) / SHARDS:
         target = Path(folders[0])
     target = target.resolve()
-    settings = Settings(**{**settings.to_dict(), "output": str(target.parent), "name": target.name})
+    settings = settings.model_copy(update={"output": str(target.parent), "name": target.name})
     if not trust_remote_code:
         refuse_stored_trust(settings, "gather")
     refuse = partial(refuse_other_study, target, settings)
