@@ -12,6 +12,7 @@ import gc
 import re
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,6 +132,27 @@ def give_back_large_blocks() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK)) and bool(mallopt(_M_TRIM_THRESHOLD, 2 * LARGE_BLOCK))
+
+
+class FreePages:
+    """Gives memory that was freed back to the system, a few times a second at most.
+
+    Blocks below `LARGE_BLOCK` are freed in the middle of a heap, where the C library keeps their pages: maps
+    of many lengths leave a study half as large again as what it holds, by chance more or less.
+    """
+
+    #: Seconds between two times; a walk through the heaps takes some milliseconds.
+    interval = 0.25
+
+    def __init__(self) -> None:
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._last = 0.0
+
+    def give_back(self) -> None:
+        """Return free pages to the system, unless that was done just now."""
+        if self._trim is not None and time.monotonic() - self._last > self.interval:
+            self._trim(0)
+            self._last = time.monotonic()
 
 
 def peak_bytes(layer_bytes: int, heads: int, longest: int) -> int:

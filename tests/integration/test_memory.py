@@ -165,3 +165,29 @@ def test_max_memory_bounds_what_many_sentences_take_together(tmp_path):
     print(f"bound {bound / 1e6:.0f} MB: {small['study'] / 1e6:.0f} MB; none: {large['study'] / 1e6:.0f} MB")
     assert small["study"] < bound
     assert large["study"] > bound
+
+
+@pytest.mark.parametrize("study", ["attention_sinks", "wavelet_heads"])
+def test_a_drawn_run_takes_what_its_dry_run_announced(tmp_path, study):
+    """Announced and reached by two processes, figures, page of heads and report included; within 10 %."""
+    folder, texts = tmp_path / "gpt", tmp_path / "texts.txt"
+    tiny("gpt2", n_layer=3, n_head=HEADS, n_positions=256).save_pretrained(folder)
+    words = tokenizer()
+    words.model_max_length = 256
+    words.save_pretrained(folder)
+    texts.write_text("\n".join(" ".join(["cat sat"] * (20 + 2 * row)) for row in range(40)), "utf-8")
+    command = [sys.executable, "-m", "attnscope", "run", study, "-m", str(folder), "-t", str(texts)]
+    command += ["--output", str(tmp_path / "runs")]
+    dry = subprocess.run([*command, "--dry-run", "--json"], capture_output=True, text=True)
+    assert dry.returncode == 0, dry.stderr
+    announced = json.loads(dry.stdout.splitlines()[-1])["peak_bytes"]
+    watch = (
+        "import resource, subprocess, sys;"
+        "code = subprocess.run(sys.argv[1:], capture_output=True).returncode;"
+        "print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)"
+    )
+    run = subprocess.run([sys.executable, "-c", watch, *command], capture_output=True, text=True)
+    code, reached = map(int, run.stdout.split())
+    print(f"{study}: announced {announced / 1e6:.0f} MB, reached {reached / 1e6:.0f} MB")
+    assert code == 0
+    assert abs(announced - reached) <= 0.1 * reached

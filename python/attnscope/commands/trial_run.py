@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from attnscope.commands.drawing import draw_run
 from attnscope.config.run_config import Study
 from attnscope.engine.engine import Engine
-from attnscope.errors import ConfigError, LoadError, MissingError, UnitsFailed
+from attnscope.errors import LoadError, UnitsFailed
 from attnscope.models import Checkpoint
 from attnscope.study_api.plan import CheckpointsByModel, Plan
 from attnscope.study_api.units import Unit
@@ -23,6 +23,8 @@ UnitsByKind = Mapping[Kind, Sequence[Unit]]
 _CHECKPOINTS = 2
 #: Units of every kind whose texts a trial reads, where that takes less than so many seconds.
 _UNITS, _SECONDS = 2, 20.0
+#: Texts of every kind of unit that it reads elsewhere: as many as the groups that a study asks for at least.
+_FEW = 8
 #: Bytes that drawing takes for every byte of a run's tables: as Arrow, as pandas, and what figures select.
 _COPIES = 2.5
 
@@ -67,8 +69,8 @@ class _TrialEngine(Engine):
 def trial_samples(plan: Plan, kinds: UnitsByKind, seconds: Mapping[Kind, float]) -> frozenset[int]:
     """Return the numbers of the texts that a trial reads.
 
-    Whole units where they are short, because a unit's texts go through the model together; else the shortest,
-    the median and the longest text of every kind of unit.
+    Whole units where they are short, because a unit's texts go through the model together; else the longest
+    text of every kind of unit and a few over the whole length of its sources, which studies divide in groups.
 
     Args:
         plan: of the whole run.
@@ -79,8 +81,10 @@ def trial_samples(plan: Plan, kinds: UnitsByKind, seconds: Mapping[Kind, float])
     few: set[int] = set()
     for units in kinds.values():
         whole |= {text.sentence.sample for unit in units[:_UNITS] for text in unit.inputs}
-        inputs = sorted((text for unit in units for text in unit.inputs), key=lambda text: text.n_tokens)
-        few |= {inputs[place].sentence.sample for place in (0, len(inputs) // 2, -1)}
+        inputs = [text for unit in units for text in unit.inputs]
+        few.add(max(inputs, key=lambda text: text.n_tokens).sentence.sample)
+        samples = sorted({text.sentence.sample for text in inputs})
+        few |= set(samples[:: -(-len(samples) // _FEW)])
     first = _first_checkpoints(plan)
     expected = 0.0
     for kind, units in kinds.items():
@@ -101,8 +105,9 @@ def try_out(study: Study, samples: frozenset[int], draw: bool) -> Trial:
         engine.texts = samples
         try:
             results = engine.run()
-        except (ConfigError, LoadError, MissingError, UnitsFailed) as error:
-            return Trial(failed=str(error))
+        except (ValueError, LookupError, LoadError, UnitsFailed) as error:
+            # too few texts for a stage, or what ends the run as well: a plan is worth printing nevertheless
+            return Trial(failed=f"{type(error).__name__}: {error}")
         table_bytes = sum(results.arrow(name).nbytes for name in results.tables())
         began = time.perf_counter()
         if draw:

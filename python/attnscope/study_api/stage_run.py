@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
+from attnscope._memory import FreePages
 from attnscope.models import Checkpoint, LoadedModel
 from attnscope.models.checkpoints import folder_of
 from attnscope.results.results import Results
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     from attnscope.capture import Forward, Layer
     from attnscope.capture.forward import Run
+
+_FREE_PAGES = FreePages()
 
 
 class StageRun:
@@ -102,6 +105,7 @@ class StageRun:
         with context.bar(len(unit.inputs), "sentences", inner=True) as bar:
             for group in batches(unit, context.heads(unit), context.layer_budget):
                 yield batch_of(group, self.encoder)
+                _FREE_PAGES.give_back()
                 bar.update(len(group))
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
@@ -143,6 +147,7 @@ class StageRun:
             yield number, layer
             tally.metric_seconds += time.perf_counter() - began
             began = time.perf_counter()
+        _FREE_PAGES.give_back()
         tally.forward_seconds += time.perf_counter() - began
 
     def forward(
