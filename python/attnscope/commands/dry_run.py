@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from attnscope._memory import free_bytes, most_resident_bytes, peak_bytes, resident_bytes
-from attnscope.commands.trial_run import Kind, trial_samples, try_out
+from attnscope.commands.trial_run import Kind, UnitsByKind, trial_samples, try_out
 from attnscope.config.run_config import Study
 from attnscope.engine.engine import Engine
 from attnscope.engine.progress import duration
@@ -90,34 +90,17 @@ def dry_run(
     for line in notes:
         say(line)
     seconds, peak = started + time.perf_counter() - began, resident_bytes()
-    later: dict[str, None] = {}
-    refused: set[int] = set()
     kinds = _units_by_kind(plan)
-    seconds_of: dict[Kind, float] = {}
-    for kind, units in kinds.items():
-        source, stage, _ = kind
-        if source in refused:
-            continue
-        try:
-            spent, alive = _calibrate(engine, units)
-        except LoadError as error:
-            refused.add(source)
-            plan.leave_out(dict.fromkeys(unit.checkpoint for unit in units if unit.checkpoint), error)
-            if refused == {source for source, _, _ in kinds}:
-                raise LoadError(plan.reasons) from None
-        except MissingError:
-            if not plan.stages[stage].reads:
-                raise
-            later[stage] = None
-        else:
-            seconds_of[kind] = spent
-            seconds, peak = seconds + spent, max(peak, alive)
-    plan.units = [unit for unit in plan.units if unit.source not in refused]
+    calibration = _calibrate_all(engine, kinds)
+    later = calibration.later
+    seconds += sum(calibration.seconds.values())
+    peak = max(peak, calibration.alive)
+    plan.units = [unit for unit in plan.units if unit.source not in calibration.refused]
     reading = [unit for unit in plan.units if unit.inputs]
     if later:
         peak = max(peak, resident_bytes() + engine.study.kept_bytes(plan))
     engine.release()
-    trial = try_out(study, trial_samples(plan, kinds, seconds_of), draw)
+    trial = try_out(study, trial_samples(plan, kinds, calibration.seconds), draw)
     peak = max(peak, most_resident_bytes()) + trial.later_bytes
     if trial.failed:
         notes.append(f"what later stages and drawing take is not known: {trial.failed}")
@@ -147,6 +130,44 @@ def _units_by_kind(plan: Plan) -> dict[Kind, list[Unit]]:
         if unit.inputs:
             kinds.setdefault((unit.source, unit.stage, unit.variant), []).append(unit)
     return kinds
+
+
+@dataclass
+class _Calibration:
+    """The seconds of every kind of unit, and the most bytes alive.
+
+    Attributes:
+        later: stages that read what earlier ones store, and were not measured.
+        refused: positions of models that cannot be loaded.
+    """
+
+    seconds: dict[Kind, float] = field(default_factory=dict)
+    alive: int = 0
+    later: list[str] = field(default_factory=list)
+    refused: set[int] = field(default_factory=set)
+
+
+def _calibrate_all(engine: Engine, kinds: UnitsByKind) -> _Calibration:
+    """Measure a few texts of every kind of unit; LoadError if no model can be loaded."""
+    plan, result = engine.plan, _Calibration()
+    for kind, units in kinds.items():
+        source, stage, _ = kind
+        if source in result.refused:
+            continue
+        try:
+            result.seconds[kind], alive = _calibrate(engine, units)
+            result.alive = max(result.alive, alive)
+        except LoadError as error:
+            result.refused.add(source)
+            plan.leave_out(dict.fromkeys(unit.checkpoint for unit in units if unit.checkpoint), error)
+            if result.refused == {source for source, _, _ in kinds}:
+                raise LoadError(plan.reasons) from None
+        except MissingError:
+            if not plan.stages[stage].reads:
+                raise
+            if stage not in result.later:
+                result.later.append(stage)
+    return result
 
 
 def _calibrate(engine: Engine, units: Sequence[Unit]) -> tuple[float, int]:

@@ -31,7 +31,7 @@ _COPIES = 2.5
 
 @dataclass(frozen=True)
 class Trial:
-    """What a run of a few texts took.
+    """The time and the memory of a run of a few texts.
 
     Attributes:
         drawing: seconds of figures, page of heads and report.
@@ -77,10 +77,10 @@ def trial_samples(plan: Plan, kinds: UnitsByKind, seconds: Mapping[Kind, float])
         kinds: its units that read texts, by model, stage and variant.
         seconds: that all units of a kind take.
     """
-    whole: set[int] = set()
+    blocks: set[int] = set()
     few: set[int] = set()
     for units in kinds.values():
-        whole |= {text.sentence.sample for unit in units[:_UNITS] for text in unit.inputs}
+        blocks |= {text.sentence.sample for unit in units[:_UNITS] for text in unit.inputs}
         inputs = [text for unit in units for text in unit.inputs]
         few.add(max(inputs, key=lambda text: text.n_tokens).sentence.sample)
         samples = sorted({text.sentence.sample for text in inputs})
@@ -89,16 +89,16 @@ def trial_samples(plan: Plan, kinds: UnitsByKind, seconds: Mapping[Kind, float])
     expected = 0.0
     for kind, units in kinds.items():
         inputs = [text for unit in units if unit.checkpoint in first for text in unit.inputs]
-        read = sum(text.sentence.sample in whole for text in inputs)
+        read = sum(text.sentence.sample in blocks for text in inputs)
         expected += seconds.get(kind, 0.0) * read / _texts(units)
-    return frozenset(whole if expected < _SECONDS else few)
+    return frozenset(blocks if expected < _SECONDS else few)
 
 
 def try_out(study: Study, samples: frozenset[int], draw: bool) -> Trial:
     """Run a study over a few texts, to its report where it is drawn, in a folder that is removed.
 
-    What a run takes besides measuring shows in the memory of this process: stages that read earlier tables,
-    writing, figures that are alive together, and the libraries of all of it.
+    The memory of this process then shows all that a run takes besides measuring: stages that read earlier
+    tables, writing, figures that are alive together, and the libraries of all of it.
     """
     with tempfile.TemporaryDirectory(prefix="attnscope-") as folder:
         engine = _TrialEngine(study.model_copy(update={"output": folder}), progress=False, say=_ignore)

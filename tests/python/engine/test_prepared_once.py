@@ -16,7 +16,7 @@ def inputs(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often settings are checked, and plans made."""
+    """Count how often settings are checked and plans are made."""
     counts = {"settings": 0, "plan": 0}
     check_settings, plan = Settings.__init__, engine.make_plan
 
