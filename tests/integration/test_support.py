@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import support_matrix
+from support import matrix as support_matrix
 
 ROOT = Path(__file__).resolve().parents[2]
 

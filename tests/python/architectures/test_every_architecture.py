@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Every type of model that transformers' auto classes know and a tiny configuration builds, captured once.
 
-`tests/sweep.py` says what is compared, and prints the outcome of each type when it is run by itself.
+`tests/support/sweep.py` says what is compared, and prints the outcome of each type when it is run by itself.
 """
 
 from collections import Counter
 
 import pytest
 
-import sweep
+from support import sweep
 
 #: Outcomes that a capture must never have.
 WRONG = {"different", "visibility", "changed", "numbers", "crashed"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The sweep's tiny models of pictures and text, read with a picture: maps against eager attention.
 
-    cd tests; python sweep_pictures.py --store integration/support.json
+    cd tests; python -m support.pictures --store integration/support.json
 
 The pixels are noise in one of the shapes that processors give; the number of image tokens is what the model's
 own error says. A picture counts as read where other pixels change the output.
@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 
-import support_matrix
-import sweep
 from attnscope.capture import capture
 from models import sharpen
+from support import matrix as support_matrix
+from support import sweep
 
 KIND = "image-text"
 IMAGE_TOKEN = sweep.VOCABULARY - 1

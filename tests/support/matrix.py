@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 #: The matrix of this project.
-FILE = Path(__file__).resolve().parent / "integration" / "support.json"
+FILE = Path(__file__).resolve().parents[1] / "integration" / "support.json"
 #: Outcomes of a type that sweeps of their own add to its row.
 EXTRAS = ("generation", "picture")
 #: Outcomes that a capture must never have.

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-import support_matrix
 from attnscope.capture import capture, module_tracing
 from attnscope.capture.sites import SITES
 from fingerprint import differing, fingerprint
 from models import sharpen
+from support import matrix as support_matrix
 
 #: Parameters of the largest model that is built.
 LARGEST = 30_000_000

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The sweep's tiny models while they write: the rows of all steps put together, against one forward pass.
 
-    cd tests; python sweep_generation.py --store integration/support.json
+    cd tests; python -m support.generation --store integration/support.json
 
 equal · steps differ (so do the model's own logits, without capture: its queries see later tokens, or its
 cache is another computation) · different (in float64 too) · refused (an error of capture names the reason) ·
@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-import support_matrix
-import sweep
 from attnscope.capture import capture
 from models import sharpen
+from support import matrix as support_matrix
+from support import sweep
 
 KINDS = ("causal", "seq2seq", "image-text", "speech")
 STEPS = 4
