@@ -19,6 +19,8 @@ from attnscope.metrics.quantity import Quantity
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Columns that a picture of all heads begins with, where it has them.
+MAIN_COLUMNS = ("sink_share", "sink_boost", "entropy", "entropy_normalized", "fiedler_value")
 #: Axes of what a column has one number of, before its own axes.
 _SHAPES = {
     "map": "[text, head]",

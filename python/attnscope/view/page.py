@@ -21,6 +21,7 @@ from attnscope._warn import aggregate_warnings
 from attnscope.arguments.caches import attention_of_cache, is_cache
 from attnscope.capture.recording import Recording
 from attnscope.engine.named_models import open_model
+from attnscope.metrics.catalogue import MAIN_COLUMNS
 from attnscope.results.files import write_bytes
 from attnscope.results.results import Results
 from attnscope.view.captured import stacks_of_model
@@ -29,8 +30,6 @@ from attnscope.view.measured import contents_of_stacks, contents_of_tensors
 
 #: Pixels of a frame that its page has not spoken for yet.
 _HEIGHT = 940
-#: Metrics that a page begins with, where it has them.
-_FIRST = ("sink_share", "sink_boost", "entropy", "entropy_normalized", "fiedler_value")
 #: Sets a frame's height to the height that its page reports; 940 pixels until then.
 _FRAME = """<iframe id="{name}" srcdoc="{page}" sandbox="allow-scripts"
 style="width:100%;height:{height}px;border:0" title="attnscope view"></iframe><script>
@@ -139,7 +138,7 @@ def view(
             checkpoint that read it: its matrices are shown for every head. Of a recording of several
             sequences, the one to show.
         head: (layer, head) that the page opens on.
-        metrics: names of columns that are shown, in their order; None shows all, sinks and entropy first.
+        metrics: names of columns that are shown, in their order; None shows all, `MAIN_COLUMNS` first.
         height: of the page in a notebook, in pixels; None follows what is shown.
         max_bytes: how much room the matrices may take in the page; those of the first layers are kept.
         trust_remote_code: with `sample`, consent to run the Python code of a model for which the stored study
@@ -216,7 +215,7 @@ def _with_metrics(contents: dict[str, Any], metrics: Sequence[str] | None) -> di
     names = [metric["name"] for metric in contents["metrics"]]
     chosen = [metrics] if isinstance(metrics, str) else metrics
     if chosen is None:
-        chosen = [name for name in _FIRST if name in names]
+        chosen = [name for name in MAIN_COLUMNS if name in names]
         chosen += [name for name in names if name not in chosen]
     for name in chosen:
         if name not in names:
