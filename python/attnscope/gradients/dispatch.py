@@ -98,23 +98,25 @@ def sum_over_bars(function: str) -> Callable[..., Any]:
 def without_derivative(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function of attention that has no derivative, with the reason as the end of a sentence.
 
-    Its numbers are those of the detached tensor. Where the tensor requires a gradient, going backwards
-    through floating-point results raises NotImplementedError with the function's name; counts and flags
-    never require one.
+    Its numbers are those of detached tensors. Where a tensor among the arguments, by position or by name,
+    requires a gradient, going backwards through floating-point results raises NotImplementedError with the
+    function's name; counts and flags never require one.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*arguments: P.args, **options: P.kwargs) -> R:
             result = function(*arguments, **options)
-            first = arguments[0] if arguments else None
-            if isinstance(first, Tensor) and first.requires_grad and torch.is_grad_enabled():
-                from attnscope.gradients.refusal import refuse_backward
+            if not torch.is_grad_enabled():
+                return result
+            for argument in (*arguments, *options.values()):
+                if isinstance(argument, Tensor) and argument.requires_grad:
+                    from attnscope.gradients.refusal import refuse_backward
 
-                refused: R = refuse_backward(
-                    result, first, f"{function.__name__} has no derivative: {reason}"
-                )
-                return refused
+                    refused: R = refuse_backward(
+                        result, argument, f"{function.__name__} has no derivative: {reason}"
+                    )
+                    return refused
             return result
 
         return call

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds.cloud_distances import Cloud, points_argument
@@ -34,6 +35,7 @@ class Boundary(NamedTuple):
     center: Tensor
 
 
+@without_derivative("it is made for reading")
 def boundary(
     reference: Tensor,
     other: Tensor,

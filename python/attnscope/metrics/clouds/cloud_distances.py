@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 
 Metric = Literal["cosine", "euclidean", "precomputed"]
 METRICS = ("cosine", "euclidean", "precomputed")
@@ -28,6 +29,7 @@ class Cloud(_checks.Attention):
         return int(self.tensor.shape[-2])
 
 
+@without_derivative("it is made for reading; `torch.cdist` has one")
 def cloud_distances(
     points: Tensor,
     *,

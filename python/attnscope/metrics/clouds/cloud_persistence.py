@@ -6,10 +6,12 @@ from __future__ import annotations
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.clouds.cloud_distances import Metric, metric_argument
 from attnscope.metrics.homology.barcodes import Barcodes
 
 
+@without_derivative("it is made for reading; `persistence` of a map has one")
 def cloud_persistence(
     points: torch.Tensor,
     *,

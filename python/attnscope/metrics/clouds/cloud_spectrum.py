@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds.cloud_distances import Cloud, points_argument
@@ -38,6 +39,7 @@ class CloudSpectrum(NamedTuple):
     singular_values: Tensor
 
 
+@without_derivative("it is made for reading; `torch.linalg.svdvals` has one")
 def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Lengths = None) -> CloudSpectrum:
     """Return the spectrum of a cloud about its mean, in float64, and four numbers of it.
 

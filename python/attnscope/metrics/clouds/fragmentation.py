@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds.cloud_distances import (
     Metric,
@@ -37,6 +38,7 @@ class CloudComponents(NamedTuple):
     largest: Tensor
 
 
+@without_derivative("it counts what a scale connects")
 def cloud_components(
     points: Tensor,
     scales: Tensor | Sequence[float] | float,
@@ -93,6 +95,7 @@ def cloud_components(
     )
 
 
+@without_derivative("it counts what a scale connects")
 def fragmentation(
     points: Tensor,
     *,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds.cloud_distances import (
     distances_or_euclidean,
@@ -39,6 +40,7 @@ class LocalDimension(NamedTuple):
     tied: Tensor
 
 
+@without_derivative("it is made for reading")
 def local_dimension(
     points: Tensor | None,
     *,
@@ -109,6 +111,7 @@ def local_dimension(
     )
 
 
+@without_derivative("it is a fit to sorted distances")
 def two_nn(
     points: Tensor | None,
     *,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics.clouds.cloud_distances import Cloud, draws_argument, labels_argument, points_argument
 
@@ -16,6 +17,7 @@ CloudKind = Literal["gaussian", "covariance", "template"]
 DirectionKind = Literal["isotropic", "covariance", "labels"]
 
 
+@without_derivative("its clouds are drawn")
 def null_clouds(
     points: Tensor,
     kind: CloudKind,
@@ -96,6 +98,7 @@ def null_clouds(
     return _checks.warn_non_finite(name, cloud, result, bad, "clouds")
 
 
+@without_derivative("its directions are drawn")
 def null_directions(
     states: Tensor,
     kind: DirectionKind = "isotropic",

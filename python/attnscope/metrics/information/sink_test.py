@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import first_key_map
 from attnscope.metrics.quantity import ClosedForm, Quantity
@@ -71,6 +72,7 @@ class SinkTest(NamedTuple):
     queries: torch.Tensor
 
 
+@without_derivative("it compares with a bound of a test")
 def sink_test(
     attention: torch.Tensor,
     *,

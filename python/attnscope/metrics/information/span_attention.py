@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics._spans import spans_argument
 from attnscope.metrics.closed_forms import uniform_causal_map
@@ -42,6 +43,7 @@ class SpanAttention(NamedTuple):
     received_uniform: torch.Tensor
 
 
+@without_derivative("it is made for reading; sums of the entries have one")
 def span_attention(
     attention: torch.Tensor,
     spans: Any,

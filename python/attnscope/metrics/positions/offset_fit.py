@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope._memory import memory_errors
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
@@ -30,6 +31,7 @@ class OffsetFit(NamedTuple):
     added: Tensor
 
 
+@without_derivative("it is made for reading")
 @memory_errors("offset_fit")
 def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
     """Fit the best function of the offset; return its R², and the ΔR² of the position.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 
 
@@ -125,6 +126,7 @@ class PositionMoments:
         return moments
 
 
+@without_derivative("it is made for reading")
 def position_share(states: Tensor | PositionMoments, *, positions: Sequence[int] | None = None) -> Tensor:
     """Share of the variance of states that lies between positions, unbiased over texts.
 

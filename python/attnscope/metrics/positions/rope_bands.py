@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.positions.toeplitz import offset_variance
 
@@ -32,6 +33,7 @@ class RopeBands(NamedTuple):
     tv: Tensor
 
 
+@without_derivative("it is made for reading")
 def rope_bands(
     query: Tensor,
     key: Tensor,

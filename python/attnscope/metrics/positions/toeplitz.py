@@ -12,6 +12,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope._warn import warn
 from attnscope.errors import NonFiniteWarning
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_causal_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
@@ -68,6 +69,7 @@ class OffsetVariance(NamedTuple):
     count: torch.Tensor  # type: ignore[assignment]
 
 
+@without_derivative("it is made for reading")
 def toeplitz_split(
     scores: torch.Tensor,
     *,
@@ -125,6 +127,7 @@ def toeplitz_split(
     return _finished(name, checked, ToeplitzSplit(*results), bad)
 
 
+@without_derivative("it is made for reading")
 def mask_only(
     scores: torch.Tensor,
     *,
@@ -190,6 +193,7 @@ def mask_only(
     return _finished(name, checked, MaskOnly(*results), bad)
 
 
+@without_derivative("it is made for reading")
 def offset_variance(
     values: torch.Tensor, *, lengths: _checks.Lengths = None, validate: bool = False
 ) -> OffsetVariance:

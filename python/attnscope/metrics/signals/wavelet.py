@@ -123,6 +123,7 @@ def wavelet_transform(
     return WaveletTransform(energy, entropy.squeeze(-1), within, error.squeeze(-1), profile)
 
 
+@without_derivative("it is made for reading")
 def scale_sensitivity(
     attention: torch.Tensor,
     prefix: torch.Tensor,
@@ -192,6 +193,7 @@ def scale_sensitivity(
     return 1.0 - torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=-1)
 
 
+@without_derivative("it is made for reading")
 def morlet_scalogram(
     attention: torch.Tensor,
     scales: Sequence[float] | torch.Tensor | None = None,

@@ -171,6 +171,7 @@ def states_of_tokens(function: str, name: str, states: Any, n: int) -> torch.Ten
     return tensor
 
 
+@without_derivative("it is made for reading")
 def transformation_magnitude(
     before: torch.Tensor, after: torch.Tensor, *, lengths: _checks.Lengths = None
 ) -> torch.Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uneven_heads
 from attnscope.metrics.information import divergence as exact
@@ -35,6 +36,7 @@ class SinkRemoval(NamedTuple):
     p_value: torch.Tensor
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     """KL of every head of a layer [..., h, n, n] from the head mean, averaged over queries.
 
@@ -65,6 +67,7 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     return _checks.warn_non_finite(name, checked.layers, result, int(bad.sum()), "layers")
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = False) -> SinkRemoval:
     """Return the decrease of the heads' divergence when the sink columns are zeroed and rows rescaled.
 

@@ -8,6 +8,7 @@ import math
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.information import entropy as exact
 from attnscope.metrics.quantity import ClosedForm
@@ -17,6 +18,7 @@ from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean
 SMALLEST = 100 * 2.0**-23
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch.Tensor:
     """Entropy of every row of the head mean, by the value notebook (nats) or the random-matrix one (bits).
 

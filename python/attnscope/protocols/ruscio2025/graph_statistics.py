@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import first_key_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
@@ -60,6 +61,7 @@ class GraphStatistics(NamedTuple):
     effective: Tensor
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def graph_statistics(
     attention: Tensor, thresholds: Sequence[float] | Tensor | float, *, variant: Variant = "laplacian"
 ) -> GraphStatistics:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import identity, ring
 from attnscope.metrics.homology.barcodes import Barcodes
 from attnscope.protocols.ruscio2025._maps import non_finite
@@ -24,6 +25,7 @@ _NEVER = 3.0
 RING = (identity(4) + ring()) / 2
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def persistence(attention: torch.Tensor) -> Barcodes:
     """Return the topology notebook's bars of D = 1 − A in float32: not symmetrised, with its diagonal.
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import identity, uniform_map
 from attnscope.metrics.homology.barcodes import Barcodes, max_persistence, mean_persistence
@@ -47,6 +48,7 @@ class Topology(NamedTuple):
     strongest_edge: torch.Tensor
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def topology(
     attention: torch.Tensor, *, barcodes: Barcodes | None = None, row_entropy: torch.Tensor | None = None
 ) -> Topology:
