@@ -60,10 +60,9 @@ def aggregate_warnings(*, rows: bool = False) -> Iterator[None]:
 
 def summarize(collected: Sequence[CountedWarning], *, rows: bool = False) -> None:
     """Give one warning for all counted ones of a kind; `rows` as in `aggregate_warnings`."""
-    if rows and (
-        first := next((warning for warning in collected if isinstance(warning, NotAttentionWarning)), None)
-    ):
-        warn(first)
+    no_attention = [warning for warning in collected if isinstance(warning, NotAttentionWarning)]
+    if rows and no_attention:
+        warn(no_attention[0])
     kinds = {NonFiniteWarning: "met NaN or infinite entries in", UndefinedWarning: "is undefined for"}
     for kind, words in kinds.items():
         of_kind = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""No public function detaches in silence: what it makes of a tensor keeps the gradient, or refuses by name."""
+"""No public function detaches in silence: its results keep the gradient of a tensor, or refuse by name."""
 
 import dataclasses
 from collections.abc import Callable

@@ -87,12 +87,15 @@ def with_words(run: StageRun, targets: pd.DataFrame) -> Iterator[tuple[Batch, Te
 
 def chosen_rows(batch: Batch, rows: Sequence[int]) -> Batch:
     """Return some of the texts of a batch."""
-    return replace(batch, **{name: [getattr(batch, name)[at] for at in rows] for name in _AXES})
+    fields: dict[str, Any] = {name: [getattr(batch, name)[at] for at in rows] for name in _AXES}
+    return replace(batch, **fields)
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
     """Return the texts of several batches, one after another."""
-    fields = {name: [value for batch in batches for value in getattr(batch, name)] for name in _AXES}
+    fields: dict[str, Any] = {
+        name: [value for batch in batches for value in getattr(batch, name)] for name in _AXES
+    }
     return replace(batches[0], **fields)
 
 
