@@ -121,7 +121,7 @@ def configs(
 
 
 def init(
-    study: Annotated[str, Argument(metavar="STUDY", help="Which study [default: attention_sinks].")] = "",
+    study: Annotated[str, Argument(metavar="STUDY", help="Which study [default: the study of sinks].")] = "",
     output: Annotated[Path, Option("--output", "-o", help="The file.")] = Path("study.yaml"),
 ) -> None:
     """Write a YAML file with every setting of a study, its type, meaning and default.

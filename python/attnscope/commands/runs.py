@@ -38,7 +38,7 @@ Bos = Annotated[
 
 def run(
     config: Annotated[
-        str, Argument(metavar="CONFIG", help="YAML file or packaged study [default: attention_sinks].")
+        str, Argument(metavar="CONFIG", help="YAML file or packaged study [default: the study of sinks].")
     ] = "",
     model: Annotated[
         list[str] | None,

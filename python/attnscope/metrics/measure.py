@@ -109,7 +109,9 @@ def measure(
     plan = _plan_of(metrics, options, int(shape[-1]))
     tensor = _checks.map_tensor("measure", "attention", attention, square=False)
     places = _checks.Places(query_positions, query_lengths, cross)
-    if columns:
+    if _checks.flag("measure", "columns", columns):
+        if places != _checks.Places():
+            raise ValueError("measure: columns=True takes square maps, without query_positions and cross")
         return dict(_columns(plan.requests, tensor, lengths))
     results = MeasurementRun(plan, {"attention": tensor}, lengths, "measure", places=places).results()
     return {request.key: result for request, result in zip(plan.requests, results, strict=True)}
@@ -136,7 +138,7 @@ def _columns(requests: Sequence[Request], tensor: Tensor, lengths: _checks.Lengt
     for quantity, values in measured.values.items():
         if not values.dtype.is_floating_point:
             values = values.masked_fill(~measured.defined[quantity], -1)
-        columns[quantity.name] = values.reshape(*shape, *values.shape[2:])
+        columns[quantity.name] = values.reshape((*shape, *values.shape[2:]))
     return columns
 
 

@@ -106,6 +106,15 @@ def test_all_metrics_of_maps_and_columns_alone(maps):
     assert list(named) == ["sharp"]
     with pytest.raises(ValueError, match="measure: columns=True takes maps without padding, got lengths"):
         asc.measure(maps, "stable_rank", columns=True, lengths=[5, 5])
+    with pytest.raises(ValueError, match="square maps, without query_positions and cross"):
+        asc.measure(maps, "stable_rank", columns=True, cross=True)
+    with pytest.raises(TypeError, match="columns must be True or False"):
+        asc.measure(maps, "stable_rank", columns=maps)
+
+
+def test_columns_of_a_single_map_are_numbers():
+    columns = asc.measure(torch.full((4, 4), 0.25), "sink_share", columns=True)
+    assert (columns["sink_share"].shape, columns["sink_share"].item()) == ((), 0.25)
 
 
 def test_view_takes_the_names_that_analyze_takes():

@@ -81,7 +81,8 @@ def causal_spectrum(
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     if isinstance(checked.tensor, Unmaterialized):
         _checks.entries_argument(name, checked)
-    maps = checked.tensor
+    # numbers of a tensor of a class of its own are plain tensors
+    maps = checked.tensor.as_subclass(Tensor)
     _, sums = from_one_read(name, maps, {"incoming_attention": {}}, support, checked.lengths, False)
     received = sums["incoming_attention"]
     inside = checked.inside()
