@@ -22,7 +22,7 @@ UnitsByKind = Mapping[Kind, Sequence[Unit]]
 #: Checkpoints of every model that a trial reads: two, so that there are pairs.
 _CHECKPOINTS = 2
 #: Units of every kind whose texts a trial reads, where that takes less than so many seconds.
-_UNITS, _SECONDS = 2, 20.0
+_UNITS, _SECONDS = 2, 60.0
 #: Texts of every kind of unit that it reads elsewhere: as many as the groups that a study asks for at least.
 _FEW = 8
 #: Bytes that drawing takes for every byte of a run's tables: as Arrow, as pandas, and what figures select.
@@ -35,7 +35,7 @@ class Trial:
 
     Attributes:
         drawing: seconds of figures, page of heads and report.
-        table_bytes: of all its tables in memory.
+        table_bytes: of those of its tables that have rows for each text, in memory.
         share: its texts, of those of the whole run, a checkpoint's text counting once a checkpoint.
         failed: why there is no such run; "" where there is.
     """
@@ -108,7 +108,8 @@ def try_out(study: Study, samples: frozenset[int], draw: bool) -> Trial:
         except (ValueError, LookupError, LoadError, UnitsFailed) as error:
             # too few texts for a stage, or what ends the run as well: a plan is worth printing nevertheless
             return Trial(failed=f"{type(error).__name__}: {error}")
-        table_bytes = sum(results.arrow(name).nbytes for name in results.tables())
+        tables = [results.arrow(name) for name in results.tables()]
+        table_bytes = sum(table.nbytes for table in tables if "sample" in table.column_names)
         began = time.perf_counter()
         if draw:
             draw_run(results, [], _ignore, quiet=True)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
@@ -37,7 +36,6 @@ class AlignmentGain(NamedTuple):
     z: Tensor
 
 
-@without_derivative("it is made for reading")
 def alignment_gain(matrix: Tensor | LowRank, moment: Tensor, *, side: Side) -> AlignmentGain:
     """d·tr(M S)/(tr M·tr S) of M = WᵀW ("in") or WWᵀ ("out") and a second moment S of dimension d.
 

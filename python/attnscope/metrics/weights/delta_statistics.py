@@ -12,7 +12,6 @@ from torch import Tensor
 from attnscope import _checks, _core
 from attnscope._warn import warn
 from attnscope.errors import NonFiniteWarning
-from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
@@ -45,7 +44,6 @@ class DeltaStatistics(NamedTuple):
     largest: Tensor
 
 
-@without_derivative("it is made for reading")
 def delta_statistics(
     before: Tensor, after: Tensor, *, rounded: Rounded = "after", delta: Tensor | None = None
 ) -> DeltaStatistics:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
-from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
@@ -48,7 +47,6 @@ class SubspaceFraction(NamedTuple):
     p_value: Tensor
 
 
-@without_derivative("it is made for reading")
 def subspace_fraction(
     matrix: Tensor | LowRank, basis: Tensor, *, side: Side = "in", k: int | Iterable[int] | None = None
 ) -> SubspaceFraction:
@@ -115,7 +113,6 @@ def subspace_fraction(
     )
 
 
-@without_derivative("it is made for reading")
 def concentration(matrix: Tensor | LowRank, basis: Tensor, *, side: Side = "in") -> Tensor:
     """Return how early along an ordered basis a matrix's energy comes, with no k to choose.
 
