@@ -101,7 +101,10 @@ def try_out(study: Study, samples: frozenset[int], draw: bool) -> Trial:
     tables, writing, figures that are alive together, and the libraries of all of it.
     """
     with tempfile.TemporaryDirectory(prefix="attnscope-") as folder:
-        engine = _TrialEngine(study.model_copy(update={"output": folder}), progress=False, say=_ignore)
+        # weights that a run removes when it has measured them are still to be measured
+        models = [source.model_copy(update={"free_disk": False}) for source in study.models]
+        settings = study.model_copy(update={"output": folder, "models": models})
+        engine = _TrialEngine(settings, progress=False, say=_ignore)
         engine.texts = samples
         try:
             results = engine.run()

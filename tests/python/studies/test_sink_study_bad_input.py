@@ -209,14 +209,20 @@ def test_heads_that_overflow_in_half_precision_are_nan_and_counted(tmp_path):
 
 REVISIONS = ("step0", "step2", "step10")
 SCRIPT = """
-import json, sys
+import json, os, sys
+from pathlib import Path
 import attnscope as asc
-results = asc.run(
-    "attention_sinks",
+from attnscope.commands.dry_run import dry_run
+study = asc.Study(
+    study="attention_sinks",
     models={"path": "acme/pythia-tiny", "revisions": ["step10", "step0", "step2"], "free_disk": True},
-    texts=sys.argv[1], output=sys.argv[2], name="a", metrics=["sink_share", "sink_position"], progress=False,
+    texts=sys.argv[1], output=sys.argv[2], name="a", metrics=["sink_share", "sink_position"],
     options={"extra": ["random_weights"]},
 )
+files = sorted(Path(os.environ["HF_HOME"], "hub").rglob("*"))
+dry_run(study)
+assert sorted(Path(os.environ["HF_HOME"], "hub").rglob("*")) == files, "a dry run removed weights"
+results = asc.run(study, progress=False)
 print(json.dumps(sorted(set(results.table("heads")["step"].tolist()))))
 """
 
