@@ -112,18 +112,6 @@ def place_of(layer: Any) -> tuple[str, int, int]:
     return layer.stack, layer.index, layer.call
 
 
-def limited(kind: str, name: str) -> dict[str, Any]:
-    """Return the outcome of a type, which has a limited time."""
-    pair = sweep.classes(kind, name)
-    signal.alarm(sweep.LIMIT)
-    try:
-        return outcome(*pair)
-    except sweep.TooSlowError:
-        return {"result": "not built", "words": f"more than {sweep.LIMIT} seconds"}
-    finally:
-        signal.alarm(0)
-
-
 def main() -> None:
     """Print the outcome of every type; with `--store FILE` keep them in the rows of a support matrix."""
     import argparse
@@ -138,7 +126,9 @@ def main() -> None:
         counts: Counter[str] = Counter()
         for name in names.split(",") if names else sweep.types(kind):
             start = time.time()
-            result = limited(kind, name)
+            result = sweep.within_limit(
+                kind, name, outcome, lambda result, words: dict(result=result, words=words)
+            )
             counts[result["result"]] += 1
             print(f"{kind}\t{name}\t{result}\t{time.time() - start:.1f}s", flush=True)
             if options.store:

@@ -146,18 +146,6 @@ def failure(model: Any, inputs: dict[str, Any]) -> str:
     return "other pixels change nothing" if torch.equal(first, second) else ""
 
 
-def limited(name: str) -> dict[str, Any]:
-    """Return the outcome of a type, which has a limited time."""
-    pair = sweep.classes(KIND, name)
-    signal.alarm(sweep.LIMIT)
-    try:
-        return outcome(*pair)
-    except sweep.TooSlowError:
-        return {"result": "not built", "words": f"more than {sweep.LIMIT} seconds"}
-    finally:
-        signal.alarm(0)
-
-
 def main() -> None:
     """Print the outcome of every type; with `--store FILE` keep them in the rows of a support matrix."""
     import argparse
@@ -170,7 +158,9 @@ def main() -> None:
     counts: Counter[str] = Counter()
     for name in options.names or sweep.types(KIND):
         start = time.time()
-        result = limited(name)
+        result = sweep.within_limit(
+            KIND, name, outcome, lambda result, words: dict(result=result, words=words)
+        )
         counts[result["result"]] += 1
         print(f"{name}\t{result}\t{time.time() - start:.1f}s", flush=True)
         if options.store:

@@ -14,9 +14,9 @@ import copy
 import signal
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +25,8 @@ from attnscope.capture.sites import SITES
 from fingerprint import differing, fingerprint
 from models import sharpen
 from support import matrix as support_matrix
+
+Result = TypeVar("Result")
 
 #: Parameters of the largest model that is built.
 LARGEST = 30_000_000
@@ -469,14 +471,19 @@ def stop(*_: Any) -> None:
     raise TooSlowError
 
 
-def _limited(kind: str, name: str) -> Outcome:
-    """Return the outcome of a type, which has a limited time."""
-    result = classes(kind, name)  # an import must not be interrupted
+def within_limit(
+    kind: str, name: str, outcome: Callable[..., Result], late: Callable[[str, str], Result]
+) -> Result:
+    """Return the outcome of a type, which has a limited time, or what `late` makes of a result and its words.
+
+    `stop` must answer SIGALRM.
+    """
+    pair = classes(kind, name)  # an import must not be interrupted
     signal.alarm(LIMIT)
     try:
-        return outcome(*result)
+        return outcome(*pair)
     except TooSlowError:
-        return Outcome("not built", f"more than {LIMIT} seconds")
+        return late("not built", f"more than {LIMIT} seconds")
     finally:
         signal.alarm(0)
 
@@ -497,7 +504,7 @@ def main() -> None:
         counts: Counter[str] = Counter()
         for name in names.split(",") if names else types(kind):
             start = time.time()
-            result = _limited(kind, name)
+            result = within_limit(kind, name, outcome, Outcome)
             counts[result.result] += 1
             seconds = time.time() - start
             print(f"{kind}\t{name}\t{result.result}\t{seconds:.1f}s\t{result.words}", flush=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from attnscope.commands.drawing import draw_run
 from attnscope.config.run_config import Study
 from attnscope.engine.engine import Engine
-from attnscope.errors import LoadError, UnitsFailed
+from attnscope.errors import DiskFull, Interrupted, LoadError, UnitsFailed
 from attnscope.models import Checkpoint
 from attnscope.study_api.plan import CheckpointsByModel, Plan
 from attnscope.study_api.units import Unit
@@ -108,7 +108,10 @@ def try_out(study: Study, samples: frozenset[int], draw: bool) -> Trial:
         engine.texts = samples
         try:
             results = engine.run()
-        except (ValueError, LookupError, LoadError, UnitsFailed) as error:
+        except Interrupted:
+            # its message names a folder to go on with, and this one is removed
+            raise KeyboardInterrupt from None
+        except (ValueError, LookupError, LoadError, DiskFull, UnitsFailed) as error:
             # too few texts for a stage, or what ends the run as well: a plan is worth printing nevertheless
             return Trial(failed=f"{type(error).__name__}: {error}")
         tables = [results.arrow(name) for name in results.tables()]

@@ -55,7 +55,7 @@ def test_a_damaged_model_is_refused(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_the_recipe_makes_these_weights():
-    """Where Python carries the same documentation; another processor rounds otherwise."""
+    """Training gives the shipped weights again, where Python has the same documentation; processors round."""
     facts = json.loads((demo_model() / "recipe.json").read_text("utf-8"))
     if hashlib.sha256("".join(documentation()).encode()).hexdigest()[:16] != facts["documentation"]:
         pytest.skip("this Python carries another documentation than the model was trained on")

@@ -112,7 +112,7 @@ def has_latex() -> bool:
 
 
 def log_of(source: str, options: str, folder) -> str:
-    """What pdflatex writes of a document of tables, each on a page of its own."""
+    """Return the log of pdflatex for a document of tables, each on a page of its own."""
     pages = re.sub(r"(\\end\{table\*?\})", r"\1\\clearpage ", source)
     (folder / "d.tex").write_text(DOCUMENT % (options, pages), "utf-8")
     done = subprocess.run(

@@ -52,7 +52,7 @@ def attention_rollout(layers: Iterable[Tensor], *, lengths: _checks.Lengths = No
         if rollout is None:
             inside = checked.layers.inside() if checked.lengths is None else checked.inside()[..., 0, :]
             rollout = torch.eye(checked.n, dtype=torch.float64, device="cpu").expand(maps.shape)
-            spoiled = torch.zeros(rollout.shape[:-2], dtype=torch.bool, device="cpu")
+            has_non_finite = torch.zeros(rollout.shape[:-2], dtype=torch.bool, device="cpu")
             visible = inside[..., :, None] & inside[..., None, :]
         if maps.shape != rollout.shape:
             raise ValueError(
@@ -60,8 +60,8 @@ def attention_rollout(layers: Iterable[Tensor], *, lengths: _checks.Lengths = No
                 f"{tuple(rollout.shape)}"
             )
         # products with NaN would spoil the gradients of other heads
-        spoiled = spoiled | (~maps.isfinite() & visible).flatten(-2).any(-1)
+        has_non_finite = has_non_finite | (~maps.isfinite() & visible).flatten(-2).any(-1)
         rollout = (torch.where(maps.isfinite(), maps, 0.0) @ rollout + rollout) / 2
     if rollout is None:
         raise ValueError(f"{name}: layers must hold at least one layer, got none")
-    return torch.where(visible & ~spoiled[..., None, None], rollout, torch.nan)
+    return torch.where(visible & ~has_non_finite[..., None, None], rollout, torch.nan)
