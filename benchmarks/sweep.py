@@ -55,7 +55,7 @@ def one_process(study: asc.Study, workers: int, folder: Path) -> None:
 def shards(study: asc.Study, workers: int, folder: Path) -> None:
     file = folder.parent / "study.yaml"
     file.write_text(study.to_yaml(), "utf-8")
-    command = [sys.executable, "-m", "attnscope.commands.cli", "run", str(file), "--quiet", "--shard"]
+    command = [sys.executable, "-m", "attnscope.cli.application", "run", str(file), "--quiet", "--shard"]
     started = [subprocess.Popen([*command, f"{index + 1}/{workers}"]) for index in range(workers)]
     if any(process.wait() for process in started):
         raise RuntimeError("a shard failed")

@@ -159,11 +159,11 @@ def fresh(tmp_path_factory):
 @pytest.fixture
 def call(capsys):
     """The command line, as somebody calls it: its exit status, what it prints, what it complains of."""
-    from attnscope.commands import cli
+    from attnscope.cli import application
 
     def build_model(*arguments):
         with pytest.raises(SystemExit) as end:
-            cli.main([str(argument) for argument in arguments])
+            application.main([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
         return end.value.code or 0, out, err
 

@@ -13,7 +13,7 @@ import torch
 
 import attnscope as asc
 from attnscope import protocols
-from attnscope.commands.doctor import _public
+from attnscope.cli.doctor import _public
 
 N = 40
 

@@ -146,7 +146,7 @@ ALL_OPTIONS = """
 import pandas, pyarrow.parquet, transformers
 pyarrow.set_cpu_count(1), pyarrow.set_io_thread_count(1)
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-import attnscope.commands.cli, attnscope.commands.dry_run, attnscope.engine.engine
+import attnscope.cli.application, attnscope.cli.dry_run, attnscope.engine.engine
 import attnscope.studies.attention_sinks.study
 """
 
@@ -175,8 +175,8 @@ for line in sys.stdin:
         code = 1
         try:
             if order["script"] is None:
-                import attnscope.commands.cli
-                attnscope.commands.cli.main(order["arguments"])
+                import attnscope.cli.application
+                attnscope.cli.application.main(order["arguments"])
             else:
                 sys.argv[1:] = order["arguments"]
                 exec(order["script"], {"__name__": "__main__"})

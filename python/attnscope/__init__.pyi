@@ -5,12 +5,15 @@ from attnscope import _core as _core
 from attnscope import demo as demo
 from attnscope import devices as devices
 from attnscope import errors as errors
-from attnscope import inference as inference
 from attnscope import metrics as metrics
 from attnscope import plots as plots
 from attnscope import protocols as protocols
+from attnscope import statistics as statistics
 from attnscope import training as training
 from attnscope import types as types
+from attnscope.analysis.analyze import analyze as analyze
+from attnscope.analysis.attention_features import AttentionFeatures as AttentionFeatures
+from attnscope.analysis.features import features as features
 from attnscope.capture import capture as capture
 from attnscope.capture import edit as edit
 from attnscope.capture import edits as edits
@@ -39,22 +42,11 @@ from attnscope.capture.weights.head_circuits import head_circuits as head_circui
 from attnscope.capture.weights.rank_one import RankOneEffect as RankOneEffect
 from attnscope.capture.weights.rank_one import rank_one_effect as rank_one_effect
 from attnscope.capture.weights.second_moments import second_moments as second_moments
-from attnscope.commands.analyze import analyze as analyze
-from attnscope.commands.attention_features import AttentionFeatures as AttentionFeatures
-from attnscope.commands.doctor import show_config as show_config
-from attnscope.commands.features import features as features
+from attnscope.cli.doctor import show_config as show_config
 from attnscope.config.run_config import Study as Study
 from attnscope.engine.run_study import resume as resume
 from attnscope.engine.run_study import run as run
 from attnscope.errors import WeightMapError as WeightMapError
-from attnscope.inference import Frames as Frames
-from attnscope.inference import classify_frames as classify_frames
-from attnscope.inference import emergence_step as emergence_step
-from attnscope.inference.detection import detection as detection
-from attnscope.inference.residuals import Removed as Removed
-from attnscope.inference.residuals import ResidualSize as ResidualSize
-from attnscope.inference.residuals import removed as removed
-from attnscope.inference.residuals import residual_size as residual_size
 from attnscope.metrics.answers.lookback import Lookback as Lookback
 from attnscope.metrics.answers.lookback import lookback as lookback
 from attnscope.metrics.answers.prompt_divergence import PromptDivergence as PromptDivergence
@@ -208,6 +200,14 @@ from attnscope.report import report as report
 from attnscope.results.features import Features as Features
 from attnscope.results.results import Results as Results
 from attnscope.results.results import load as load
+from attnscope.statistics import Frames as Frames
+from attnscope.statistics import classify_frames as classify_frames
+from attnscope.statistics import emergence_step as emergence_step
+from attnscope.statistics.detection import detection as detection
+from attnscope.statistics.residuals import Removed as Removed
+from attnscope.statistics.residuals import ResidualSize as ResidualSize
+from attnscope.statistics.residuals import removed as removed
+from attnscope.statistics.residuals import residual_size as residual_size
 from attnscope.view import view as view
 
 __version__: str

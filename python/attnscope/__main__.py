@@ -9,7 +9,7 @@ from attnscope._extras import EXTRA_OF
 def main() -> None:
     """Run the command line; without the libraries that it needs, say in one line how to install them."""
     try:
-        from attnscope.commands.cli import main as run_command_line
+        from attnscope.cli.application import main as run_command_line
     except ModuleNotFoundError as error:
         if error.name not in EXTRA_OF:
             raise

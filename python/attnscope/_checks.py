@@ -22,12 +22,12 @@ from attnscope import _core, _placement
 from attnscope._blas import settle_forked_child
 from attnscope._evaluation import plain_defaults
 from attnscope._memory import SMALLEST_BATCH, warn_if_too_large
-from attnscope._row_sums import check_row_sums
 from attnscope._warn import warn
 from attnscope.arguments.maps import DEFAULT_PLACES as DEFAULT_PLACES
 from attnscope.arguments.maps import Attention as Attention
 from attnscope.arguments.maps import Places as Places
 from attnscope.arguments.maps import Queries, place_queries
+from attnscope.arguments.row_sums import check_row_sums
 from attnscope.errors import NonFiniteWarning
 from attnscope.gradients import dispatch
 

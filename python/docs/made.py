@@ -55,7 +55,7 @@ def commands() -> str:
     """Every command with its help."""
     import typer
 
-    from attnscope.commands.cli import app
+    from attnscope.cli.application import app
 
     os.environ["COLUMNS"] = "100"
     command_line: Any = typer.main.get_command(app)
@@ -74,7 +74,7 @@ def commands() -> str:
 
 def settings() -> str:
     """Every key of every study with its type and default, as `attnscope init` writes it."""
-    from attnscope.commands.settings import written
+    from attnscope.cli.settings import written
     from attnscope.config.study_folders import studies
 
     parts = [

@@ -215,7 +215,7 @@ WORKED: dict[str, Worked] = {
         "eight texts are the sample, and not the 64 rows, whose interval would be far too narrow.",
         """
         import pandas as pd
-        from attnscope.inference import bootstrap, per_sample
+        from attnscope.statistics import bootstrap, per_sample
         of_text = [0.31, 0.42, 0.55, 0.38, 0.47, 0.60, 0.29, 0.50]
         table = pd.DataFrame([
             {"sample": text, "layer": layer, "head": head, "sink_share": share + 0.01 * head}
@@ -229,7 +229,7 @@ WORKED: dict[str, Worked] = {
         """,
         """
         import pandas as pd
-        from attnscope.inference import bootstrap
+        from attnscope.statistics import bootstrap
         means = [share + 0.015 for share in (0.31, 0.42, 0.55, 0.38, 0.47, 0.60, 0.29, 0.50)]
         (ax,) = figure.subplots(1, 1, squeeze=False)[0]
         ax.plot(range(8), means, "o", color="#0072b2", label="mean of a text")

@@ -25,7 +25,7 @@ import torch
 torch.set_num_threads(2)
 from transformers import AutoModel
 from attnscope.config.run_config import Study
-from attnscope.commands.dry_run import dry_run
+from attnscope.cli.dry_run import dry_run
 from attnscope.engine.run_study import run
 
 def status(key):
@@ -68,7 +68,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(2)
 from attnscope.config.run_config import Study
-from attnscope.commands.dry_run import dry_run
+from attnscope.cli.dry_run import dry_run
 from attnscope.engine.run_study import run
 
 model, long, output, metrics, more = sys.argv[1:]

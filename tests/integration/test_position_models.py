@@ -12,7 +12,7 @@ import attnscope as asc
 from attnscope.demo.texts import byte_tokenizer, text_windows
 from attnscope.demo.training import Recipe, train
 from attnscope.engine.run_study import run
-from attnscope.inference.groups import jackknife_bounds, mean_product
+from attnscope.statistics.groups import jackknife_bounds, mean_product
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 TEXTS = DATA / "text" / "wiki_dataset_sink.csv"

@@ -11,8 +11,8 @@ import torch
 
 import attnscope as asc
 from attnscope import _core
-from attnscope.commands import doctor
-from attnscope.commands.dry_run import dry_run
+from attnscope.cli import doctor
+from attnscope.cli.dry_run import dry_run
 from folders import model_folder, sentences, series
 
 METRICS = ["fiedler_value", "sink_share", "betti_numbers"]
@@ -154,7 +154,7 @@ def test_the_doctor_runs_every_function_of_the_core(monkeypatch):
 )  # fmt: skip
 def test_shells_complete_commands(launcher, shell, words, expected):
     completion = {"_ATTNSCOPE_COMPLETE": f"complete_{shell}", **words}
-    done = launcher.script("from attnscope.commands.cli import main; main()", **completion)
+    done = launcher.script("from attnscope.cli.application import main; main()", **completion)
     assert done.returncode == 0, done.stderr
     for word in expected:
         assert word in done.stdout

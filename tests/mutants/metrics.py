@@ -138,7 +138,7 @@ def settings(stems: list[str]) -> str:
 
 def sources(stem: str) -> list[Path]:
     """The file of a module, in whichever folder its concept has put it."""
-    folders = ("metrics", "inference", "models")
+    folders = ("metrics", "statistics", "models")
     return [path for folder in folders for path in (PACKAGE / folder).rglob(f"{stem}.py")]
 
 

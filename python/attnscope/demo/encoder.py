@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attnscope._progress import progress_bar
 from attnscope.demo.texts import documentation
 from attnscope.demo.training import descend, has_recipe, save_model
-from attnscope.engine.progress import progress_bar
 
 BOS, PAD, MASK, UNKNOWN = "<s>", "[PAD]", "[MASK]", "<unk>"
 PIECES = 512

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnscope._progress import progress_bar
 from attnscope.demo.texts import GROUPS, inputs_by_group, write_texts
 from attnscope.demo.training import Recipe, checkpoint_steps, train
-from attnscope.engine.progress import progress_bar
 
 if TYPE_CHECKING:
     from attnscope.results.results import Results

@@ -21,6 +21,7 @@ import torch
 from filelock import FileLock
 
 from attnscope._evaluation import evaluating
+from attnscope._progress import progress_bar
 from attnscope.demo.texts import (
     VOCABULARY_SIZE,
     WINDOW,
@@ -29,7 +30,6 @@ from attnscope.demo.texts import (
     inputs_by_group,
     training_batch,
 )
-from attnscope.engine.progress import progress_bar
 from attnscope.models.checkpoints import step_of
 from attnscope.models.loading import without_progress_bars
 from attnscope.results.files import atomic_file, atomic_folder, remove

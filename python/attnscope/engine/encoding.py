@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Texts as a model reads them, the batches of a forward pass, and the table `samples`.
-
-Batches hold texts of similar length and shrink with the square of it, so that two layers of attention fit
-into `max_memory`. `samples` lists every text as each model reads it: tokens, ids, what was cut.
-"""
+"""Texts of a plan as each of its models reads them, and what was cut or left out on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.config.run_config import Settings
@@ -16,19 +12,13 @@ from attnscope.models import Encoder, LoadError, load_tokenizer
 from attnscope.models.architecture import largest_setting, text_config
 from attnscope.models.inputs.context_length import context_length
 from attnscope.models.loading import load_config
-from attnscope.results.schema import CHECKPOINT_KEYS
-from attnscope.study_api.tables import Table, with_metadata
-from attnscope.study_api.units import Input, Unit
+from attnscope.study_api.units import Input
 from attnscope.texts.sentence import Sentence
 from attnscope.texts.windows import windows
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from attnscope.study_api.plan import Plan
     from attnscope.study_api.study import Study
-
-SAMPLES = Table("samples", (*CHECKPOINT_KEYS, "sample"), columns=None)
 
 
 def encode(plan: Plan, study: Study, position: int) -> list[Input]:
@@ -106,43 +96,3 @@ def _notes(model: str, counts: dict[str, int], settings: Settings, limit: int | 
     if without:
         sentences.append(f"{model}: {who} with a BOS token; their first key is an ordinary token")
     return sentences
-
-
-def samples_table(
-    unit: Unit, encoder: Encoder, extras: Mapping[str, pa.Array], causal: Mapping[int, bool], study: str
-) -> pa.Table:
-    """Return the table `samples` of one unit: its texts as the model read them, and the sources' own columns.
-
-    The column `causal` says if every map of a sample was causal; it is null where the maps were not tested.
-    """
-    import pyarrow as pa
-
-    checkpoint = unit.checkpoint
-    assert checkpoint is not None
-    place = {"model": checkpoint.model, "revision": checkpoint.revision, "step": checkpoint.step}
-    rows = []
-    for unit_text in unit.inputs:
-        text, ids = unit_text.sentence, unit_text.encoded.ids.tolist()
-        tokens = encoder.names(ids)
-        rows.append(
-            {
-                **place,
-                "sample": text.sample,
-                "group": text.group,
-                "text": " ".join(tokens) if text.text is None else text.text,
-                "tokens": tokens,
-                "token_ids": ids,
-                "n_tokens": unit_text.n_tokens,
-                "truncated": unit_text.encoded.truncated or text.cut,
-                "bos": unit_text.encoded.starts_with_bos,
-                "source": text.source or None,
-                "source_row": text.source_row,
-            }
-        )
-    table = pa.Table.from_pylist(rows)
-    if causal:
-        flags = pa.array([causal.get(row["sample"]) for row in rows], pa.bool_())
-        table = table.append_column("causal", flags)
-    for name, values in extras.items():
-        table = table.append_column(name, values.take(table["sample"]))
-    return with_metadata(table, SAMPLES, study)

@@ -22,14 +22,13 @@ from typing import Any
 from attnscope import _blas
 from attnscope._evaluation import plain_defaults
 from attnscope._memory import frozen_gc, give_back_large_blocks, system_arrow_pool
+from attnscope._progress import progress_bar
 from attnscope._safe_text import escape_controls
 from attnscope.config.memory_texts import json_lines
 from attnscope.config.run_config import Settings
-from attnscope.engine.encoding import samples_table
 from attnscope.engine.executors.executor import Executor, LocalExecutor, Outcome
 from attnscope.engine.model_cache import HeldModel, about_model
 from attnscope.engine.planning import make_plan
-from attnscope.engine.progress import progress_bar
 from attnscope.engine.provenance import (
     default_name,
     has_content,
@@ -57,6 +56,7 @@ from attnscope.results.folder_lock import FolderLock
 from attnscope.results.results import Results, load
 from attnscope.results.store import Store
 from attnscope.study_api.plan import CheckpointsByModel, Plan
+from attnscope.study_api.samples import samples_table
 from attnscope.study_api.stage_run import StageRun
 from attnscope.study_api.study import study_class
 from attnscope.study_api.tables import Table

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope._placement import Unmaterialized, shared_copies
-from attnscope._row_sums import row_sum_cache
+from attnscope.arguments.row_sums import row_sum_cache
 from attnscope.metrics.discovery import registry
 from attnscope.metrics.homology.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
 from attnscope.metrics.information import sinks

@@ -15,7 +15,6 @@ import pandas as pd
 
 from attnscope._nearest import nearest
 from attnscope.errors import MissingError
-from attnscope.inference.mean_intervals import mean_intervals
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.drawable import drawable
 from attnscope.plots.figure import Results, require_table
@@ -28,6 +27,7 @@ from attnscope.results.summaries import (
     rows_of_protocol,
     with_groups,
 )
+from attnscope.statistics.mean_intervals import mean_intervals
 
 #: Samples below which no intervals are given that hold for many means at once.
 FEWEST_TOGETHER = 10
@@ -128,7 +128,7 @@ def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: b
     """Mean and 95 % bootstrap interval of a column over samples, for every combination of some columns.
 
     The unit of replication is the sample: rows of one sample (its heads, its layers) are averaged first and
-    samples are drawn with replacement, as `inference.mean_intervals` does. Missing values are left out and
+    samples are drawn with replacement, as `statistics.mean_intervals` does. Missing values are left out and
     counted. With `together` all intervals hold at once, as where the largest of the means is chosen; there
     are none below ten samples, whose spread is too uncertain for that.
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from attnscope.inference import median_interval, per_sample
-from attnscope.inference.intervals import FEWEST
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.selection import estimate, first_step, last_step
 from attnscope.results.summaries import NULLS, null_value, uniform_value
+from attnscope.statistics import median_interval, per_sample
+from attnscope.statistics.intervals import FEWEST
 
 #: A column, or a column of the graphs and their threshold.
 Metric = str | tuple[str, float | None]

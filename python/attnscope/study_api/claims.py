@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attnscope.inference import benjamini_hochberg, holm
+from attnscope.statistics import benjamini_hochberg, holm
 from attnscope.study_api.tables import Column, columns
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import torch
 from attnscope._nearest import nearest
 from attnscope._safe_text import mark_controls
 from attnscope._warn import aggregate_warnings
+from attnscope.analysis.named_models import open_model
 from attnscope.arguments.caches import attention_of_cache, is_cache
 from attnscope.capture.recording import Recording
-from attnscope.engine.named_models import open_model
 from attnscope.metrics.catalogue import MAIN_COLUMNS
 from attnscope.results.files import write_bytes
 from attnscope.results.results import Results

@@ -12,7 +12,7 @@ import pytest
 from test_likelihood_verdicts import STATISTICS, moved
 
 from attnscope.engine.run_study import run
-from attnscope.inference.groups import mean_product
+from attnscope.statistics.groups import mean_product
 from attnscope.studies.attention_likelihood import associations, shifts
 from attnscope.studies.attention_likelihood.claims import CLAIMS, Evidence
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions

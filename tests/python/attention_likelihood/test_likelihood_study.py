@@ -364,7 +364,7 @@ def test_published_numbers_stand_beside_a_run(results):
 
 
 def test_packaged_configurations_and_a_dry_run(folder, texts, tmp_path):
-    from attnscope.commands.dry_run import dry_run
+    from attnscope.cli.dry_run import dry_run
 
     study = asc.Study.from_yaml("attention_likelihood", models="x")
     assert study.options["nulls"] == ["random_weights"]

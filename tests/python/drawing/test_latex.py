@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import study_tables as made
-from attnscope import inference
-from attnscope.commands.cli import app
+from attnscope import statistics
+from attnscope.cli.application import app
 from attnscope.plots import NotDrawable
 from attnscope.plots.selection import measured_heads
 from attnscope.report import latex_tables
@@ -163,6 +163,6 @@ def test_the_median_stands_beside_the_mean_of_few_texts(texts, beside):
     assert (row["interval"] == "") == (texts < 5)
     assert bool(row["median"]) == beside
     if beside:
-        result = inference.median_interval(values)
+        result = statistics.median_interval(values)
         assert row["coverage"] == f"{100 * result.coverage:.1f} %"
         assert f"[{result.low:.2f}"[:4] in row["median"].replace("−", "-")

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import study_tables as made
-from attnscope.commands.cli import app
+from attnscope.cli.application import app
 from attnscope.errors import MissingError, ResultsError
 from attnscope.published import compare_published, published_numbers, same_model
 from attnscope.results.results import Results

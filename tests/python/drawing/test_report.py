@@ -290,7 +290,7 @@ def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> N
     # Two blocks of 100 parameters; 4, 8, ..., 20, so 12 in the mean and 12/200 a parameter.
     (row,) = table.drop(columns="95 % interval").to_numpy().tolist()
     assert row == ["m", "mlp", "200", "12.0", "0.060", "4.00", "18.0"]
-    interval = attnscope.inference.bootstrap([4.0, 8.0, 12.0, 16.0, 20.0], draws=20_000)
+    interval = attnscope.statistics.bootstrap([4.0, 8.0, 12.0, 16.0, 20.0], draws=20_000)
     low, high = (float(end) for end in table["95 % interval"].iloc[0].strip("[]").split(", "))
     assert (low, high) == pytest.approx((interval.low, interval.high), rel=0.25)
     assert fisher({}) is None

@@ -281,7 +281,7 @@ def test_results_without_heads_are_refused():
 
 
 def test_the_command_writes_the_page(tmp_path, capsys):
-    from attnscope.commands.cli import main
+    from attnscope.cli.application import main
 
     made.make_results().save(tmp_path / "run")
     with pytest.raises(SystemExit) as stop:

@@ -7,8 +7,8 @@ import huggingface_hub.constants
 import pytest
 from typer.testing import CliRunner
 
-from attnscope.commands.cli import app
-from attnscope.commands.dry_run import dry_run
+from attnscope.cli.application import app
+from attnscope.cli.dry_run import dry_run
 from attnscope.config.config_files import read_config, split_analysis
 from attnscope.config.packaged_configs import analyses, catalogue, packaged
 from attnscope.config.run_config import Study, TextSource

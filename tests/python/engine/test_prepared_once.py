@@ -3,7 +3,7 @@
 
 import pytest
 
-from attnscope.commands import cli
+from attnscope.cli import application
 from attnscope.config.run_config import Settings
 from attnscope.engine import engine
 from folders import model_folder, sentences
@@ -34,7 +34,7 @@ def calls(monkeypatch):
 
 def command(*arguments):
     with pytest.raises(SystemExit) as end:
-        cli.main([*map(str, arguments), "--quiet"])
+        application.main([*map(str, arguments), "--quiet"])
     assert not end.value.code
 
 

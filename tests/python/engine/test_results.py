@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.commands.results_commands import narrow, statistics
+from attnscope.cli.results_commands import narrow, statistics
 from attnscope.results import results as module
 from attnscope.results.results import Results, load
 from attnscope.results.schema import HEAD_KEYS

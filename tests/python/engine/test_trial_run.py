@@ -8,7 +8,7 @@ import signal
 import pytest
 
 import attnscope as asc
-from attnscope.commands import trial_run
+from attnscope.cli import trial_run
 from attnscope.engine.run_study import settings_of
 from folders import model_folder, sentences
 

@@ -204,7 +204,7 @@ def test_a_unit_that_never_ends_well_is_reported_by_name(nodes, inputs, tmp_path
 def driver(folder, *arguments):
     """The command line in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "attnscope.commands.cli", *map(str, arguments)],
+        [sys.executable, "-m", "attnscope.cli.application", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 
 import attnscope as asc
-from attnscope.commands import text_measurement as module
-from attnscope.engine.progress import progress_bar
-from attnscope.engine.recipe import Recipe
+from attnscope._progress import progress_bar
+from attnscope.analysis import text_measurement as module
+from attnscope.analysis.recipe import Recipe
 from folders import WORDS, tokenizer
 from models import tiny
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import attnscope as asc
 from attnscope import _memory
-from attnscope.commands.doctor import _public
+from attnscope.cli.doctor import _public
 
 #: `.ci/sanitize module`, which loads the library before everything else.
 UNDER_ASAN = "libasan" in os.environ.get("LD_PRELOAD", "")

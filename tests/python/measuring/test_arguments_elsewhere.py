@@ -84,19 +84,19 @@ CALLS = {
     "diagram_distance": (BARS, BARS),
     "residual_size": (PROFILE,),
     "removed": (PROFILE, PROFILE),
-    "inference.jackknife": ([1.0, 2.0, 4.0], np.mean),
-    "inference.sign_flips": ([1.0, 2.0, 4.0],),
-    "inference.exchange_labels": (lambda drawn: drawn[:, :3].sum(-1), [0, 0, 1, 1, 1, 0]),
-    "inference.max_t": ([1.0, 2.0], [[0.0, 1.0], [2.0, 1.0], [1.0, 0.0]]),
-    "inference.per_sample": (TABLE, "x"),
-    "inference.bootstrap": ([1.0, 2.0, 4.0],),
-    "inference.paired_test": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
-    "inference.welch_test": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
-    "inference.correlation": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
-    "inference.partial_correlation": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0], [2.0, 1.0, 5.0]),
-    "inference.within_correlation": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0], [0, 0, 0]),
-    "inference.holm": ([0.1, 0.2],),
-    "inference.benjamini_hochberg": ([0.1, 0.2],),
+    "statistics.jackknife": ([1.0, 2.0, 4.0], np.mean),
+    "statistics.sign_flips": ([1.0, 2.0, 4.0],),
+    "statistics.exchange_labels": (lambda drawn: drawn[:, :3].sum(-1), [0, 0, 1, 1, 1, 0]),
+    "statistics.max_t": ([1.0, 2.0], [[0.0, 1.0], [2.0, 1.0], [1.0, 0.0]]),
+    "statistics.per_sample": (TABLE, "x"),
+    "statistics.bootstrap": ([1.0, 2.0, 4.0],),
+    "statistics.paired_test": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
+    "statistics.welch_test": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
+    "statistics.correlation": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
+    "statistics.partial_correlation": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0], [2.0, 1.0, 5.0]),
+    "statistics.within_correlation": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0], [0, 0, 0]),
+    "statistics.holm": ([0.1, 0.2],),
+    "statistics.benjamini_hochberg": ([0.1, 0.2],),
 }
 OURS = protocols.ruscio2025
 for name in OURS.__all__:
@@ -184,7 +184,7 @@ def answered(name, **instead):
             failed = error
     if failed is None:
         return
-    function_name = name.removeprefix("inference.").removeprefix("protocols.")
+    function_name = name.removeprefix("statistics.").removeprefix("protocols.")
     words = str(failed)
     names_itself = words.startswith((function_name + ":", *(other + ":" for other in ALSO.get(name, ()))))
     if function_name.startswith("ruscio2025."):

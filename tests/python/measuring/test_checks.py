@@ -18,7 +18,7 @@ import xarray as xr
 import attnscope as asc
 import models
 from attnscope import _checks, _core
-from attnscope._row_sums import check_row_sums
+from attnscope.arguments.row_sums import check_row_sums
 from attnscope.errors import NotAttentionWarning
 
 
@@ -307,7 +307,7 @@ def test_validate_refuses_what_is_not_attention_but_not_a_learned_sinks_rows():
 
 def test_maps_of_several_metrics_are_looked_at_once(monkeypatch):
     looked = []
-    monkeypatch.setattr("attnscope._row_sums._is_off", lambda maps, *_: bool(looked.append(maps)))
+    monkeypatch.setattr("attnscope.arguments.row_sums._is_off", lambda maps, *_: bool(looked.append(maps)))
     asc.measure(MAPS, ["sink_share", "attention_entropy", "local_global_ratio"])
     assert len(looked) == 1
     asc.measure(MAPS, ["sink_share"])

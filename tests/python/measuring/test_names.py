@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.commands.doctor import describe
+from attnscope.analysis.recipe import named_recipe, table_of
+from attnscope.cli.doctor import describe
 from attnscope.config.study_folders import studies
-from attnscope.engine.recipe import named_recipe, table_of
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.discovery import columns_of, metric_of, registry
 from attnscope.study_api.study import study_class

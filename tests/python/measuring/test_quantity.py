@@ -316,7 +316,7 @@ def toy(tmp_path, monkeypatch):
 
 
 def test_a_metric_of_another_package_is_found_everywhere(toy):
-    from attnscope.commands.doctor import examine
+    from attnscope.cli.doctor import examine
 
     attention = maps(2, 5, 5)
     expected = attention.diagonal(dim1=-2, dim2=-1).mean(-1)

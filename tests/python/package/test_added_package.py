@@ -143,12 +143,12 @@ def inputs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def folder(added, inputs, tmp_path_factory):
     """What `attnscope run` makes of it."""
-    from attnscope.commands import cli
+    from attnscope.cli import application
 
     output = tmp_path_factory.mktemp("runs")
     arguments = ("--model", inputs[0], "--texts", inputs[1], "--output", output, "--name", "a")
     with pytest.raises(SystemExit) as end:
-        cli.main(["run", "itself", "--quiet", *map(str, arguments)])
+        application.main(["run", "itself", "--quiet", *map(str, arguments)])
     assert not end.value.code
     return output / "a"
 

@@ -101,14 +101,15 @@ LEVELS = (
     {"metrics"},
     {"protocols"},
     {"capture", "models"},
-    {"inference"},
+    {"statistics"},
     {"config"},
     {"texts", "results"},
     {"study_api"},
+    {"analysis"},
     {"engine", "plots", "published", "report", "view"},
     {"studies"},
     {"demo"},
-    {"commands", "training", "types"},
+    {"cli", "training", "types"},
 )
 LEVEL = {folder: level for level, folders in enumerate(LEVELS) for folder in folders}
 
@@ -196,7 +197,7 @@ def test_importing_the_package_loads_nothing_else():
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_help_and_version_load_nothing_heavy(option):
     script = (
-        "import contextlib, attnscope.commands.cli as cli\n"
+        "import contextlib, attnscope.cli.application as cli\n"
         f"with contextlib.suppress(SystemExit): cli.main([{option!r}])\nNone"
     )
     assert not loaded_by(script) & HEAVY
@@ -243,7 +244,7 @@ def test_folders_stay_small():
 
 def test_what_studies_share_names_none_of_them():
     words = re.compile(r"ruscio|wavelet|sink_study|attention_sinks", re.IGNORECASE)
-    for folder in ("config", "texts", "results", "study_api", "engine", "report", "plots", "inference"):
+    for folder in ("config", "texts", "results", "study_api", "engine", "report", "plots", "statistics"):
         files = [path for path in (PACKAGE / folder).rglob("*.*") if "__pycache__" not in path.parts]
         assert files
         for path in files:
@@ -312,7 +313,7 @@ def test_classes_of_results_are_named_apart_and_in_both_places():
         _ = asc.types.Nothing
 
 
-@pytest.mark.parametrize("module", ["plots", "demo", "inference", "types"])
+@pytest.mark.parametrize("module", ["plots", "demo", "statistics", "types"])
 def test_modules_complete_their_public_names_alone(module):
     part = getattr(asc, module)
     assert set(dir(part)) == set(part.__all__)

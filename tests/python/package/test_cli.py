@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 import attnscope
-from attnscope.commands import cli
-from attnscope.commands.settings import _meanings, _name, written
+from attnscope.cli import application
+from attnscope.cli.settings import _meanings, _name, written
 from attnscope.config.packaged_configs import packaged_text
 from attnscope.config.run_config import Settings, models_in
 from attnscope.config.study_folders import studies
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 
 SMALL = ("--set", "metrics=[fiedler_value]", "-q", "--no-draw")
 STUDIES = sorted({study.name for study in studies().values()})
-COMMANDS = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
+COMMANDS = [command.name or command.callback.__name__ for command in application.app.registered_commands]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def finished(inputs, tmp_path_factory):
     arguments += ["--quiet", "--no-draw", "--set", "metrics=[fiedler_value, sink_share]"]
     for name, seed in (("a", 0), ("b", 1)):
         with pytest.raises(SystemExit) as end:
-            cli.main([*arguments, "--name", name, "--seed", str(seed)])
+            application.main([*arguments, "--name", name, "--seed", str(seed)])
         assert not end.value.code
     return output
 
@@ -293,16 +293,16 @@ def test_metrics_prints_definition_and_reference(call):
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch, inputs, tmp_path):
-    monkeypatch.setattr("attnscope.commands.doctor.examine", lambda: 1 / 0)
+    monkeypatch.setattr("attnscope.cli.doctor.examine", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        cli.main(["doctor"])
+        application.main(["doctor"])
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 def test_as_a_module(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["attnscope", "run", "--model", "/none"])
     with pytest.raises(SystemExit) as end:
-        runpy.run_module("attnscope.commands.cli", run_name="__main__")
+        runpy.run_module("attnscope.cli.application", run_name="__main__")
     assert end.value.code == 2
     assert capsys.readouterr().err.strip() == "attnscope: error: models[0]: there is no model folder /none"
 
@@ -325,7 +325,7 @@ def test_the_module_runs_and_says_its_version():
 def test_a_reader_that_has_enough_is_no_error(fresh):
     script = (
         "import os\nreader, writer = os.pipe()\nos.close(reader), os.dup2(writer, 1)\n"
-        "from attnscope.commands import cli\ncli.main(['metrics', 'attention_entropy'])"
+        "from attnscope.cli import application\napplication.main(['metrics', 'attention_entropy'])"
     )
     ran = fresh(script)
     assert (ran.returncode, ran.stderr) == (141, "")

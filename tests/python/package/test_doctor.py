@@ -4,7 +4,7 @@
 import json
 import re
 
-from attnscope.commands import doctor
+from attnscope.cli import doctor
 from attnscope.metrics.measure import check_closed_form
 
 
@@ -59,6 +59,6 @@ def test_a_chosen_instruction_set_is_a_note_and_one_nobody_chose_a_fault(call, m
 
 
 def test_the_doctor_knows_an_answer_for_every_metric():
-    from attnscope.commands.doctor import examine, first_lines
+    from attnscope.cli.doctor import examine, first_lines
 
     assert set(first_lines()) <= {check.name for check in examine()}

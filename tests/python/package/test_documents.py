@@ -111,7 +111,7 @@ def test_the_table_of_benchmarks_is_that_of_the_stored_measurements():
     assert tables.written(page, "other\n") != page
 
 
-SKIPPED = ("attnscope._core", "attnscope.commands.cli", "attnscope.__main__")
+SKIPPED = ("attnscope._core", "attnscope.cli.application", "attnscope.__main__")
 PACKAGE = Path(attnscope.__file__).parent
 MODULES = [
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
@@ -138,7 +138,7 @@ def made_pages():
 
 
 def test_the_site_has_every_command_every_setting_and_one_name_for_each_number():
-    from attnscope.commands.cli import app
+    from attnscope.cli.application import app
     from attnscope.config.run_config import Settings
     from attnscope.metrics.discovery import registry
 

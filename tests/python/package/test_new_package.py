@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from attnscope.commands.new_package import write_package
+from attnscope.cli.new_package import write_package
 from attnscope.errors import ConfigError
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import attnscope as asc
+from attnscope import _progress as progress
+from attnscope._progress import Lines, progress_bar
 from attnscope.demo import Recipe, train
-from attnscope.engine import progress
-from attnscope.engine.progress import Lines, progress_bar
 from folders import sentences
 
 REPOSITORY = Path(__file__).parents[3]

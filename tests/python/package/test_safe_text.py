@@ -116,8 +116,8 @@ def test_names_send_no_escape_sequence_to_the_terminal(tmp_path, call):
 
 
 def test_messages_of_a_run_are_escaped(capfd):
+    from attnscope._progress import Lines
     from attnscope.engine.engine import _print_line
-    from attnscope.engine.progress import Lines
 
     _print_line(f"skipped {ESCAPE}")
     lines = Lines(2, ESCAPE)

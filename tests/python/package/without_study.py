@@ -35,8 +35,8 @@ def answers(model, texts, folder, *names):
 
     import attnscope
     from attnscope import studies
-    from attnscope.commands import doctor
-    from attnscope.commands.cli import app
+    from attnscope.cli import doctor
+    from attnscope.cli.application import app
     from attnscope.config import packaged_configs as packaged
     from attnscope.config import study_folders as discovery
     from attnscope.config.run_config import Study

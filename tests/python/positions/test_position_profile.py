@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.inference.residuals import moved_distance
+from attnscope.statistics.residuals import moved_distance
 
 N, M = 16, 8
 

@@ -7,10 +7,10 @@ import torch
 from sklearn.linear_model import LinearRegression
 from statsmodels.stats.multitest import multipletests
 
-from attnscope.inference.leakage import leakage_share, leakage_test
 from attnscope.metrics.positions.offset_fit import offset_fit
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.protocols import ruscio2025once as once
+from attnscope.statistics.leakage import leakage_share, leakage_test
 
 
 def scores(*shape, seed=0):

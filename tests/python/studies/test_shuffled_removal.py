@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope import inference
+from attnscope import statistics
 from attnscope.metrics.information.sink_sets import _keys_by_percentile
 from attnscope.studies.attention_sinks.report_tables import questions
 from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED, removal_shares, share_without
@@ -36,7 +36,7 @@ def test_independent_heads_agree_more_in_one_of_twenty_studies(deviation):
     result = measured(layer(5, trials * texts, deviation))
     for at in SHARE:
         pairs = zip(*(np.split(result[name[at]], trials) for name in (SHARE, SHUFFLED)), strict=True)
-        rates.append(np.mean([inference.paired_test(*pair).p_value <= 0.05 for pair in pairs]))
+        rates.append(np.mean([statistics.paired_test(*pair).p_value <= 0.05 for pair in pairs]))
     print(f"deviation {deviation}: {np.round(rates, 3).tolist()} at {list(SHARE)}")
     assert np.mean(rates) <= 0.06
     assert max(rates) <= 0.08  # 300 trials each
@@ -48,9 +48,9 @@ def test_the_strongest_keys_of_noise_do_no_more_than_those_of_shuffled_rows():
     result = measured(maps)
     keys = _keys_by_percentile(head_mean(maps))[90][:, 0]
     others = share_without(maps, keys.roll(-2, -1) & ~keys)
-    assert inference.paired_test(result["kl_share_90"], others).p_value < 1e-6
+    assert statistics.paired_test(result["kl_share_90"], others).p_value < 1e-6
     for at, column in SHUFFLED.items():
-        assert inference.paired_test(result[SHARE[at]], result[column]).p_value > 0.05
+        assert statistics.paired_test(result[SHARE[at]], result[column]).p_value > 0.05
 
 
 def test_a_key_that_sets_heads_apart_is_more_than_chance():
@@ -60,7 +60,7 @@ def test_a_key_that_sets_heads_apart_is_more_than_chance():
     maps = maps * (1 - shares)
     maps[..., 0] += shares[..., 0]
     result = measured(maps)
-    test = inference.paired_test(result["kl_share_95"], result["kl_share_shuffled_95"])
+    test = statistics.paired_test(result["kl_share_95"], result["kl_share_shuffled_95"])
     assert test.p_value < 1e-4
     assert test.difference > 0.5
 

@@ -212,7 +212,7 @@ SCRIPT = """
 import json, os, sys
 from pathlib import Path
 import attnscope as asc
-from attnscope.commands.dry_run import dry_run
+from attnscope.cli.dry_run import dry_run
 study = asc.Study(
     study="attention_sinks",
     models={"path": "acme/pythia-tiny", "revisions": ["step10", "step0", "step2"], "free_disk": True},

@@ -12,9 +12,9 @@ import torch
 
 import attnscope as asc
 from attnscope.engine.run_study import resume, run
-from attnscope.inference import emergence_splits, holm
 from attnscope.protocols import ruscio2025
 from attnscope.results.results import Results
+from attnscope.statistics import emergence_splits, holm
 from attnscope.studies.attention_sinks.comparisons import emergence
 from folders import model_folder, series, sink_study
 

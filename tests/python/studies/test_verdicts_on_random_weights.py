@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope import inference
+from attnscope import statistics
 from attnscope.studies.attention_sinks.shuffled_removal import removal_shares
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -49,18 +49,18 @@ def rates(architecture):
         if seed >= SEEDS:
             continue
         positions = asc.sink_position(maps).transpose(0, 1)
-        result = inference.frames_of_sinks(positions, positions < -1, lengths=TOKENS, causal=True)
+        result = statistics.frames_of_sinks(positions, positions < -1, lengths=TOKENS, causal=True)
         frames.append(result.frame != "none")
         sinks.append(result.share)
         tests = []
         for layer in range(LAYERS):
             shares = removal_shares(maps[layer], torch.full((TEXTS,), TOKENS), range(TEXTS), layer, 0)
-            tests.append(inference.paired_test(shares["kl_share_90"], shares["kl_share_shuffled_90"]))
-        adjusted = inference.holm([test.p_value for test in tests])
+            tests.append(statistics.paired_test(shares["kl_share_90"], shares["kl_share_shuffled_90"]))
+        adjusted = statistics.holm([test.p_value for test in tests])
         agree += [p <= 0.05 and test.difference > 0 for p, test in zip(adjusted, tests, strict=True)]
     for seed in range(SEEDS):
         controls = [entropies[other] for other in entropies if other != seed][: CONTROLS + 4]
-        differ.append(inference.control_test(entropies[seed], controls).p_value <= 0.05)
+        differ.append(statistics.control_test(entropies[seed], controls).p_value <= 0.05)
     return {
         "frame": float(np.mean(frames)),
         "heads with a sink": float(np.mean(sinks)),

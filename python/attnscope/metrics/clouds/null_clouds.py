@@ -31,7 +31,7 @@ def null_clouds(
 
     "gaussian" keeps the mean and the total variance, the same in every direction; "covariance" the mean and
     the covariance (of rank n − 1); "template" the means of `groups` and the covariance within them, pooled.
-    The expectation is kept, a draw varies. Relabelled clouds are subsets (`inference.exchange_labels`), and
+    The expectation is kept, a draw varies. Relabelled clouds are subsets (`statistics.exchange_labels`), and
     clouds of random weights come from a model.
 
     Args:

@@ -30,7 +30,7 @@ class BestLayer(NamedTuple):
 def correlation(x: Any, y: Any) -> float:
     """Spearman's correlation in float32, with 1e-6 added to what divides.
 
-    Differs from the exact one, `inference.correlation`, by that: for ranks of many texts by less than 1e-6.
+    Differs from the exact one, `statistics.correlation`, by that: for ranks of many texts by less than 1e-6.
     No covariate is held: number of tokens and length of the word act on both.
 
     Args:

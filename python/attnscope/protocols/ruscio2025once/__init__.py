@@ -3,7 +3,7 @@
 
 The notebook of the precursor of arXiv 2606.06160 measures how much of attention scores depends on absolute
 position. Each docstring names the differences from the exact definition, which is in
-`attnscope.metrics.positions` and `attnscope.inference.leakage`. Use these to check the stored outputs, and
+`attnscope.metrics.positions` and `attnscope.statistics.leakage`. Use these to check the stored outputs, and
 the exact functions to learn about a model. The ablation of feed-forward layers is not here: both of its fits
 span one space, so the difference that it prints is rounding.
 """

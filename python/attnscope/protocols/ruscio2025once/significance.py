@@ -49,7 +49,7 @@ def leakage_significance(
     One generator draws for each sample a text, a shuffle of the pairs for each layer, the shift k in 1 … n −
     1, and a shuffle for each layer again; then for every head the bootstrap and the flips.
 
-    Differs from the exact `inference.leakage.leakage_test`: texts are drawn *with* replacement, so that
+    Differs from the exact `statistics.leakage.leakage_test`: texts are drawn *with* replacement, so that
     samples repeat; the fits are made on 70 % of the pairs and judged on 30 %, features centred *within each
     part*; flips are one-sided; and the q-values are wrong (`rank_adjusted`). The stored output used 16 texts
     the code has 50.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnscope.capture import Forward, forward
 from attnscope.capture.sites import INTERFACE
-from attnscope.inference.groups import jackknife
+from attnscope.statistics.groups import jackknife
 from attnscope.studies.absolute_position.arms import imposed, ordinary_tokens
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from attnscope.capture import Forward, forward
 from attnscope.capture.edits import LimitWindow, SetEmbedding, SetPositionIds, SetRotary, SubtractRead
 from attnscope.capture.positions import first_token_trajectory, output_projection, require_causal
 from attnscope.errors import WeightMapError
-from attnscope.inference import holm
 from attnscope.models import LoadError
+from attnscope.statistics import holm
 from attnscope.studies.absolute_position.first_position import TOLERANCES
 from attnscope.studies.checks import Check, write_checks
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.inference import holm
 from attnscope.report.claims_table import interval
 from attnscope.report.numbers import number
 from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.statistics import holm
 from attnscope.studies.absolute_position.arms import FIXED
 from attnscope.studies.absolute_position.checks import absolute_positions
 from attnscope.studies.absolute_position.removals import ALL_REPLACEMENTS

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnscope.capture import Forward, edit, forward
 from attnscope.capture.edits import AddDirection
-from attnscope.inference.groups import jackknife
+from attnscope.statistics.groups import jackknife
 from attnscope.studies.absolute_position.arms import draw_tokens, imposed, ordinary_tokens
 
 if TYPE_CHECKING:

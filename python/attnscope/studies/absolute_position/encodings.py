@@ -15,8 +15,8 @@ import torch
 
 from attnscope.capture import Forward, forward, preflight
 from attnscope.capture.sites import INTERFACE
-from attnscope.inference.comparisons import welch_test
 from attnscope.plots.selection import last_step
+from attnscope.statistics.comparisons import welch_test
 from attnscope.study_api.claims import ClaimSet, Estimate, Untestable, above
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.inference.groups import jackknife_bounds, mean_product
-from attnscope.inference.leakage import leakage_share, overall_share
-from attnscope.inference.residuals import moved_distance, residual_size
 from attnscope.metrics.positions.position_profile import PositionProfile, Weights
+from attnscope.statistics.groups import jackknife_bounds, mean_product
+from attnscope.statistics.leakage import leakage_share, overall_share
+from attnscope.statistics.residuals import moved_distance, residual_size
 from attnscope.studies.absolute_position import anchors, mlp_shares
 from attnscope.studies.absolute_position.checks import check_shuffled
 from attnscope.studies.absolute_position.options import query_sets

@@ -17,9 +17,9 @@ import torch
 from attnscope.capture import edit
 from attnscope.capture.positions import fingerprint, output_projection, trajectory_and_states
 from attnscope.errors import WeightMapError
-from attnscope.inference.groups import jackknife
-from attnscope.inference.intervals import Interval
 from attnscope.metrics.positions.position_share import PositionMoments, position_share
+from attnscope.statistics.groups import jackknife
+from attnscope.statistics.intervals import Interval
 from attnscope.studies.absolute_position.arms import Arm, imposed, token_ids
 from attnscope.studies.absolute_position.mlp_shares import packed, projected
 from attnscope.studies.absolute_position.sums import first_key, softmax_of

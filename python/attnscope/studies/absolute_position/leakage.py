@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.inference.leakage import leakage_test
 from attnscope.metrics.positions.offset_fit import offset_fit
 from attnscope.protocols import ruscio2025once
+from attnscope.statistics.leakage import leakage_test
 
 if TYPE_CHECKING:
     from torch import Tensor

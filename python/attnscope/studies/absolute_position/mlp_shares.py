@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.inference.groups import jackknife_interval
 from attnscope.metrics.positions.position_share import PositionMoments, position_share
+from attnscope.statistics.groups import jackknife_interval
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from attnscope.capture import Forward, forward
 from attnscope.capture.sites import INTERFACE, TABLE
-from attnscope.inference.leakage import leakage_slope
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.metrics.positions.rope_bands import rope_bands, rotary_layout
 from attnscope.protocols import ruscio2025once
 from attnscope.protocols.ruscio2025once.leakage import MOST_TOKENS
 from attnscope.protocols.ruscio2025once.softmax_statistics import TEMPERATURES
+from attnscope.statistics.leakage import leakage_slope
 from attnscope.studies.absolute_position.arms import Arm, imposed, token_ids
 from attnscope.studies.absolute_position.encodings import rotary_dimensions
 from attnscope.studies.absolute_position.sums import softmax_of

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from attnscope.inference.groups import jackknife_interval
-from attnscope.inference.residuals import removal_intervals, removal_replicates, require_groups
 from attnscope.metrics.positions.position_profile import PositionProfile, Weights
+from attnscope.statistics.groups import jackknife_interval
+from attnscope.statistics.residuals import removal_intervals, removal_replicates, require_groups
 from attnscope.studies.absolute_position.options import DRAWN, query_sets
 from attnscope.studies.absolute_position.sums import profile_of, tokens_of
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.inference import (
+from attnscope.statistics import (
     benjamini_hochberg,
     bootstrap,
     holm,

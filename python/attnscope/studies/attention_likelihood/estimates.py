@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.inference import bootstrap
-from attnscope.inference.groups import mean_product
+from attnscope.statistics import bootstrap
+from attnscope.statistics.groups import mean_product
 from attnscope.studies.attention_likelihood import as_published, associations, shifts
 from attnscope.studies.attention_likelihood.associations import Row
 from attnscope.studies.attention_likelihood.options import REAL, SWAP

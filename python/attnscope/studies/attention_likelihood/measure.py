@@ -219,7 +219,7 @@ def _words(
 
 def _survey(run: StageRun, batch: Batch, rows_of_texts: pd.DataFrame, number: int, layer: Layer) -> None:
     """Write the association of tokens' attention to themselves and their likelihood, for each text."""
-    from attnscope.inference import partial_correlation
+    from attnscope.statistics import partial_correlation
 
     if rows_of_texts["token_log_likelihood"].isna().all():
         return

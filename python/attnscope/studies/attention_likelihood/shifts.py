@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.inference import holm, paired_test, sign_flips
-from attnscope.inference.groups import jackknife_bounds, mean_product
+from attnscope.statistics import holm, paired_test, sign_flips
+from attnscope.statistics.groups import jackknife_bounds, mean_product
 from attnscope.studies.attention_likelihood.associations import HOLM, Row, adjusted, mean_with_sign_test
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.panel import MEASURES, Array, Panel, by_unit, correlations

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.inference import benjamini_hochberg, control_test, holm, paired_test, welch_test
-from attnscope.inference.emergence import Curve, emergence_splits
 from attnscope.metrics.information.sink_sets import PERCENTILES
 from attnscope.protocols.ruscio2025 import combine_p_values, emergence_change
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.results.summaries import kinds_of
+from attnscope.statistics import benjamini_hochberg, control_test, holm, paired_test, welch_test
+from attnscope.statistics.emergence import Curve, emergence_splits
 from attnscope.studies.attention_sinks.published import compared_layers
 from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED
 

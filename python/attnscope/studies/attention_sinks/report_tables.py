@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnscope.inference import benjamini_hochberg, holm, paired_test, per_sample, welch_test
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.maps import printable
 from attnscope.plots.selection import last_step
 from attnscope.report.numbers import interval_text, mean_text, number
 from attnscope.results.summaries import NULLS
+from attnscope.statistics import benjamini_hochberg, holm, paired_test, per_sample, welch_test
 from attnscope.studies.attention_sinks.comparisons import difference_of
 from attnscope.studies.attention_sinks.figures.runs import ABLATED, CHANGES
 

@@ -7,11 +7,11 @@ import pandas as pd
 from markupsafe import Markup
 
 from attnscope.errors import NotDrawable
-from attnscope.inference.sink_heads import LEAST_SHARE
 from attnscope.plots.figure import Results, optional
 from attnscope.plots.selection import estimate, last_step
 from attnscope.report.numbers import all_means, interval_text, number
 from attnscope.report.section import NamedSentence, Page, Section, Table, paragraphs
+from attnscope.statistics.sink_heads import LEAST_SHARE
 from attnscope.studies.attention_sinks.figures.sinks import sinks
 from attnscope.studies.attention_sinks.report_sections import ANALYSES
 from attnscope.studies.attention_sinks.report_tables import questions

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.inference.sink_heads import heads_with_sinks
 from attnscope.metrics.information.sink_test import LABELS, TIMES_UNIFORM, pooled_sinks, sink_test
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
+from attnscope.statistics.sink_heads import heads_with_sinks
 from attnscope.studies.attention_sinks.comparisons import checkpoints
 from attnscope.studies.attention_sinks.layer_rows import States
 from attnscope.study_api.forward import Batch

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from attnscope.inference.frames import Frames, classify_frames
-from attnscope.inference.sink_heads import frames_of_sinks
 from attnscope.protocols import ruscio2025
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
+from attnscope.statistics.frames import Frames, classify_frames
+from attnscope.statistics.sink_heads import frames_of_sinks
 from attnscope.studies.attention_sinks import comparisons
 from attnscope.studies.attention_sinks.sink_heads import HeadSinks, by_group, classify_heads, sink_heads
 from attnscope.study_api.stage_run import StageRun

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from attnscope.engine.answer_regions import Region
-from attnscope.engine.recipe import TABLE_KEYS, LeftOut, Recipe, complete_recipe, named_recipe
-from attnscope.engine.text_sites import TextSites
+from attnscope.analysis.answer_regions import Region
+from attnscope.analysis.recipe import TABLE_KEYS, LeftOut, Recipe, complete_recipe, named_recipe
+from attnscope.analysis.text_sites import TextSites
 from attnscope.errors import ConfigError
 from attnscope.models.inputs.answer_spans import NO_ANSWER, answer_spans
 from attnscope.results.features import describe_column, features_of

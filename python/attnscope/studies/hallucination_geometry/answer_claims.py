@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.inference import bootstrap, exchange_labels, max_t
-from attnscope.inference.exchange import FEWEST
-from attnscope.inference.intervals import Interval
+from attnscope.statistics import bootstrap, exchange_labels, max_t
+from attnscope.statistics.exchange import FEWEST
+from attnscope.statistics.intervals import Interval
 from attnscope.studies.hallucination_geometry.evidence import Evidence, widen_by_draws
 from attnscope.study_api.claims import Control, Estimate, Untestable, above
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.inference import bootstrap
 from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.statistics import bootstrap
 from attnscope.studies.hallucination_geometry import training
 from attnscope.studies.hallucination_geometry.answer_claims import (
     bypass_separates,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import attnscope as asc
-from attnscope.inference import jackknife
+from attnscope.statistics import jackknife
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, balanced, buckets
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.inference.exchange import Exchange, exchange_labels
+from attnscope.statistics.exchange import Exchange, exchange_labels
 from attnscope.studies.hallucination_geometry.questions import FOLDS, apart
 
 if TYPE_CHECKING:

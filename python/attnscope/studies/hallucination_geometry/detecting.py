@@ -10,8 +10,8 @@ import pandas as pd
 import torch
 
 import attnscope as asc
-from attnscope.inference import benjamini_hochberg, jackknife, max_t
-from attnscope.inference.detection import areas, auc, direction_scores, narrowed, probe_scores
+from attnscope.statistics import benjamini_hochberg, jackknife, max_t
+from attnscope.statistics.detection import areas, auc, direction_scores, narrowed, probe_scores
 from attnscope.studies.hallucination_geometry.clouds import Space, compare, describe, template_jackknife
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, contrasts
 from attnscope.studies.hallucination_geometry.questions import bag_of_words

@@ -24,7 +24,7 @@ from attnscope.capture.directions.sensitivity import sensitivity_of
 from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection
 from attnscope.errors import ConfigError
-from attnscope.inference import benjamini_hochberg, max_t
+from attnscope.statistics import benjamini_hochberg, max_t
 from attnscope.studies.hallucination_geometry import published_protocol
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
 from attnscope.studies.hallucination_geometry.evidence import exceedance

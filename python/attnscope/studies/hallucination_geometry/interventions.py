@@ -21,7 +21,7 @@ import attnscope as asc
 from attnscope.capture import Forward
 from attnscope.capture.edits import AddDirection
 from attnscope.capture.edits.edit import cache_name
-from attnscope.inference.detection import narrowed, probe_scores
+from attnscope.statistics.detection import narrowed, probe_scores
 from attnscope.studies.hallucination_geometry.answers import Choice, correct, decoded, loops, refused
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
 from attnscope.studies.hallucination_geometry.direction_sensitivity import (

@@ -14,7 +14,7 @@ import pandas as pd
 
 from attnscope._nearest import nearest
 from attnscope.errors import ConfigError
-from attnscope.inference.detection import detection
+from attnscope.statistics.detection import detection
 
 if TYPE_CHECKING:
     from attnscope.models import Encoder

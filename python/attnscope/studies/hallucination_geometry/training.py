@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.inference.emergence import Curve, emergence_splits
+from attnscope.statistics.emergence import Curve, emergence_splits
 
 if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.inference import holm
 from attnscope.metrics.weights.matrix_spectrum import spectrum_of
 from attnscope.models.architecture import weight_map
 from attnscope.models.weight_deltas import WeightDelta, weight_deltas
 from attnscope.models.weight_entries import WeightEntry
 from attnscope.models.weights import WeightFolder
+from attnscope.statistics import holm
 from attnscope.studies.pretraining_writes.fractions import FLOOR, Fractions, Rows
 from attnscope.studies.pretraining_writes.subspaces import Subspaces
 from attnscope.studies.pretraining_writes.sums import Sums, rank_of, title_of

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.inference import bootstrap
 from attnscope.published import published_numbers, same_model
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.statistics import bootstrap
 from attnscope.studies.wavelet_heads.published import step_belongs
 
 #: Columns of `uncertainty` and the pair of columns of `heads` that they correlate across a sentence's heads.

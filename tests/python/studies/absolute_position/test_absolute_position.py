@@ -328,7 +328,7 @@ def test_packaged_configurations_are_of_windows():
 
 
 def test_a_dry_run_says_how_many_passes_and_how_much_disk(folder, texts, tmp_path):
-    from attnscope.commands.dry_run import dry_run
+    from attnscope.cli.dry_run import dry_run
 
     notes = " ".join(dry_run(settings(folder, texts, tmp_path, random_weights=1)).notes)
     # base 3, without BOS 2, token and Gaussian 2 each, 3 single vectors, controls 4, reads 2 x 4, leakage 2,

@@ -4,7 +4,7 @@
 import pytest
 
 import attnscope as asc
-from attnscope.commands.dry_run import dry_run
+from attnscope.cli.dry_run import dry_run
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
@@ -115,7 +115,7 @@ def test_a_residual_of_layer_0_on_shuffled_tokens_ends_the_checkpoint(folder, te
 def test_the_command_goes_on_with_the_others_and_ends_with_3_when_a_check_fails(
     folder, texts, tmp_path, monkeypatch, capsys
 ):
-    from attnscope.commands import cli
+    from attnscope.cli import application
     from attnscope.studies.absolute_position import checks
 
     other = model_folder(tmp_path / "other", num_hidden_layers=2)
@@ -130,7 +130,7 @@ def test_the_command_goes_on_with_the_others_and_ends_with_3_when_a_check_fails(
     arguments += ["--set", "texts.per=window", "--set", "texts.samples=16", "--set", "max_tokens=16"]
     arguments += ["--set", "options.groups=4", "--output", str(tmp_path), "--name", "a"]
     with pytest.raises(SystemExit) as end:
-        cli.main(arguments)
+        application.main(arguments)
     assert end.value.code == 3
     assert "1 checkpoint skipped: other" in capsys.readouterr().err
     results = asc.load(tmp_path / "a")

@@ -13,10 +13,10 @@ import torch
 from test_absolute_position_verdicts import heads, means, reads
 
 from attnscope.engine.run_study import run
-from attnscope.inference.groups import jackknife, jackknife_bounds, mean_product, sign_flips
-from attnscope.inference.leakage import leakage_slope
-from attnscope.inference.residuals import removal_replicates
 from attnscope.metrics.positions.position_profile import PositionProfile
+from attnscope.statistics.groups import jackknife, jackknife_bounds, mean_product, sign_flips
+from attnscope.statistics.leakage import leakage_slope
+from attnscope.statistics.residuals import removal_replicates
 from attnscope.studies.absolute_position.claims import CLAIMS, CONSTANT, Evidence
 from attnscope.studies.absolute_position.dynamics import contraction
 from attnscope.studies.absolute_position.first_position import mean_cosine

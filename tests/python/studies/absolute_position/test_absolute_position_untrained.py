@@ -8,7 +8,7 @@ import torch
 
 import attnscope as asc
 from attnscope.demo.encodings import PositionsRecipe
-from attnscope.inference.groups import jackknife_bounds, mean_product
+from attnscope.statistics.groups import jackknife_bounds, mean_product
 from attnscope.studies.absolute_position.estimates import shared_residual
 from attnscope.studies.absolute_position.sections import findings
 

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import attnscope as asc
-from attnscope.commands.cli import app
+from attnscope.cli.application import app
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError

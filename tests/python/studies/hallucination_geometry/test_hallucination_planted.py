@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 import attnscope as asc
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_study import resume, run
-from attnscope.inference.exchange import max_t
+from attnscope.statistics.exchange import max_t
 from attnscope.studies.hallucination_geometry import states
 from attnscope.studies.hallucination_geometry.claims import CLAIMS
 from attnscope.studies.hallucination_geometry.clouds import Space, compare

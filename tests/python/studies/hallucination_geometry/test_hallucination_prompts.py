@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnscope.inference.detection import detection
+from attnscope.statistics.detection import detection
 from attnscope.studies.hallucination_geometry.prompts import make
 from attnscope.studies.hallucination_geometry.prompts.known import COMMON_WORDS
 from attnscope.studies.hallucination_geometry.prompts.subjects import PAIRS, slots

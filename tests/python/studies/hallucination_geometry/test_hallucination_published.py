@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from attnscope.commands.cli import app
+from attnscope.cli.application import app
 from attnscope.engine.run_study import run
 from attnscope.protocols import ruscio2026
 from attnscope.published import compare_published, published_numbers

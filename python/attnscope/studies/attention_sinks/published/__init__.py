@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from attnscope.errors import MissingError
-from attnscope.inference import bootstrap
 from attnscope.published import Compared, Measured, another_model, comparison_row, same_model
 from attnscope.results.results import Results
+from attnscope.statistics import bootstrap
 
 if TYPE_CHECKING:
     import numpy.typing as npt

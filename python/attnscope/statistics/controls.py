@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""A measured model against random-weight controls: the difference between initialisations.
+
+An interval over texts of one control shrinks with the number of texts and does not include other
+initialisations. So the initialisation is the unit: with several controls, each on its own texts, the variance
+of their means holds both that between initialisations and what their texts leave. The measured model is one
+draw of weights too: more controls give their mean more exactly, not the distance of a single model from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnscope._checks import fraction_argument
+from attnscope.statistics._arguments import vector
+from attnscope.statistics.comparisons import by_student
+
+#: Fewer controls give too little information about initialisations.
+FEWEST = 8
+
+
+class ControlTest(NamedTuple):
+    """A model's mean less that of controls: interval, t and two-sided p of initialisations.
+
+    `between` is the standard deviation between initialisations, without what the texts add; `controls` their
+    number, `texts` those of the model.
+    """
+
+    difference: float
+    low: float
+    high: float
+    statistic: float
+    freedom: float
+    p_value: float
+    between: float
+    controls: int
+    texts: int
+
+
+def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 0.95) -> ControlTest:
+    """Test whether a model differs from random initialisations of itself, with the initialisation as unit.
+
+    A model that is one more initialisation differs from the mean of K of them by the variance s²(1 + 1/K), s²
+    that of the controls' means. To this comes what the model's mean over its texts varies more than those of
+    the controls, by the larger of its own variance over texts and theirs. t has K − 1 degrees of freedom.
+    Neither more texts nor more controls shrink the interval below what initialisations differ by: it is that
+    of the difference to a single other one.
+
+    Args:
+        measured: the model, one number a text; NaN is left out.
+        controls: of each control one number a text, of the same texts, a share of them, or others.
+        confidence: of the interval.
+
+    Returns:
+        ControlTest; all but the difference are NaN for fewer than 8 controls or two texts, and where nothing
+        varies.
+
+    Raises:
+        ValueError: values of more than one dimension, confidence outside (0, 1).
+
+    Example:
+        >>> from attnscope import statistics
+        >>> controls = [[0.1 * k, 0.1 * k + 0.2] for k in range(8)]
+        >>> result = statistics.control_test([1.0, 1.2, 1.1], controls)
+        >>> round(result.difference, 6), result.controls
+        (0.65, 8)
+
+    References:
+        Crawford and Howell, Comparing an individual's test score against norms derived from small samples,
+        1998.
+    """
+    name = "control_test"
+    confidence = fraction_argument(name, "confidence", confidence)
+    model_values = vector(name, "measured", measured)
+    model_values = model_values[~np.isnan(model_values)]
+    control_values = [vector(name, "controls", values) for values in controls]
+    control_values = [values[~np.isnan(values)] for values in control_values]
+    control_values = [values for values in control_values if len(values)]
+    means = np.array([values.mean() for values in control_values])
+    difference = float(model_values.mean() - means.mean()) if len(model_values) and len(means) else math.nan
+    count, texts = len(means), len(model_values)
+    undefined = ControlTest(difference, *(math.nan,) * 6, count, texts)
+    if count < FEWEST or texts < 2:
+        return undefined
+    # The texts' part of the spread of the controls' means, and of the model's: few texts of the model
+    # tell little.
+    several = [values for values in control_values if len(values) > 1]
+    of_controls = float(np.mean([values.var(ddof=1) / len(values) for values in several])) if several else 0.0
+    of_one_text = float(np.mean([values.var(ddof=1) for values in several])) if several else 0.0
+    of_texts = max(float(model_values.var(ddof=1)), of_one_text) / texts
+    spread = float(means.var(ddof=1))
+    variance = spread * (1 + 1 / count) + max(0.0, of_texts - of_controls)
+    if not variance > 0:
+        return undefined
+    tested = by_student(difference, math.sqrt(variance), count - 1, count, confidence)
+    return ControlTest(*tested[:-1], math.sqrt(max(0.0, spread - of_controls)), count, texts)

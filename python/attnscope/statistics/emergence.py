@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: MIT
+"""The change of a metric from one level to another during training, and its checkpoint.
+
+Any noisy curve has a best split. A step is named only where two levels explain more of the curve than they do
+of the same checkpoints in random orders, corrected for all curves that are judged together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnscope._checks import fraction_argument, real, whole_steps
+from attnscope.statistics._arguments import check_draws, table_argument
+from attnscope.statistics.comparisons import holm
+from attnscope.statistics.intervals import bootstrap
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Columns along which rows must not be mixed in silence.
+APART = ("model", "protocol", "group", "threshold")
+#: Chance of any step where nothing changes; checkpoints on each side of a split; orders held in memory.
+LEVEL, EACH_SIDE, DRAWS_AT_ONCE = 0.05, 3, 4096
+
+# Steps, ascending, and values [steps, samples].
+Curve = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
+
+
+def emergence_step(
+    table: pd.DataFrame,
+    metric: str,
+    *,
+    fraction: float = 0.5,
+    by: Sequence[str] = (),
+    level: float = LEVEL,
+    confidence: float = 0.95,
+    draws: int | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Return the training step at which a metric changes from one level to another, where it does.
+
+    The value of a checkpoint is the mean over samples of each sample's mean over its rows (layers, heads).
+    The step is the split of the least-squares fit of two levels to these values, at least three checkpoints
+    on each side. It is given only where that fit explains more than when the checkpoints are put in random
+    orders: noise has a best split too. Texts are not drawn again for this, because what all texts of one
+    checkpoint share would then pass for a step. Steps are ordered as integers.
+
+    Args:
+        table: rows with `step`, `sample` and the metric, such as the table `heads` of a checkpoint series;
+            filter it first where it holds more than one model or protocol, or name these in `by`.
+        metric: a column of it.
+        fraction: of the way from first to last checkpoint, for `half_way`, in (0, 1].
+        by: one row of the result for every combination of these columns, for example ["layer", "head"].
+        level: chance of any step among the rows of the result where nothing changes (Holm), in (0, 1).
+        confidence: of the interval of the difference, in (0, 1).
+        draws: random orders; None takes 999 or as many as Holm's correction of the rows needs.
+        seed: of the orders.
+
+    Returns:
+        A DataFrame with the columns of `by`, then verdict ("step", "no change", or "too few to tell" where no
+        order of so many checkpoints could pass), step (Int64: the first checkpoint of the new level, null
+        without one), p_value and p_holm (NaN where nothing was tested), difference of the metric between the
+        last and the first checkpoint with low and high over samples (NaN below five samples), start and end
+        (its means there), and half_way (Int64): the first checkpoint that has covered `fraction` of the way
+        from start to end, which is no evidence of a change.
+
+    Raises:
+        ValueError: a column is missing, fewer than two steps, negative steps, fraction, level or confidence
+            outside their range, several models, protocols, groups or thresholds that `by` does not name.
+
+    Example:
+        >>> import pandas as pd, attnscope as asc
+        >>> values = [0.0, 0.1, 0.0, 0.1, 0.9, 1.0, 0.9, 1.0]
+        >>> table = pd.DataFrame({"step": [0, 1, 2, 4, 8, 16, 32, 64], "sample": 0, "sink_share": values})
+        >>> change = asc.emergence_step(table, "sink_share").iloc[0]
+        >>> change["verdict"], int(change["step"]), int(change["half_way"])
+        ('step', 8, 8)
+
+    References:
+        Hawkins, Testing a sequence of observations for a shift in location, 1977. Gu et al., When attention
+        sink emerges in language models, arXiv 2410.10781, 2024.
+    """
+    import pandas as pd
+
+    name = "emergence_step"
+    fraction = real(name, "fraction", fraction)
+    confidence, checked_draws, seed = check_draws(name, confidence, 1 if draws is None else draws, seed)
+    level = fraction_argument(name, "level", level)
+    steps = _checked_steps(table, metric, fraction, by)
+    table = table.assign(step=steps)
+    keys: list[dict[str, Any]] = []
+    curves: list[Curve] = []
+    groups = [((), table)] if not by else table.groupby(list(by), sort=True, dropna=False)
+    for key, group in groups:
+        sample_means = group.groupby(["step", "sample"])[metric].mean().unstack("sample").sort_index()
+        curves.append((sample_means.index.to_numpy(np.int64), sample_means.to_numpy(np.float64)))
+        keys.append(dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)))
+    splits = emergence_splits(
+        curves,
+        fraction=fraction,
+        level=level,
+        confidence=confidence,
+        draws=None if draws is None else checked_draws,
+        seed=seed,
+    )
+    rows = [{**key, **split} for key, split in zip(keys, splits, strict=True)]
+    return pd.DataFrame(rows).astype({"step": "Int64", "half_way": "Int64"})
+
+
+def emergence_splits(
+    curves: Sequence[Curve],
+    *,
+    fraction: float = 0.5,
+    level: float = LEVEL,
+    confidence: float = 0.95,
+    draws: int | None = None,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Return the results of `emergence_step` for several curves, corrected together: the quantities of one
+    run.
+
+    Args:
+        curves: of each its steps, ascending, and values [steps, samples], NaN where a sample has none.
+        fraction, level, confidence, draws, seed: as for `emergence_step`.
+
+    Example:
+        >>> import numpy as np
+        >>> from attnscope.statistics.emergence import emergence_splits
+        >>> flat = np.zeros((9, 4))
+        >>> emergence_splits([(np.arange(9), flat)])[0]["verdict"]
+        'no change'
+    """
+    means = []
+    for _, values in curves:
+        present = ~np.isnan(values)
+        with np.errstate(invalid="ignore"):
+            means.append(np.where(present, values, 0.0).sum(1) / present.sum(1))
+    defined_means = [mean[~np.isnan(mean)] for mean in means]
+    # Constant curves hold no test: nothing changes, whatever the order.
+    tested = [bool(len(curve) and np.ptp(curve) > 0) for curve in defined_means]
+    family = sum(
+        flag and len(curve) >= 2 * EACH_SIDE for curve, flag in zip(defined_means, tested, strict=True)
+    )
+    draws = max(999, math.ceil(2 * family / level) - 1) if draws is None else draws
+    splits: list[tuple[int, float]] = []
+    for curve, flag in zip(defined_means, tested, strict=True):
+        orders = math.comb(len(curve), len(curve) // 2)
+        able = flag and len(curve) >= 2 * EACH_SIDE and 2 * family / level <= orders
+        splits.append(_split_of(curve, draws, seed) if able else (-1, math.nan))
+    adjusted = holm([p_value for _, p_value in splits])
+    result = []
+    for (steps, values), mean, flag, (place, p_value), p_holm in zip(
+        curves, means, tested, splits, adjusted, strict=True
+    ):
+        defined_steps = steps[~np.isnan(mean)]
+        verdict = "no change"
+        if flag and math.isnan(p_value):
+            verdict = "too few to tell"
+        elif p_holm <= level:
+            verdict = "step"
+        ends = bootstrap(values[-1] - values[0], confidence=confidence, seed=seed)
+        way = mean[-1] - mean[0]
+        with np.errstate(invalid="ignore"):
+            covered = (mean - mean[0]) * np.sign(way) >= fraction * abs(way)
+        result.append(
+            {
+                "verdict": verdict,
+                "step": int(defined_steps[place]) if verdict == "step" else None,
+                "p_value": p_value,
+                "p_holm": float(p_holm),
+                "difference": ends.estimate,
+                "low": ends.low,
+                "high": ends.high,
+                "start": float(mean[0]),
+                "end": float(mean[-1]),
+                "half_way": int(steps[covered.argmax()]) if abs(way) > 0 else None,
+            }
+        )
+    return result
+
+
+def _split_of(mean: npt.NDArray[np.float64], draws: int, seed: int) -> tuple[int, float]:
+    """Return the first place behind the best split of a curve into two levels, and its p-value over
+    orders.
+    """
+    # Every order has the same sum of squares, so the largest one between two levels is the best fit.
+    mean = mean - mean.mean()
+    mean = mean / np.abs(mean).max()
+    count = len(mean)
+    left = np.arange(EACH_SIDE, count - EACH_SIDE + 1)
+
+    def between(orders: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        sums = orders.cumsum(-1)[..., left - 1]
+        return sums**2 * (count / (left * (count - left)))
+
+    observed = between(mean)
+    generator = np.random.default_rng(seed)
+    above = 0
+    for begin in range(0, draws, DRAWS_AT_ONCE):
+        copies = np.broadcast_to(mean, (min(DRAWS_AT_ONCE, draws - begin), count))
+        # Orders that give the same two sets of checkpoints differ by rounding only.
+        above += int(
+            (between(generator.permuted(copies, axis=-1)).max(-1) >= observed.max() * (1 - 1e-9)).sum()
+        )
+    return int(left[observed.argmax()]), (1 + above) / (1 + draws)
+
+
+def _checked_steps(table: pd.DataFrame, metric: str, fraction: float, by: Sequence[str]) -> list[int]:
+    """Return the steps as integers, because as text "10" sorts before "2"."""
+    name = "emergence_step"
+    table_argument(name, table, ("step", "sample"), metric, by)
+    if not 0.0 < fraction <= 1.0:
+        raise ValueError(f"{name}: fraction must lie in (0, 1], got {fraction!r}")
+    column_of_steps = whole_steps(name, table["step"])
+    steps = sorted(set(column_of_steps))
+    if len(steps) < 2 or steps[0] < 0:
+        raise ValueError(f"{name}: the table must hold at least two steps, none negative, got {steps}")
+    for column in APART:
+        if column not in table.columns or column in by:
+            continue
+        if (count := table[column].nunique(dropna=False)) > 1:
+            raise ValueError(
+                f"{name}: the table holds {count} values of {column!r}: filter it or name {column!r} in by"
+            )
+    return column_of_steps

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""Intervals of means: of samples that come in clusters, and what few different values leave unknown."""
+
+import math
+
+import numpy as np
+import pytest
+
+from attnscope import statistics
+
+
+@pytest.mark.parametrize("repeated", [1, 2])
+def test_where_many_draws_repeat_one_value_there_is_no_interval(repeated):
+    """Of nine samples of 0 and one of 1, a third of the draws hold the 0 alone: nothing bounds the mean."""
+    values = np.r_[np.zeros(10 - repeated), np.full(repeated, 0.1)]
+    result = statistics.bootstrap(values)
+    assert (result.estimate, result.n) == (pytest.approx(repeated / 100), 10)
+    assert math.isnan(result.low)
+    assert math.isnan(result.high)
+    other = np.random.default_rng(0).normal(size=10)
+    low, high = statistics.mean_intervals([values, other, np.full(10, 0.3)])
+    assert np.isnan([low[0], high[0]]).all()
+    assert low[1] < other.mean() < high[1]
+    assert low[2] == high[2] == pytest.approx(0.3)
+
+
+def test_rounding_is_no_standard_error():
+    """Half of the samples are one number and half another: their intervals have ends within reach."""
+    values = np.repeat([0.1, 0.7], 5)
+    for low, high in (statistics.bootstrap(values)[1:3], np.ravel(statistics.mean_intervals([values]))):
+        assert -0.1 < low < 0.4 < high < 0.9
+
+
+def test_clusters_are_drawn_whole():
+    # Twenty samples of eight clusters that hold one number each are eight samples.
+    rng = np.random.default_rng(0)
+    means = rng.standard_normal(8)
+    ids = np.repeat(np.arange(8), 5)
+    result = statistics.bootstrap(means[ids], clusters=ids)
+    single_result = statistics.bootstrap(means)
+    assert result.n == 8
+    assert math.isclose(result.estimate, single_result.estimate)
+    np.testing.assert_allclose([result.low, result.high], [single_result.low, single_result.high], atol=1e-9)
+    # As if they were forty, the interval would be far shorter.
+    plain = statistics.bootstrap(means[ids])
+    assert result.high - result.low > 1.8 * (plain.high - plain.low)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e150])
+def test_clusters_of_one_sample_each_are_no_clusters(scale):
+    """Also where squares of the numbers vanish, and where many draws repeat one value."""
+    for values in (np.random.default_rng(1).normal(size=9), np.eye(9)[0], np.full(9, 0.3)):
+        single_result = statistics.bootstrap(values * scale)
+        result = statistics.bootstrap(values * scale, clusters=list("abcdefghi"))
+        np.testing.assert_array_equal(result, single_result)
+
+
+def test_an_interval_over_clusters_covers_the_mean():
+    rng = np.random.default_rng(0)
+    for clusters in (10, 40):
+        covered = 0
+        for trial in range(200):
+            ids = np.repeat(np.arange(clusters), rng.integers(2, 8, clusters))
+            values = rng.standard_normal(clusters)[ids] + 0.5 * rng.standard_normal(len(ids))
+            result = statistics.bootstrap(values, clusters=ids, draws=400, seed=trial)
+            covered += result.low <= 0 <= result.high
+        assert 178 <= covered <= 199
+
+
+def test_a_statistic_of_clusters_sees_the_samples_of_a_draw():
+    scores, labels = np.arange(12.0), np.tile([False, True], 6)
+    ids = np.arange(12) // 2
+
+    def rate(places):
+        chosen = places.astype(int)
+        return scores[chosen][labels[chosen]].mean()
+
+    seen = []
+
+    def spy(places):
+        seen.append(np.bincount(ids[places.astype(int)], minlength=6))
+        return rate(places)
+
+    result = statistics.bootstrap(np.arange(12.0), spy, clusters=ids, draws=50)
+    assert result.estimate == rate(np.arange(12.0))
+    assert result.low < result.estimate < result.high
+    assert all((counts % 2 == 0).all() and counts.sum() == 12 for counts in seen)
+    assert max(counts.max() for counts in seen) > 2
+
+
+def test_few_clusters_and_bad_ones():
+    few = statistics.bootstrap([1.0, 2.0, 3.0, math.nan], clusters=[0, 0, 1, 2])
+    assert few[0] == 2.0
+    assert math.isnan(few.low)
+    assert few.n == 2
+    assert statistics.bootstrap([math.nan], clusters=[0]).n == 0
+    with pytest.raises(ValueError, match=r"clusters must hold one label per item, \[2\], got shape \(3,\)"):
+        statistics.bootstrap([1.0, 2.0], clusters=[0, 1, 2])
+    with pytest.raises(ValueError, match=r"statistic must give a number, got shape \(12,\)"):
+        statistics.bootstrap(np.arange(12.0), lambda x: x, clusters=np.arange(12))
