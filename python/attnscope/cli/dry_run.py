@@ -19,7 +19,7 @@ from attnscope._progress import duration
 from attnscope.cli.trial_run import Kind, UnitsByKind, trial_samples, try_out
 from attnscope.config.run_config import Study
 from attnscope.engine.engine import Engine
-from attnscope.engine.provenance import resolved
+from attnscope.engine.prepared_run import prepare, with_absolute_paths
 from attnscope.errors import LoadError, MissingError
 from attnscope.study_api.batches import batches
 from attnscope.study_api.plan import Plan, megabytes
@@ -83,9 +83,9 @@ def dry_run(
         started: seconds until here that a run needs as well, such as those of imports.
     """
     began = time.perf_counter()
-    study = resolved(study)
-    engine = Engine(study, progress=False, say=lambda text: None)
-    plan = engine.prepare()
+    study = with_absolute_paths(study)
+    prepared = prepare(study)
+    engine, plan = Engine(prepared, progress=False, say=lambda text: None), prepared.plan
     notes = [*plan.notes, *engine.study.describe_plan(plan)]
     for line in notes:
         say(line)

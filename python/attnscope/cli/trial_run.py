@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from attnscope.cli.drawing import draw_run
 from attnscope.config.run_config import Study
 from attnscope.engine.engine import Engine
+from attnscope.engine.prepared_run import prepare
 from attnscope.errors import DiskFull, Interrupted, LoadError, UnitsFailed
 from attnscope.models import Checkpoint
-from attnscope.study_api.plan import CheckpointsByModel, Plan
+from attnscope.study_api.plan import Plan
 from attnscope.study_api.units import Unit
 
 #: A model's position in the settings, a stage and a variant: units of one kind take like times.
@@ -49,21 +50,6 @@ class Trial:
     def later_bytes(self) -> int:
         """Bytes that drawing the whole run takes beyond what drawing the trial took."""
         return int(_COPIES * self.table_bytes * (1 / self.share - 1)) if self.drawing else 0
-
-
-class _TrialEngine(Engine):
-    """The engine of a trial: the plan of the whole run, of which a part is kept."""
-
-    texts: Collection[int] = ()
-    share = 1.0
-
-    def prepare(self, checkpoints: CheckpointsByModel | None = None) -> Plan:
-        """Plan the run and keep a part of it."""
-        plan = super().prepare(checkpoints)
-        count = _texts(plan.units)
-        plan.restrict(self.texts, _first_checkpoints(plan))
-        self.share = _texts(plan.units) / count if count else 1.0
-        return plan
 
 
 def trial_samples(plan: Plan, kinds: UnitsByKind, seconds: Mapping[Kind, float]) -> frozenset[int]:
@@ -104,10 +90,10 @@ def try_out(study: Study, samples: frozenset[int], draw: bool) -> Trial:
         # weights that a run removes when it has measured them are still to be measured
         models = [source.model_copy(update={"free_disk": False}) for source in study.models]
         settings = study.model_copy(update={"output": folder, "models": models})
-        engine = _TrialEngine(settings, progress=False, say=_ignore)
-        engine.texts = samples
         try:
-            results = engine.run()
+            prepared = prepare(settings)
+            share = _restrict(prepared.plan, samples)
+            results = Engine(prepared, progress=False, say=_ignore).run()
         except Interrupted:
             # its message names a folder to go on with, and this one is removed
             raise KeyboardInterrupt from None
@@ -119,7 +105,14 @@ def try_out(study: Study, samples: frozenset[int], draw: bool) -> Trial:
         began = time.perf_counter()
         if draw:
             draw_run(results, [], _ignore, quiet=True)
-        return Trial(time.perf_counter() - began if draw else 0.0, table_bytes, engine.share)
+        return Trial(time.perf_counter() - began if draw else 0.0, table_bytes, share)
+
+
+def _restrict(plan: Plan, samples: Collection[int]) -> float:
+    """Keep a trial's texts and checkpoints in a plan, and return the share of its texts that are left."""
+    count = _texts(plan.units)
+    plan.restrict(samples, _first_checkpoints(plan))
+    return _texts(plan.units) / count if count else 1.0
 
 
 def _first_checkpoints(plan: Plan) -> list[Checkpoint]:

@@ -204,6 +204,7 @@ def compare_encodings(
     """
     from attnscope.config.run_config import Study
     from attnscope.engine.engine import Engine
+    from attnscope.engine.prepared_run import prepare
 
     if study not in ("wavelet_heads", "absolute_position"):
         raise ValueError(
@@ -230,7 +231,7 @@ def compare_encodings(
         }
     settings["options"] |= dict(options or {})
     run_settings = Study(study=study, name="study", output=str(root), models=models, **settings)
-    results = Engine(run_settings, progress=progress).run(resume=True)
+    results = Engine(prepare(run_settings), progress=progress).run(resume=True)
     results.figures()
     results.report()
     return results

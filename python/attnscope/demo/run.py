@@ -40,6 +40,7 @@ def run_demo(
     """
     from attnscope.config.run_config import Study
     from attnscope.engine.engine import Engine
+    from attnscope.engine.prepared_run import prepare
 
     recipe = recipe or Recipe()
     root = Path(directory).resolve()
@@ -57,7 +58,7 @@ def run_demo(
         seed=recipe.seed,
     )
     say(f"{study_step} the sink study over its {len(checkpoint_steps(recipe.steps))} checkpoints")
-    results = Engine(study, progress=progress, label=f"{study_step} study, units").run(resume=True)
+    results = Engine(prepare(study), progress=progress, label=f"{study_step} study, units").run(resume=True)
     say(f"{report_step} figures and report")
     _store_examples(results)
     report = _draw(results, f"{report_step} figures", progress)

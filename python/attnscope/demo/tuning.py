@@ -185,10 +185,11 @@ def _measured(study: Settings, processes: int, progress: bool) -> Results:
     """Return the study, its units shared out among processes."""
     from attnscope.engine.engine import Engine
     from attnscope.engine.executors.shards import gather
+    from attnscope.engine.prepared_run import prepare
 
     if processes == 1:
         with one_thread():
-            return Engine(study, progress=progress).run(resume=True)
+            return Engine(prepare(study), progress=progress).run(resume=True)
     with _pool(processes) as pool:
         stored = -1
         while True:

@@ -15,30 +15,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attnscope import _blas
 from attnscope._evaluation import plain_defaults
-from attnscope._memory import frozen_gc, give_back_large_blocks, system_arrow_pool
+from attnscope._memory import frozen_gc, system_arrow_pool
 from attnscope._progress import progress_bar
 from attnscope._safe_text import escape_controls
 from attnscope.config.memory_texts import json_lines
 from attnscope.config.run_config import Settings
 from attnscope.engine.executors.executor import Executor, LocalExecutor, Outcome
 from attnscope.engine.model_cache import HeldModel, about_model
-from attnscope.engine.planning import make_plan
-from attnscope.engine.provenance import (
-    default_name,
-    has_content,
-    machine,
-    provenance,
-    read_provenance,
-    refuse_changed,
-    refuse_existing,
-    with_stored_texts,
-)
+from attnscope.engine.prepared_run import PreparedRun
+from attnscope.engine.provenance import machine, provenance, read_provenance
+from attnscope.engine.run_folder import has_content, refuse_changed, with_stored_texts
 from attnscope.engine.stop import stop_signals
 from attnscope.errors import DiskFull, Interrupted, UnitsFailed, command
 from attnscope.models import Checkpoint, LoadedModel, LoadError
@@ -55,10 +46,8 @@ from attnscope.results.files import (
 from attnscope.results.folder_lock import FolderLock
 from attnscope.results.results import Results, load
 from attnscope.results.store import Store
-from attnscope.study_api.plan import CheckpointsByModel, Plan
 from attnscope.study_api.samples import samples_table
 from attnscope.study_api.stage_run import StageRun
-from attnscope.study_api.study import study_class
 from attnscope.study_api.tables import Table
 from attnscope.study_api.tally import Tally
 from attnscope.study_api.units import Unit
@@ -69,29 +58,26 @@ Notify = Callable[[str], None]
 
 
 class Engine:
-    """One run of one study, whose settings have resolved paths.
+    """One run of one study.
 
     Args:
-        folder: where units are stored; None is the run folder that the settings name.
+        prepared: what is decided about it.
         beside: folders of the same plan whose units count as stored.
+        label: of the progress bar.
     """
-
-    plan: Plan
 
     def __init__(
         self,
-        settings: Settings,
+        prepared: PreparedRun,
         *,
         progress: bool = True,
         say: Notify | None = None,
         executor: Executor | None = None,
-        folder: Path | None = None,
         beside: Sequence[Path] = (),
         label: str = "units",
     ) -> None:
-        self.settings = settings
-        self.study = study_class(settings.study)(settings)
-        self.folder = folder or Path(settings.output) / (settings.name or default_name(settings))
+        self.settings, self.study = prepared.settings, prepared.study
+        self.folder, self.plan = prepared.folder, prepared.plan
         self.store = Store(self.folder, beside)
         self.executor: Executor = executor or LocalExecutor()
         self.progress = progress
@@ -104,22 +90,13 @@ class Engine:
         self._bar: Any = None
         self._held = HeldModel()
         self.machines = {socket.gethostname(): machine()}
-        self._extras: dict[str, Any] = {}
-        #: Bytes of attention one layer may take: two layers and the metrics' copies are alive at a time.
-        self.layer_budget = None if settings.max_memory is None else int(settings.max_memory) // 4
-
-    def prepare(self, checkpoints: CheckpointsByModel | None = None) -> Plan:
-        """Make the plan; checkpoints that another process listed are not listed again."""
-        give_back_large_blocks()
-        self.plan = make_plan(self.settings, self.study, checkpoints)
         self._extras = extra_columns(self.plan.sentences)
-        return self.plan
+        #: Bytes of attention one layer may take: two layers and the metrics' copies are alive at a time.
+        memory = self.settings.max_memory
+        self.layer_budget = None if memory is None else int(memory) // 4
 
-    def run(self, resume: bool = False) -> Results:
-        """Make the plan, compute the missing units and write the tables."""
-        refuse = None if resume else partial(refuse_existing, self.folder, self.settings)
-        if refuse is not None:
-            refuse()
+    def run(self, resume: bool = False, refuse: Callable[[], None] | None = None) -> Results:
+        """Compute the missing units and write the tables; `refuse` as `open_run` takes it."""
         with self.open_run(resume, refuse) as (facts, lock):
             self.finish(facts, lock)
         return load(self.folder)
@@ -128,16 +105,15 @@ class Engine:
     def open_run(
         self, resume: bool, refuse: Callable[[], None] | None = None
     ) -> Iterator[tuple[dict[str, Any], FolderLock]]:
-        """Plan the run, then open its folder for this process alone.
+        """Open the folder of the run for this process alone.
 
         Args:
             resume: go on with the units that are stored.
             refuse: raises where the folder must not be written into; asked under the lock, because another
                 process may have finished a study there while this one planned.
         """
-        self.executor.connect()
+        plan = self.plan
         try:
-            plan = self.prepare()
             for note in [*plan.notes, *(f"skipped {title}: {reason}" for title, reason in plan.skipped)]:
                 self.say(note)
             self.executor.check(self)
@@ -162,8 +138,6 @@ class Engine:
             if (self.folder / "study.yaml").is_file():
                 why += f"; what is done is intact: {command('resume', self.folder)}"
             raise DiskFull(error.errno, why, str(error.filename or self.folder)) from error
-        finally:
-            self.executor.close()
 
     def _store_texts(self, stored: Settings) -> None:
         """Write the texts in memory where the settings to be stored name them."""

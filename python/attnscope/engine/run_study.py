@@ -9,9 +9,11 @@ from typing import Any
 
 from attnscope.config.run_config import Settings, refuse_stored_trust
 from attnscope.engine.engine import Engine, Notify
-from attnscope.engine.executors.executor import Executor
+from attnscope.engine.executors.executor import Executor, LocalExecutor
 from attnscope.engine.executors.shards import merge_shards, shard_folders
-from attnscope.engine.provenance import read_provenance, refuse_another, refuse_other_study, settings_of
+from attnscope.engine.prepared_run import prepare, settings_of
+from attnscope.engine.provenance import read_provenance
+from attnscope.engine.run_folder import refuse_another, refuse_existing, refuse_other_study, run_folder
 from attnscope.errors import ConfigError
 from attnscope.results.results import Results, load
 
@@ -54,13 +56,16 @@ def run(
         Traceback (most recent call last):
         attnscope.errors.ConfigError: models[0]: there is no model folder ./no/such/folder
     """
-    engine = Engine(settings_of(config, **overrides), progress=progress, say=say, executor=executor)
-    if not exist_ok or not (engine.folder / "study.yaml").is_file():
-        return engine.run()
-    refuse_another(engine.folder, engine.settings)
-    if read_provenance(engine.folder).get("state") == "finished":
-        return load(engine.folder)
-    return engine.run(resume=True)
+    settings = settings_of(config, **overrides)
+    folder = run_folder(settings)
+    goes_on = exist_ok and (folder / "study.yaml").is_file()
+    refuse = partial(refuse_another if goes_on else refuse_existing, folder, settings)
+    refuse()
+    if goes_on and read_provenance(folder).get("state") == "finished":
+        return load(folder)
+    with executor or LocalExecutor() as workers:
+        engine = Engine(prepare(settings, folder=folder), progress=progress, say=say, executor=workers)
+        return engine.run(goes_on, refuse)
 
 
 def resume(
@@ -105,9 +110,10 @@ def resume(
     study = Settings.from_yaml(file, output=str(path.resolve().parent), name=path.resolve().name)
     if not trust_remote_code:
         refuse_stored_trust(study, "resume")
-    engine = Engine(study, progress=progress, say=say, executor=executor)
-    refuse = partial(refuse_other_study, engine.folder, engine.settings)
-    with engine.open_run(resume=True, refuse=refuse) as (facts, lock):
-        merge_shards(engine, parts, facts)
-        engine.finish(facts, lock)
+    with executor or LocalExecutor() as workers:
+        engine = Engine(prepare(study), progress=progress, say=say, executor=workers)
+        refuse = partial(refuse_other_study, engine.folder, study)
+        with engine.open_run(resume=True, refuse=refuse) as (facts, lock):
+            merge_shards(engine, parts, facts)
+            engine.finish(facts, lock)
     return load(engine.folder)

@@ -13,7 +13,7 @@ from attnscope.config.config_files import read_config, set_key
 from attnscope.config.run_config import Settings, Study, parse_bytes
 from attnscope.config.study_folders import default_study
 from attnscope.engine.planning import make_plan
-from attnscope.engine.provenance import default_name
+from attnscope.engine.run_folder import default_name
 from attnscope.errors import ConfigError
 from attnscope.studies import packaged
 from attnscope.study_api.study import study_class

@@ -12,7 +12,7 @@ import re
 import pytest
 from file_faults import Operations, crash
 
-from attnscope.engine import provenance as run_folder
+from attnscope.engine import provenance
 from attnscope.engine.engine import Engine
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import DiskFull
@@ -44,8 +44,8 @@ def computed(llama, tmp_path_factory):
 def quick(computed, monkeypatch):
     """Runs whose units are known; nothing is asked of git."""
     monkeypatch.setattr(Engine, "work", lambda self, unit: computed[2][unit.id])
-    monkeypatch.setattr(run_folder, "git_state", lambda folder: None)
-    monkeypatch.setattr(run_folder, "_own_git_state", lambda file: None)
+    monkeypatch.setattr(provenance, "git_state", lambda folder: None)
+    monkeypatch.setattr(provenance, "_own_git_state", lambda file: None)
     return computed
 
 

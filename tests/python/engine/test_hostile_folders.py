@@ -12,7 +12,7 @@ import yaml
 
 import attnscope as asc
 from attnscope.config.run_config import Settings
-from attnscope.engine.engine import Engine
+from attnscope.engine import prepared_run
 from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError, DiskFull, FolderLocked, LinkRefused, ResultsError
@@ -48,15 +48,15 @@ def tree(folder):
 
 def planned_meanwhile(monkeypatch, during):
     """Do something while a run is between its plan and the lock of its folder."""
-    prepare = Engine.prepare
+    make_plan = prepared_run.make_plan
 
-    def prepared(self, checkpoints=None):
-        plan = prepare(self, checkpoints)
-        monkeypatch.setattr(Engine, "prepare", prepare)
+    def planned(*arguments):
+        plan = make_plan(*arguments)
+        monkeypatch.setattr(prepared_run, "make_plan", make_plan)
         during()
         return plan
 
-    monkeypatch.setattr(Engine, "prepare", prepared)
+    monkeypatch.setattr(prepared_run, "make_plan", planned)
 
 
 def test_a_run_that_loads_no_model_leaves_the_folder_of_another_run(
@@ -117,14 +117,14 @@ def test_many_starts_of_one_name_end_with_one_run_and_refusals(tmp_path, llama, 
     """Threads stand for processes: the file lock keeps two holders of one process apart as well."""
     settings = study(tmp_path, str(llama), str(texts), metrics=["fiedler_value"])
     barrier, ended = threading.Barrier(3), []
-    prepare = Engine.prepare
+    make_plan = prepared_run.make_plan
 
-    def prepared(self, checkpoints=None):
-        plan = prepare(self, checkpoints)
+    def planned(*arguments):
+        plan = make_plan(*arguments)
         barrier.wait(60)
         return plan
 
-    monkeypatch.setattr(Engine, "prepare", prepared)
+    monkeypatch.setattr(prepared_run, "make_plan", planned)
 
     def start():
         try:

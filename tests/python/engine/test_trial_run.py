@@ -9,7 +9,7 @@ import pytest
 
 import attnscope as asc
 from attnscope.cli import trial_run
-from attnscope.engine.run_study import settings_of
+from attnscope.engine.prepared_run import settings_of
 from folders import model_folder, sentences
 
 TEXTS = frozenset(range(3))
@@ -22,13 +22,13 @@ def settings(tmp_path):
 
 
 def test_ctrl_c_names_no_folder_to_go_on_with(settings, monkeypatch):
-    work = trial_run._TrialEngine.work
+    work = trial_run.Engine.work
 
     def interrupted(engine, unit):
         os.kill(os.getpid(), signal.SIGINT)
         return work(engine, unit)
 
-    monkeypatch.setattr(trial_run._TrialEngine, "work", interrupted)
+    monkeypatch.setattr(trial_run.Engine, "work", interrupted)
     with pytest.raises(KeyboardInterrupt) as stopped:
         trial_run.try_out(settings, TEXTS, draw=False)
     assert type(stopped.value) is KeyboardInterrupt
@@ -38,5 +38,5 @@ def test_a_full_disk_is_why_there_is_no_trial(settings, monkeypatch):
     def full(engine, outcome):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(trial_run._TrialEngine, "_store_outcome", full)
+    monkeypatch.setattr(trial_run.Engine, "_store_outcome", full)
     assert trial_run.try_out(settings, TEXTS, draw=False).failed.startswith("DiskFull: ")

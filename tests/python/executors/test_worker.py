@@ -12,6 +12,7 @@ from attnscope.engine.engine import Engine
 from attnscope.engine.executors.executor import Executor, Outcome
 from attnscope.engine.executors.schedule import Schedule
 from attnscope.engine.executors.worker import Worker, checkpoints_to_json
+from attnscope.engine.prepared_run import prepare
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import UnitsFailed
 from folders import series, table_bytes
@@ -135,8 +136,8 @@ def test_a_checkpoint_that_no_node_can_load_is_skipped_as_in_one_process(inputs,
 
 def test_a_worker_says_which_files_it_does_not_have(inputs, tmp_path):
     home = series(tmp_path / "growing", steps=(0, 2))
-    engine = Engine(settings("moved_positions", (home, inputs[1]), tmp_path), progress=False)
-    plan = engine.prepare()
+    engine = Engine(prepare(settings("moved_positions", (home, inputs[1]), tmp_path)), progress=False)
+    plan = engine.plan
     worker = Worker(engine.settings.to_yaml(), checkpoints_to_json(plan.checkpoints_by_model), 1)
     assert worker.begin()["plan"] == plan.digest
     at = next(at for at, unit in enumerate(plan.units) if unit.checkpoint.step == 2)
@@ -151,8 +152,8 @@ def test_a_worker_says_which_files_it_does_not_have(inputs, tmp_path):
 
 
 def test_a_worker_that_cannot_plan_says_why(inputs, tmp_path):
-    engine = Engine(settings("moved_positions", inputs, tmp_path), progress=False)
-    plan = engine.prepare()
+    engine = Engine(prepare(settings("moved_positions", inputs, tmp_path)), progress=False)
+    plan = engine.plan
     text = engine.settings.to_yaml().replace(str(inputs[1]), str(tmp_path / "nowhere.txt"))
     answer = Worker(text, checkpoints_to_json(plan.checkpoints_by_model), 1).begin()
     assert answer["plan"] == ""

@@ -79,7 +79,14 @@ class RunState(Protocol):
 
 
 class Executor:
-    """The processes that compute the units of a run."""
+    """The processes that compute the units of a run: a context that is connected to its workers."""
+
+    def __enter__(self) -> Executor:
+        self.connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def connect(self) -> None:
         """Connect to the workers, before anything is planned; ConfigError if none answers."""

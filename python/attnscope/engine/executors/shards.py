@@ -27,16 +27,16 @@ from typing import Any
 from attnscope.config.run_config import Settings, refuse_stored_trust
 from attnscope.engine.engine import Engine, Notify, write_provenance
 from attnscope.engine.executors.executor import LocalExecutor
-from attnscope.engine.provenance import (
+from attnscope.engine.prepared_run import prepare, settings_of
+from attnscope.engine.provenance import incompatibility, read_provenance
+from attnscope.engine.run_folder import (
     SHARDS,
     changes,
     has_content,
-    incompatibility,
-    read_provenance,
     refuse_another,
     refuse_existing,
     refuse_other_study,
-    settings_of,
+    run_folder,
 )
 from attnscope.errors import ConfigError, ResultsError, command
 from attnscope.results.files import refuse_links
@@ -179,22 +179,22 @@ def run_shard(
     shard = shard if isinstance(shard, Shard) else Shard.parse(shard)
     settings = settings_of(config, **overrides)
     refuse_free_disk(settings)
-    run_folder = Engine(settings).folder
-    settings = settings.model_copy(update={"output": str(run_folder.parent), "name": run_folder.name})
-    if (run_folder / "study.yaml").is_file() or (
-        has_content(run_folder) and not (run_folder / SHARDS).is_dir()
-    ):
-        refuse_another(run_folder, settings)
-    folder = run_folder / SHARDS / shard.folder
+    target = run_folder(settings)
+    settings = settings.model_copy(update={"output": str(target.parent), "name": target.name})
+    if (target / "study.yaml").is_file() or (has_content(target) and not (target / SHARDS).is_dir()):
+        refuse_another(target, settings)
+    folder = target / SHARDS / shard.folder
     again = (folder / "study.yaml").is_file()
     if again:
         refuse_another(folder, settings)
-    shards = shard_folders([run_folder], with_study=False)
-    beside = [run_folder, *(path for path in shards if path != folder)]
-    assigned: set[str] = set()
-    engine = Engine(settings, progress=progress, say=say, folder=folder, beside=beside)
-    engine.executor = LocalExecutor(lambda unit: unit.id in assigned and engine.is_ready(unit))
     refuse = partial(refuse_another if again else refuse_existing, folder, settings)
+    if not again:
+        refuse()
+    shards = shard_folders([target], with_study=False)
+    beside = [target, *(path for path in shards if path != folder)]
+    assigned: set[str] = set()
+    engine = Engine(prepare(settings, folder=folder), progress=progress, say=say, beside=beside)
+    engine.executor = LocalExecutor(lambda unit: unit.id in assigned and engine.is_ready(unit))
     with engine.open_run(again, refuse) as (facts, lock):
         assigned |= assign_units(engine.plan, shard.of)[shard.number - 1]
         facts["shard"] = f"{shard.number}/{shard.of}"
@@ -206,7 +206,7 @@ def run_shard(
             unit.checkpoint is not None and unit.id not in engine.store and not engine.is_skipped(unit)
             for unit in units
         )
-    return ShardDone(folder, run_folder, done, left, engine.plan.skipped)
+    return ShardDone(folder, target, done, left, engine.plan.skipped)
 
 
 def refuse_free_disk(settings: Settings) -> None:
@@ -279,7 +279,7 @@ def gather(
         refuse_stored_trust(settings, "gather")
     refuse = partial(refuse_other_study, target, settings)
     refuse()
-    engine = Engine(settings, progress=progress, say=say, folder=target)
+    engine = Engine(prepare(settings, folder=target), progress=progress, say=say)
     with engine.open_run(resume=True, refuse=refuse) as (facts, lock):
         skipped = merge_shards(engine, parts, facts)
         engine.executor = LocalExecutor(

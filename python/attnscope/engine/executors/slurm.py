@@ -18,10 +18,9 @@ from pathlib import Path
 import torch
 
 from attnscope.config.run_config import Settings
-from attnscope.engine.engine import Engine
 from attnscope.engine.executors.shards import refuse_free_disk, rounds
 from attnscope.engine.model_cache import needed_bytes
-from attnscope.engine.provenance import resolved
+from attnscope.engine.prepared_run import prepare, with_absolute_paths
 from attnscope.errors import ConfigError, command
 
 TEMPLATE = """#!/bin/bash
@@ -90,19 +89,18 @@ def slurm_script(config: str, shards: int, *, overrides: Sequence[str] = (), tim
         raise ConfigError(f"--array: at least one shard is needed, got {shards}")
     if not _TIME.fullmatch(time):
         raise ConfigError(f"--time: expected a limit such as 24:00:00 or 2-12:00:00, got {time!r:.80}")
-    settings = resolved(Settings.from_yaml(config, overrides=overrides))
+    settings = with_absolute_paths(Settings.from_yaml(config, overrides=overrides))
     refuse_free_disk(settings)
-    engine = Engine(settings, progress=False, say=lambda text: None)
-    plan = engine.prepare()
+    prepared = prepare(settings)
+    plan, folder = prepared.plan, prepared.folder.resolve()
     command_line = Path(sys.executable).with_name("attnscope")
     program = shlex.quote(str(command_line)) if command_line.is_file() else "attnscope"
     study = str(Path(config).resolve()) if Path(config).is_file() else config
-    where = [f"output={engine.folder.parent.resolve()}", f"name={engine.folder.name}"]
+    where = [f"output={folder.parent}", f"name={folder.name}"]
     sets = "".join(f" --set {shlex.quote(override)}" for override in [*overrides, *where])
-    folder = engine.folder.resolve()
     count = rounds(plan)
     return TEMPLATE.format(
-        name=job_name(engine.folder.name),
+        name=job_name(folder.name),
         shards=shards,
         cpus=settings.workers.cpus or torch.get_num_threads(),
         memory=-(-needed_bytes(plan) // 1024**2),

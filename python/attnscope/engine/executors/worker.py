@@ -22,6 +22,7 @@ import torch
 from attnscope._documents import parse_yaml
 from attnscope.config.run_config import Settings
 from attnscope.engine.engine import Engine
+from attnscope.engine.prepared_run import prepare
 from attnscope.engine.provenance import machine
 from attnscope.errors import ConfigError
 from attnscope.models import Checkpoint, LoadError
@@ -78,8 +79,9 @@ class Worker:
             settings = Settings(**parse_yaml(self._study))
             self._scratch = tempfile.TemporaryDirectory(prefix="attnscope-")
             folder = Path(self._scratch.name)
-            self._engine = Engine(settings, progress=False, say=lambda text: None, folder=folder)
-            plan = self._engine.prepare(self._checkpoints)
+            prepared = prepare(settings, folder=folder, checkpoints=self._checkpoints)
+            plan = prepared.plan
+            self._engine = Engine(prepared, progress=False, say=lambda text: None)
             self._engine.store.open({unit.id: unit.folder for unit in plan.units})
             introduction["plan"] = plan.digest
         except (ConfigError, LoadError, OSError) as error:

@@ -116,12 +116,14 @@ def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
     """Reads of position 0 are taken from later queries alone: its own trajectory is that of the base arm."""
     from attnscope.capture import Forward, forward
     from attnscope.engine.engine import Engine
-    from attnscope.engine.provenance import resolved
+    from attnscope.engine.prepared_run import prepare, with_absolute_paths
     from attnscope.studies.absolute_position.arms import reading_arms
     from attnscope.study_api.stage_run import StageRun
 
-    engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
-    plan = engine.prepare()
+    engine = Engine(
+        prepare(with_absolute_paths(settings(folder, texts, tmp_path))), progress=False, say=lambda text: None
+    )
+    plan = engine.plan
     unit = next(unit for unit in plan.units if unit.stage == "reads")
     stage = plan.stages[unit.stage]
     hand = StageRun(engine, unit, stage.reads, stage.writes)
@@ -145,12 +147,14 @@ def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
 
 def test_matched_sets_are_different_sets_of_as_many_heads_of_the_same_layers(folder, texts, tmp_path):
     from attnscope.engine.engine import Engine
-    from attnscope.engine.provenance import resolved
+    from attnscope.engine.prepared_run import prepare, with_absolute_paths
     from attnscope.studies.absolute_position.arms import reading_arms
     from attnscope.study_api.stage_run import StageRun
 
-    engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
-    plan = engine.prepare()
+    engine = Engine(
+        prepare(with_absolute_paths(settings(folder, texts, tmp_path))), progress=False, say=lambda text: None
+    )
+    plan = engine.plan
     unit, stage = next((unit, plan.stages["reads"]) for unit in plan.units if unit.stage == "reads")
     hand = StageRun(engine, unit, stage.reads, stage.writes)
     readers = [(0, 1), (1, 3), (2, 0)]

@@ -181,13 +181,15 @@ def test_bad_encodings(folder, texts, tmp_path, changes, message):
 
 def test_a_tokenizer_without_a_second_special_token_is_noted(folder, texts, tmp_path, monkeypatch):
     from attnscope.engine.engine import Engine
-    from attnscope.engine.provenance import resolved
+    from attnscope.engine.prepared_run import prepare, with_absolute_paths
     from attnscope.studies.absolute_position import arms
     from attnscope.study_api.stage_run import StageRun
 
     monkeypatch.setattr(arms, "_special", lambda encoder: {encoder.bos_id})
-    engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
-    plan = engine.prepare()
+    engine = Engine(
+        prepare(with_absolute_paths(settings(folder, texts, tmp_path))), progress=False, say=lambda text: None
+    )
+    plan = engine.plan
     unit, stage = next((unit, plan.stages["passes"]) for unit in plan.units if unit.stage == "passes")
     hand = StageRun(engine, unit, stage.reads, stage.writes)
     names = {arm.name for arm in arms.first_arms(hand, engine.study.options, 8)}

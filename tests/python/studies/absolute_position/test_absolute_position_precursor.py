@@ -28,13 +28,15 @@ def results(folder, texts, tmp_path_factory):
 def bare_texts(results):
     """The token ids of every batch of windows, nothing before them."""
     from attnscope.engine.engine import Engine
-    from attnscope.engine.provenance import resolved
+    from attnscope.engine.prepared_run import prepare, with_absolute_paths
     from attnscope.studies.absolute_position import precursor
     from attnscope.studies.absolute_position.arms import token_ids
     from attnscope.study_api.stage_run import StageRun
 
-    engine = Engine(resolved(asc.Study(**results.study)), progress=False, say=lambda text: None)
-    plan = engine.prepare()
+    engine = Engine(
+        prepare(with_absolute_paths(asc.Study(**results.study))), progress=False, say=lambda text: None
+    )
+    plan = engine.plan
     unit = next(unit for unit in plan.units if unit.stage == "precursor")
     assert len(unit.inputs) == TEXTS
     stage = plan.stages[unit.stage]

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: MIT
+"""The folder of a run: its name, and whether a run may write or go on there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from attnscope._limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
+from attnscope._names import file_name_fault
+from attnscope.config.memory_texts import INPUTS
+from attnscope.config.run_config import Settings
+from attnscope.engine.planning import checkpoints_of
+from attnscope.engine.provenance import incompatibility, read_provenance
+from attnscope.errors import ConfigError, command
+
+#: Where the shards of a job array lie inside the run folder.
+SHARDS = "parts"
+
+
+def run_folder(settings: Settings) -> Path:
+    """Return the folder of a run, named by the settings or after the study and its models."""
+    return Path(settings.output) / (settings.name or default_name(settings))
+
+
+def refuse_existing(folder: Path, settings: Settings) -> None:
+    """Raise FileExistsError if a folder holds something; the message names the way on."""
+    if not os.path.lexists(folder) or (folder.is_dir() and not has_content(folder)):
+        return
+    if (folder / SHARDS).is_dir() and not (folder / "study.yaml").is_file():
+        raise FileExistsError(f"{folder} holds shards of a run: {command('gather', folder)}")
+    refuse_another(folder, settings)
+    raise FileExistsError(
+        f"{folder} exists and holds this very study: {command('resume', folder)}, in Python "
+        f"attnscope.resume({str(folder)!r}) or run(..., exist_ok=True)"
+    )
+
+
+def refuse_another(folder: Path, settings: Settings) -> None:
+    """Raise FileExistsError if a folder holds another study."""
+    if not (folder / "study.yaml").is_file():
+        raise FileExistsError(f"{folder} exists and is no run folder; choose another --name")
+    try:
+        stored_settings = Settings.from_yaml(folder / "study.yaml")
+    except ConfigError as error:
+        raise FileExistsError(f"{folder} exists, and its study cannot be read: {error}") from error
+    if changed := changes(stored_settings, with_stored_texts(settings)):
+        raise FileExistsError(f"{folder} exists and holds another study ({changed}); choose another --name")
+
+
+def refuse_other_study(folder: Path, settings: Settings) -> None:
+    """Refuse a folder with another study in it, or with anything that no run and no shard has written."""
+    if (folder / "study.yaml").is_file():
+        refuse_another(folder, settings)
+        return
+    foreign = [path.name for path in _content(folder) if path.name not in (SHARDS, INPUTS)]
+    if foreign:
+        raise FileExistsError(
+            f"{folder} exists, holds {foreign[0]!r:.80} and is no run folder; choose another folder"
+        )
+
+
+def changes(stored_settings: Settings, settings: Settings) -> str:
+    """Return the keys in which two studies differ, "" if they are the same up to their names."""
+    return "; ".join(
+        f"{key}: {old} there, {new} here"
+        for key, old, new in differences(stored_settings.to_dict(), settings.to_dict())
+        if key not in ("name", "output", "max_disk") and not key.startswith("workers")
+    )
+
+
+def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a run that goes on would mix numbers."""
+    before = read_provenance(folder)
+    if (folder / "shards").is_dir():
+        raise ConfigError(
+            f"{folder} was begun by an older attnscope, whose units are stored in another way: its "
+            "tables can be read, drawn and compared; run the study under another name to go on"
+        )
+    if other := incompatibility(before, facts):
+        raise ConfigError(
+            f"{folder} was begun elsewhere: {other}; one table would hold numbers of both "
+            "(ATTNSCOPE_ISA and ATEN_CPU_CAPABILITY choose the instruction set)"
+        )
+    if before.get("plan", facts["plan"]) != facts["plan"]:
+        raise ConfigError(
+            f"{folder}: the texts or the weights have changed since the run began; "
+            "run the study under another name"
+        )
+
+
+def has_content(folder: Path) -> bool:
+    """Return True if a folder holds more than a process leaves that is killed before its first file."""
+    return bool(_content(folder))
+
+
+def _content(folder: Path) -> list[Path]:
+    """Return what is in a folder besides the files of its lock and of writers that were killed."""
+    if not folder.is_dir():
+        return []
+    lock = (".lock", ".owner", ".looks")
+    return [path for path in folder.iterdir() if not (path.name in lock or path.match(".*.tmp"))]
+
+
+def default_name(study: Settings) -> str:
+    """Return the run's name when the settings give none: the study's and its models'."""
+    models = [checkpoints_of(study, position)[0].model for position in range(len(study.models))]
+    name = "-".join([study.study, *(re.sub(r"[/\\]", "--", model) for model in models[:3])])
+    if len(name.encode()) > MAX_FILE_NAME_BYTES or len(name) > MAX_NAME_CHARACTERS:
+        # three labels may be longer together than a folder's name can be
+        digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+        name = f"{name.encode()[: MAX_NAME_CHARACTERS // 2].decode('utf-8', 'ignore')}-{digest}"
+    if fault := file_name_fault(name):
+        raise ConfigError(f"the run's name {fault}; choose another --name")
+    return name
+
+
+def with_stored_texts(settings: Settings) -> Settings:
+    """Return the settings with the files of the run folder in the place of texts in memory."""
+    if all(source.rows is None for source in settings.texts):
+        return settings
+    folder = run_folder(settings).resolve() / INPUTS
+    texts = [
+        source
+        if source.rows is None
+        else source.model_copy(update={"rows": None, "path": str(folder / source.path)})
+        for source in settings.texts
+    ]
+    return settings.model_copy(update={"texts": texts})
+
+
+def differences(first: Any, second: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield the differences of two studies, as plain data: the key and the value of each, 60 letters of it.
+
+    >>> list(differences({"texts": [{"column": "a"}]}, {"texts": [{"column": "b"}]}))
+    [('texts[0].column', "'a'", "'b'")]
+    """
+    if isinstance(first, dict) and isinstance(second, dict):
+        for name in {**first, **second}:
+            yield from differences(first.get(name), second.get(name), f"{key}.{name}" if key else str(name))
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        for place, pair in enumerate(zip(first, second, strict=True)):
+            yield from differences(*pair, f"{key}[{place}]")
+    elif first != second:
+        words = [repr(first), repr(second)]
+        pairs = enumerate(zip(*words, strict=False))
+        shared = next((place for place, (old, new) in pairs if old != new), 0) - 10
+        start = shared if shared > 0 and max(map(len, words)) > 60 else 0
+        shown = [("…" if start else "") + word[start : start + 60] for word in words]
+        yield key, shown[0], shown[1]
