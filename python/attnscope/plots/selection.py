@@ -28,6 +28,7 @@ from attnscope.results.summaries import (
     with_groups,
 )
 from attnscope.statistics.mean_intervals import mean_intervals
+from attnscope.study_api.selection import where
 
 #: Samples below which no intervals are given that hold for many means at once.
 FEWEST_TOGETHER = 10
@@ -92,6 +93,26 @@ def last_step(frame: pd.DataFrame) -> pd.DataFrame:
     """Each model's rows at its last checkpoint (all rows of a model that is no checkpoint series)."""
     last = frame.groupby("model")["step"].transform("max")
     return frame[frame["step"] == last]
+
+
+def final(results: Results, name: str, *columns: str, **values: Any) -> pd.DataFrame:
+    """Return a table's rows of certain values at each model's last checkpoint.
+
+    Args:
+        results: of a run, or tables in memory.
+        name: of the table.
+        columns: that must be there.
+        values: column -> value, or a collection of values, as `where` takes them.
+
+    Raises:
+        NotDrawable: the run has no such table, no row of it, or lacks a column.
+
+    >>> from attnscope.results.results import Results
+    >>> shifts = pd.DataFrame({"model": "m", "step": [0, 9, 9], "mode": ["a", "a", "b"], "change": [1, 2, 3]})
+    >>> final(Results({"shifts": shifts}), "shifts", "change", mode="a")["change"].tolist()
+    [2]
+    """
+    return where(last_step(require_table(results, name, *columns, *values)), **values)
 
 
 def first_model(results: Results, name: str, *columns: str) -> tuple[pd.DataFrame, str]:

@@ -28,6 +28,8 @@ WIDTHS = ("single", "double")
 _ROOM = {"single": 225.0, "double": 340.0}
 #: Points of letters by the command that sets them, the first that lets the most columns in.
 _SIZES = {r"\small": 9.0, r"\footnotesize": 8.0}
+#: For tables of which not even one column of numbers fits at those sizes.
+_SMALLEST = {r"\scriptsize": 7.0, r"\tiny": 5.0}
 _COLUMN_GAP = 6.0  # points between two columns, twice `\tabcolsep`
 #: Headings of numbers that stay when others have no room, the first first.
 _USUAL = ("exact", "mean", "95 % interval", "uniform", "n")
@@ -123,15 +125,17 @@ def _layout(
                     f"latex: table {label} has no column {name!r}{nearest(name, headings[names:])}"
                 )
         numbers = [headings.index(name, names) for name in columns]
-    candidates = WIDTHS if width == "single" else ("double",)
-    for kind in candidates:
+    candidates = [(kind, _SIZES) for kind in (WIDTHS if width == "single" else ("double",))]
+    if columns is None:
+        candidates.append(("double", _SMALLEST))
+    for kind, sizes in candidates:
         preferred = numbers if columns is not None else _preferred(headings, numbers, kind)
         least = len(preferred) if columns is not None else min(len(preferred), 1)
         for count in range(len(preferred), least - 1, -1):
             # the order of the table, or that which was asked for
             chosen = preferred[:count] if columns is not None else sorted(preferred[:count])
-            for size in _SIZES:
-                widths = _widths(cells, names, [*range(names), *chosen], kind, _SIZES[size])
+            for size in sizes:
+                widths = _widths(cells, names, [*range(names), *chosen], kind, sizes[size])
                 if widths is not None:
                     return Layout([*range(names), *chosen], widths, kind, size)
     shown = ", ".join(columns or headings)

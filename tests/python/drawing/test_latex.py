@@ -154,6 +154,17 @@ def test_columns_are_chosen_and_what_has_no_room_is_named() -> None:
         latex(wide, columns=list(wide.frame.columns[1:]))
 
 
+def test_long_names_and_numbers_are_set_in_smaller_letters_and_keep_a_column() -> None:
+    """Claims of several contrasts have three columns of words, and an interval of powers of ten."""
+    names = {"claim": ["C1 states tell"], "verdict": ["not testable here"], "why": ["states → λ‖ΔW‖"]}
+    value = {"value [95 %]": ["−2.3e−4 [−2.6e−4, −1.7e−4]"]}
+    source = latex(Table("a", "A caption", pd.DataFrame(names | value), 3))
+    assert r"\scriptsize" in source
+    assert "2.3e" in source
+    narrow = latex(Table("a", "A caption", pd.DataFrame(names | {"n": ["12"]}), 3))
+    assert r"\scriptsize" not in narrow
+
+
 @pytest.mark.parametrize(("texts", "beside"), [(4, False), (5, True), (12, True), (30, False)])
 def test_the_median_stands_beside_the_mean_of_few_texts(texts, beside):
     values = np.random.default_rng(texts).normal(size=texts)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Tables of a report from rows of a stored table: the keys of each row, then cells by heading.
+
+    show(
+        page, "within", "Correlation within texts.", rows, ["model", "layer"],
+        {"estimate": number_cells("estimate"), "95 %": interval_cells(), "texts": count_cells("n")},
+    )
+
+A column of cells is a function of the rows, so that a section declares what its table holds and formats
+nothing itself.
+
+Example:
+    >>> import pandas as pd
+    >>> from attnscope.report.report_tables import estimate_cells, frame_of, number_cells
+    >>> rows = pd.DataFrame({"model": "m", "layer": [0, 1], "rho": [0.5, 0.25], "low": 0.1, "high": 0.9})
+    >>> frame_of(rows, ["model", "layer"], {"ρ": estimate_cells("rho"), "least": number_cells("low")})
+      layer                     ρ  least
+    0     0  0.500 [0.100, 0.900]  0.100
+    1     1  0.250 [0.100, 0.900]  0.100
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pandas as pd
+
+from attnscope.report.claims_table import interval
+from attnscope.report.numbers import interval_text, number
+from attnscope.report.section import Page
+
+#: The cells of a column, one for each row.
+Cells = Callable[[pd.DataFrame], list[str]]
+
+
+def number_cells(column: str) -> Cells:
+    """Return cells of numbers with two or three digits, a dash for a missing one."""
+    return lambda rows: [number(value) for value in rows[column]]
+
+
+def count_cells(column: str) -> Cells:
+    """Return cells of whole numbers, a dash for a missing one."""
+    return lambda rows: ["–" if pd.isna(value) else str(int(value)) for value in rows[column]]
+
+
+def text_cells(column: str, missing: str = "–") -> Cells:
+    """Return cells of text; `missing` where there is none."""
+    return lambda rows: [missing if pd.isna(value) or value == "" else str(value) for value in rows[column]]
+
+
+def interval_cells(low: str = "low", high: str = "high") -> Cells:
+    """Return cells of intervals in brackets, a dash where there is none."""
+    return lambda rows: [interval(*ends) for ends in zip(rows[low], rows[high], strict=True)]
+
+
+def estimate_cells(column: str, low: str = "low", high: str = "high") -> Cells:
+    """Return cells of numbers followed by their intervals."""
+    return lambda rows: [
+        f"{number(value)} {interval_text(*ends)}".rstrip()
+        for value, *ends in zip(rows[column], rows[low], rows[high], strict=True)
+    ]
+
+
+def spread_cells(column: str) -> Cells:
+    """Return cells of means with their standard deviation, that of `rho` from the column `rho_std`."""
+    return lambda rows: [
+        "–" if pd.isna(mean) else f"{number(mean)} (±{number(deviation)})"
+        for mean, deviation in zip(rows[column], rows[f"{column}_std"], strict=True)
+    ]
+
+
+def frame_of(rows: pd.DataFrame, keys: Sequence[str], cells: Mapping[str, Cells]) -> pd.DataFrame:
+    """Return the text cells of a table; the model is among its keys only where there are several.
+
+    Args:
+        rows: of the table, in order.
+        keys: columns that name a row.
+        cells: heading -> cells of a further column.
+    """
+    columns = {key: text_cells(key)(rows) for key in shown_keys(rows, keys)}
+    return pd.DataFrame(columns | {heading: fill(rows) for heading, fill in cells.items()})
+
+
+def shown_keys(rows: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Return the keys without the model where all rows are of a single model."""
+    return [key for key in keys if key != "model" or rows[key].nunique() > 1]
+
+
+def show(
+    page: Page,
+    name: str,
+    caption: str,
+    rows: pd.DataFrame,
+    keys: Sequence[str],
+    cells: Mapping[str, Cells],
+    *,
+    folded: bool = False,
+) -> None:
+    """Write rows as a table of a page, if there are any.
+
+    Args:
+        page: of the report.
+        name: of the table, unique in its section.
+        caption: a sentence.
+        rows: of the table, in order.
+        keys: columns that name a row; the model is shown only where there are several.
+        cells: heading -> cells of a further column.
+        folded: the table is behind its caption.
+    """
+    if len(rows):
+        page.frame(
+            name, caption, frame_of(rows, keys, cells), names=len(shown_keys(rows, keys)), folded=folded
+        )
