@@ -4,6 +4,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -18,6 +19,8 @@ from folders import Launcher, table_bytes, until
 pytestmark = pytest.mark.slow
 
 STUDY = "token_likelihood"
+#: Kills that the longest test survives at least.
+KILLS = int(os.environ.get("ATTNSCOPE_KILLS", "20"))
 
 # Runs every task of an array at once, as a cluster with enough nodes would, and prints a job's number.
 SBATCH = """#!/bin/bash
@@ -42,29 +45,54 @@ def file(inputs, installed, tmp_path, monkeypatch):
 
 
 def killed(launcher, draw, seconds, kills, *arguments):
-    """Starts a command again until it has not been killed; returns the process."""
+    """Start a command again until it ends by itself; return the process and its number of kills."""
+    survived = 0
     while True:
         process = launcher.start(*arguments)
         end = time.monotonic() + draw.uniform(0.05, seconds)
-        while kills and process.poll() is None and time.monotonic() < end:
+        while survived < kills and process.poll() is None and time.monotonic() < end:
             time.sleep(0.005)
-        if kills:
+        if survived < kills:
             process.send(signal.SIGKILL)
         if process.wait() != -signal.SIGKILL:
-            return process
-        kills -= 1
+            return process, survived
+        survived += 1
 
 
 def test_shards_and_the_gathering_killed_at_any_moment(file, uninterrupted, tmp_path):
     draw, folder = random.Random(5), tmp_path / "runs" / "a"
     with Launcher(tmp_path) as launcher:
         for number in (1, 2):
-            process = killed(launcher, draw, 3.0, 3, "run", file, "--no-draw", "--shard", f"{number}/2")
+            process, _ = killed(launcher, draw, 3.0, 3, "run", file, "--no-draw", "--shard", f"{number}/2")
             assert process.code == 0, process.output
-        process = killed(launcher, draw, 1.0, 4, "gather", folder, "--no-draw")
+        process, _ = killed(launcher, draw, 1.0, 4, "gather", folder, "--no-draw")
         assert process.code == 0, process.output
     assert table_bytes(folder) == table_bytes(uninterrupted(STUDY))
     assert not list(folder.rglob("*.tmp"))
+
+
+def test_the_gathering_killed_at_many_moments(file, uninterrupted, tmp_path):
+    print(seed := random.randrange(10**9))
+    draw, folder = random.Random(seed), tmp_path / "runs" / "a"
+    kills, runs = 0, 0
+    with Launcher(tmp_path) as launcher:
+        for number in (1, 2):
+            process = launcher.run("run", file, "--no-draw", "--shard", f"{number}/2")
+            assert process.code == 0, process.output
+        shutil.copytree(folder, tmp_path / "shards")
+        began = time.monotonic()
+        assert launcher.run("gather", folder, "--no-draw").code == 0
+        seconds = 0.9 * (time.monotonic() - began)
+        while kills < KILLS:
+            shutil.rmtree(folder)
+            shutil.copytree(tmp_path / "shards", folder)
+            process, survived = killed(launcher, draw, seconds, 4, "gather", folder, "--no-draw")
+            assert process.code == 0, process.output
+            assert table_bytes(folder) == table_bytes(uninterrupted(STUDY))
+            assert not list(folder.rglob("*.tmp"))
+            kills, runs = kills + survived, runs + 1
+            assert runs <= 20 + 2 * KILLS, f"{kills} kills in {runs} runs: they end before they are killed"
+    print(f"{kills} kills in {runs} runs")
 
 
 def test_an_interrupted_shard_keeps_its_units(file, uninterrupted, tmp_path):
