@@ -68,19 +68,23 @@ class Adapter:
         self._targets = self._matched(base_map)
         if not self._targets:
             raise ValueError(f"weight_deltas: the adapter {folder} changes no matrix of the base")
-        named = str(self._config.get("base_model_name_or_path") or "")
+        trained_on = str(self._config.get("base_model_name_or_path") or "")
         names = {base.path.resolve().name, Path(str(base.config.get("_name_or_path") or ".")).name}
-        if named and Path(named).name not in names:
-            _warn.warn(f"weight_deltas: the adapter {folder} was trained on {named}, the base is {base.path}")
+        if trained_on and Path(trained_on).name not in names:
+            _warn.warn(
+                f"weight_deltas: the adapter {folder} was trained on {_short(trained_on)}, "
+                f"the base is {base.path}"
+            )
 
     def _refuse_other_kinds(self, folder: Path) -> None:
         kind = str(self._config.get("peft_type") or "").upper()
         if kind != "LORA":
-            raise ValueError(f"weight_deltas: {folder} is a {kind or 'nameless'} adapter; LORA alone is read")
+            stated = f"of kind {_short(kind)}" if kind else "of no kind"
+            raise ValueError(f"weight_deltas: {folder} is an adapter {stated}; LORA alone is read")
         start = self._config.get("init_lora_weights", True)
         if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
             raise ValueError(
-                f"weight_deltas: {folder} was started by {start}, which changes the base weights too"
+                f"weight_deltas: {folder} was started by {_short(start)}, which changes the base weights too"
             )
         for option in ("use_qalora", "target_parameters", "alora_invocation_tokens", "layer_replication"):
             if self._config.get(option):

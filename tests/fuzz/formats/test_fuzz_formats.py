@@ -196,7 +196,7 @@ def test_configurations_of_adapters(model, tmp_path, amount):
             assert len(list(asc.weight_deltas(model, tmp_path))) == 1
 
     check(json.dumps(stored).encode())
-    fuzz(amount // 3, changed(stored))(check)
+    fuzz(amount, changed(stored))(check)
 
 
 # --- run folders

@@ -74,7 +74,8 @@ def test_patterns_end(base, tmp_path, option, pattern):
     "config",
     [b"", b"null", b"[]", b"1", b'"LORA"', b"\xff", b"[" * 100_000, b"{}",
      *(json.dumps({"peft_type": "LORA", "r": 3, **changes}).encode() for changes in (
-         {"peft_type": None}, {"peft_type": []}, {"r": "3"}, {"r": None}, {"r": [3]}, {"r": 10**400},
+         {"peft_type": None}, {"peft_type": []}, {"peft_type": "IA3\n" * 999}, {"r": "3"},
+         {"init_lora_weights": "pissa\n" * 999}, {"r": None}, {"r": [3]}, {"r": 10**400},
          {"lora_alpha": "x"}, {"lora_alpha": []}, {"lora_alpha": None}, {"lora_alpha": True},
          {"lora_alpha": 10**400}, {"rank_pattern": [1]}, {"rank_pattern": "q"},
          {"rank_pattern": {"(": 3}}, {"rank_pattern": {"(?=q)": 3}},
@@ -86,6 +87,16 @@ def test_patterns_end(base, tmp_path, option, pattern):
 def test_configurations_of_another_form_are_refused_in_one_line(base, tmp_path, config):
     folder, shape = base
     one_line(folder, adapter(tmp_path / "a", shape, config=config))
+
+
+def test_the_name_of_a_base_is_one_short_line_of_the_warning(base, tmp_path):
+    folder, shape = base
+    config = {"peft_type": "LORA", "r": 3, "base_model_name_or_path": "else\nwhere" * 999}
+    with pytest.warns(RuntimeWarning, match="was trained on") as caught:
+        assert len(list(asc.weight_deltas(folder, adapter(tmp_path / "a", shape, config=config)))) == 1
+    text = str(caught[0].message)
+    assert "\n" not in text
+    assert len(text) < 1500
 
 
 @pytest.mark.parametrize(

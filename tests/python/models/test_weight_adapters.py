@@ -222,10 +222,10 @@ def test_dora_is_formed_from_the_base(tmp_path, name, module):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"peft_type": "IA3"}, "is a IA3 adapter; LORA alone is read"),
-        ({"peft_type": "ADALORA"}, "ADALORA adapter"),
-        ({"peft_type": None}, "nameless adapter"),
-        ({"init_lora_weights": "pissa_niter_4"}, "started by pissa_niter_4, which changes the base"),
+        ({"peft_type": "IA3"}, "is an adapter of kind 'IA3'; LORA alone is read"),
+        ({"peft_type": "ADALORA"}, "of kind 'ADALORA'"),
+        ({"peft_type": None}, "is an adapter of no kind"),
+        ({"init_lora_weights": "pissa_niter_4"}, "started by 'pissa_niter_4', which changes the base"),
         ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "uses target_parameters"),
         ({"r": 4}, r"states rank 4 for model\.layers\.0\.self_attn\.q_proj, its factors have rank 3"),
     ],
@@ -255,7 +255,7 @@ def test_an_adapter_of_another_base(tmp_path):
     with pytest.raises(ValueError, match=r"the base has no vision\.layers\.0\.self_attn\.q_proj"):
         asc.weight_deltas(base, tmp_path / "vision")
     adapter(tmp_path / "named", model, LLAMA[:1], base_model_name_or_path="someone/else-7b")
-    with pytest.warns(RuntimeWarning, match=r"was trained on someone/else-7b, the base is .*base"):
+    with pytest.warns(RuntimeWarning, match=r"was trained on 'someone/else-7b', the base is .*base"):
         asc.weight_deltas(base, tmp_path / "named")
 
 
