@@ -1,33 +1,31 @@
 # SPDX-License-Identifier: MIT
-"""The attention of one sentence: of a model and a text, or of a stored sentence captured again."""
+"""The attention of texts: of a model that reads them, or of a stored sentence captured again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope._tokens import readable
 from attnscope._warn import warn
 from attnscope.capture import capture
 from attnscope.errors import ResultsError
 from attnscope.metrics.support import LayerSupport
 from attnscope.models.architecture import input_device
-from attnscope.models.inputs.context_length import context_length
-from attnscope.models.inputs.forward_inputs import ForwardInputs, names_taken
+from attnscope.models.inputs.forward_inputs import ForwardInputs
 from attnscope.models.inputs.media_inputs import read_media, tokenizer_in
 from attnscope.models.inputs.prompt_learning import virtual_names, virtual_tokens
-from attnscope.models.inputs.text_inputs import encode_text, read_inputs
 from attnscope.models.inputs.token_layout import NO_TEXT, MediaLayouts, TokenLayout, with_images
 from attnscope.models.inputs.written_answers import check_generation, write_answers
 from attnscope.models.tokens import Encoder
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS
-from attnscope.view.measured import Stack, answer_of
+from attnscope.view.measured import ShownText, Stack, answer_of
 from attnscope.view.pictures import pictures_of
+from attnscope.view.read_texts import label_of_text, read_texts
 from attnscope.view.table_checks import checked_table, read_token_ids
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from attnscope.config.run_config import Settings
 
 
-def stacks_of_model(
+def texts_of_model(
     model: Any,
     text: Any,
     tokenizer: Any,
@@ -44,8 +42,8 @@ def stacks_of_model(
     *,
     generate: Mapping[str, Any] | None = None,
     answer: Any = None,
-) -> tuple[list[Stack], list[dict[str, Any]]]:
-    """Return every layer's attention of one input, layers of one kind together, and its pictures.
+) -> tuple[int, Iterator[ShownText]]:
+    """Return the number of texts and, as they are captured, each with every layer's attention and pictures.
 
     With `generate` the model writes an answer first, whose span each stack holds; otherwise `answer` says it.
     """
@@ -55,11 +53,38 @@ def stacks_of_model(
     if processor is not None:
         text = read_media("view", text, processor)
         tokenizer = tokenizer_in(processor) if tokenizer is None else tokenizer
-    inputs, limit = _inputs_of(model, text, tokenizer)
-    group = inputs.only(model)
-    if limit is not None and group.n is not None and group.n > limit:
-        warn(f"view: the text of {group.n} tokens is longer than {limit} and is cut")
-        group = group.cut(limit)
+    texts = read_texts(model, text, tokenizer)
+    if answer is not None and len(texts) > 1:
+        raise ValueError(f"view: answer says where the answer of one text is, got {len(texts)} texts")
+    has_items = isinstance(shown, (list, tuple)) and len(shown) == len(texts) > 1
+
+    def captured() -> Iterator[ShownText]:
+        for place, read in enumerate(texts):
+            stacks, group = _stacks_of_text(
+                model, read.inputs, tokenizer, processor, generate=generate, answer=answer
+            )
+            pictures = pictures_of(group.tensors, shown[place] if has_items else shown, processor)
+            yield ShownText(read.label or _joined(stacks[0]), stacks, pictures)
+
+    return len(texts), captured()
+
+
+def _joined(stack: Stack) -> str:
+    """Return the tokens of a stack as a text, numbers with blanks between."""
+    names = [readable(token) for token in (stack.queries or stack.keys)]
+    return label_of_text((" " if all(name.isdigit() for name in names) else "").join(names))
+
+
+def _stacks_of_text(
+    model: Any,
+    group: ForwardInputs,
+    tokenizer: Any,
+    processor: Any,
+    *,
+    generate: Mapping[str, Any] | None,
+    answer: Any,
+) -> tuple[list[Stack], ForwardInputs]:
+    """Return every layer's attention of one text, layers of one kind together, and what the model read."""
     if generate is not None:
         group, answer = _with_answer(model, group, Encoder(tokenizer), generate)
     names = _names_of(model, group, Encoder(tokenizer), processor)
@@ -96,7 +121,7 @@ def stacks_of_model(
                 answer=_answer_of_stack(answer, names, kinds[stack], layers[0].shape[-2]),
             )
         )
-    return titled, pictures_of(group.tensors, shown, processor)
+    return titled, group
 
 
 def _with_answer(
@@ -198,61 +223,6 @@ def _tokens(
     if queries != keys:  # keys of a learned prefix attend to nothing
         return layout_of(keys, "with virtual tokens"), layout_of(queries, *kinds_of_names)
     return layout_of(keys, *kinds_of_names), None
-
-
-def _inputs_of(model: Any, text: Any, tokenizer: Any) -> tuple[ForwardInputs, int | None]:
-    """Return what the forward pass takes for one text, and the most tokens that the model reads."""
-    config = getattr(model, "config", None)
-    limit = None if config is None else context_length(config, tokenizer, model)
-    is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
-    if is_encoder_decoder and isinstance(text, (tuple, list)) and len(text) == 2:
-        first, second = (_one_text(model, part, tokenizer, limit) for part in text)
-        ids = second.tensors.get("input_ids")
-        if ids is None:
-            raise ValueError("view: the decoder's text must be a sentence or token ids")
-        return replace(first, tensors={**first.tensors, "decoder_input_ids": ids}), limit
-    inputs = _one_text(model, text, tokenizer, limit)
-    has_texts = is_encoder_decoder and "decoder_input_ids" in names_taken(model)
-    if has_texts and not any(name.startswith("decoder_") for name in inputs.tensors):
-        raise ValueError("view: an encoder-decoder needs two texts: (for the encoder, for the decoder)")
-    return inputs, limit
-
-
-def _one_text(model: Any, text: Any, tokenizer: Any, limit: int | None) -> ForwardInputs:
-    """Return what the forward pass takes for one text, without a mask that hides nothing."""
-    if (
-        isinstance(text, Sequence)
-        and text
-        and not isinstance(text, (bytes, bytearray))
-        and all(isinstance(token, (int, np.integer)) for token in text)
-    ):
-        text = [list(text)]
-    entries = [[]] if isinstance(text, list) and not text else read_inputs("view", text, name="text")
-    if len(entries) != 1:
-        raise ValueError(f"view: a page is of one text, got {len(entries)}")
-    entry = entries[0]
-    if isinstance(entry, Mapping):
-        mapping = dict(entry)
-    elif isinstance(entry, list):
-        if not entry:
-            raise ValueError("view: a text needs at least one token, got none")
-        mapping = {"input_ids": [entry]}
-    else:
-        if tokenizer is None:
-            raise ValueError("view: a sentence needs a tokenizer: view(model, text, tokenizer=tokenizer)")
-        mapping = encode_text("view", entry, tokenizer, None)
-        n = len(mapping["input_ids"][0])
-        if limit is not None and n > limit:
-            warn(f"view: the text of {n} tokens is longer than {limit} and is cut")
-            mapping = encode_text("view", entry, tokenizer, limit)
-        # segments that only some models take
-        names = names_taken(model)
-        mapping = {name: value for name, value in mapping.items() if name in (*names, "input_ids")}
-    inputs = ForwardInputs.of("view", mapping)
-    if inputs.size != 1:
-        shape = tuple(inputs.tensors[inputs.main].shape)
-        raise ValueError(f"view: a page is of one text, got {inputs.main} of shape {shape}")
-    return inputs
 
 
 def captured_sentence(

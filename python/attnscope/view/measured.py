@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The page's data of tensors: every metric with a number per head, and every matrix with its contents.
-
-The contents of a matrix are its entries, its bars, and its spectrum next to the null law.
-"""
+"""The page's data of tensors: every metric with a number per head, and every matrix with its contents."""
 
 from __future__ import annotations
 
-import base64
 import itertools
-import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -19,137 +14,16 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
-from attnscope._tokens import readable
 from attnscope.errors import UndefinedWarning
 from attnscope.metrics.closed_forms import uniform_causal_map, uniform_map
 from attnscope.metrics.discovery import registry
-from attnscope.metrics.homology.barcodes import Barcodes, betti_curve
-from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.quantity import Quantity
-from attnscope.metrics.spectra.null_law import Word, null_spectrum, undefined_because
 from attnscope.metrics.support import LayerSupport, measure_layer
 from attnscope.models.inputs.token_layout import Grid
+from attnscope.view.matrices import Maps, plain
 
-_LAW_POINTS = 240
-
-
-def number(value: Any) -> float | None:
-    """Return a number for JSON, to six significant digits; None without one.
-
-    >>> number(1 / 3), number(float("nan"))
-    (0.333333, None)
-    """
-    value = float(value)
-    return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def plain(cells: Any) -> Any:
-    """Numbers of any shape as lists for JSON, which has no infinity: that is a word there.
-
-    >>> plain([0.5, -math.inf, math.nan])
-    [0.5, '-Infinity', None]
-    """
-    if np.ndim(cells):
-        return [plain(inner) for inner in cells]
-    return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(float(cells), number(cells))
-
-
-def _betti_steps(barcodes: Barcodes) -> list[list[float | int]]:
-    """Scales at which a Betti number changes, with β0 and β1 from there to the next; none without bars."""
-    ends = torch.cat([barcodes.birth, barcodes.death])
-    scales = torch.unique(ends[ends.isfinite()])
-    numbers = betti_curve(barcodes, scales).tolist() if len(scales) else []
-    return [[scale, *betti] for scale, betti in zip(scales.tolist(), numbers, strict=True)]
-
-
-class Maps:
-    """Collects matrices until their encoded entries fill `max_bytes` of the page."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.laws: dict[str, dict[str, Any]] = {}  # by key; heads of one support share theirs
-        self.stored: list[dict[str, Any]] = []
-        self.refused = 0  # how many found no room
-        self._room = max_bytes
-
-    def add(
-        self,
-        attention: Tensor,
-        tokens: Sequence[str],
-        queries: Sequence[str] | None = None,
-        support: Any = "auto",
-        answer: tuple[int, int] | None = None,
-        **place: Any,
-    ) -> None:
-        """Add a matrix, unless the page is full; queries of another text make it a matrix and no graph.
-
-        Args:
-            attention: the matrix.
-            tokens: names of its keys.
-            queries: names of its queries, where they are others.
-            support: which keys a query sees: a word, or anything else for a window or a mask.
-            answer: the first query of an answer and one past its last.
-            place: where it belongs on the page.
-        """
-        n = attention.shape[-1]
-        lower = queries is None and not bool(attention.triu(1).any())
-        # float32 keeps every float16, bfloat16 and float32 entry exactly, and with it the order of edges.
-        entries = attention.to(torch.float32).numpy()
-        flat = entries[np.tril_indices(n)] if lower else entries.ravel()
-        if self.refused or len(flat) * 16 // 3 > self._room:
-            self.refused += 1
-            return
-        self._room -= len(flat) * 16 // 3
-        shown = {
-            **place,
-            "n": n,
-            "tokens": [readable(token) for token in tokens],
-            "causal": lower,
-            "entries": base64.b64encode(flat.astype("<f4").tobytes()).decode("ascii"),
-        }
-        if answer is not None and 0 <= answer[0] < answer[1]:
-            shown["answer"] = list(answer)
-        self.stored.append(shown)
-        if queries is not None:
-            shown["queries"] = [readable(token) for token in queries]
-            return
-        barcodes = persistence(attention)
-        shown["bars"] = [
-            [dimension, number(birth), number(death)]
-            for dimension, rows in enumerate(barcodes[()])
-            for birth, death in rows
-        ]
-        shown["betti"] = _betti_steps(barcodes)
-        shown["spectrum"] = self._spectrum(attention.double(), support)
-
-    def _spectrum(self, attention: Tensor, support: Any) -> dict[str, Any]:
-        """Return the eigenvalues of the row-standardised map, the law and the distance between both."""
-        words: dict[str, Word] = {"auto": "auto", "causal": "causal", "full": "full"}
-        word = words.get(support) if isinstance(support, str) else None
-        if word is None:
-            return {
-                "reason": "The queries of this layer see a window of keys or a mask, for whose spectrum no "
-                "law is known in closed form. The distance to shuffled rows is among the numbers."
-            }
-        if reason := undefined_because(attention, word):
-            return {"reason": f"{reason.capitalize()}."}
-        law = null_spectrum(attention, word)
-        key = f"{law.law} {law.edge:.9f}"
-        if key not in self.laws:
-            keep = np.unique(np.linspace(0, len(law.law_x) - 1, _LAW_POINTS).astype(int))
-            self.laws[key] = {
-                "name": law.law,
-                "edge": number(law.edge),
-                "x": [number(x) for x in law.law_x[keep]],
-                "cdf": [number(y) for y in law.law_cdf[keep]],
-            }
-        return {
-            "law": key,
-            "values": [number(value) for value in law.values],
-            "ks": number(law.ks),
-            "outliers": law.outliers,
-            "at": number(law.at),
-            "between": [number(end) for end in law.between],
-        }
+#: Numbers of heads that a page holds, of all its inputs and checkpoints.
+MOST_NUMBERS = 1_200_000
 
 
 class Stack(NamedTuple):
@@ -167,6 +41,21 @@ class Stack(NamedTuple):
     def support(self, layer: int) -> LayerSupport:
         """Return what the queries of a layer see."""
         return self.supports[layer] if self.supports else LayerSupport("auto", None)
+
+
+class ShownText(NamedTuple):
+    """A text of the page: its name, its attention by kinds, and its pictures."""
+
+    label: str
+    stacks: Sequence[Stack]
+    pictures: Sequence[dict[str, Any]] = ()
+
+
+class _Numbers(NamedTuple):
+    """The numbers of a stack: of its heads [quantity, layer, head], and of uniform attention."""
+
+    values: np.ndarray[Any, Any]
+    uniform: np.ndarray[Any, Any]
 
 
 def contents_of_tensors(
@@ -203,51 +92,98 @@ def answer_of(answer: Any, n: int) -> tuple[int, int] | None:
     return int(ends[0]), int(ends[1])
 
 
-def contents_of_stacks(
-    stacks: Sequence[Stack], max_bytes: int, pictures: Sequence[dict[str, Any]] = ()
-) -> dict[str, Any]:
-    """Measure every head of every stack; of maps that are not square what is defined for rectangles."""
+def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any]:
+    """Return the contents of a page of one text."""
+    return contents_of_texts([ShownText("", stacks)], 1, max_bytes)
+
+
+def contents_of_texts(texts: Iterable[ShownText], count: int, max_bytes: int) -> dict[str, Any]:
+    """Return the contents of a page: every head of every text measured.
+
+    Args:
+        texts: one after the other; of texts that the page has no room for no more are asked for.
+        count: how many texts there are.
+        max_bytes: room of all matrices, of which each text has an equal part.
+    """
     quantities = _quantities()
-    depth = max(len(stack.layers) for stack in stacks)
-    heads = max(len(layer) for stack in stacks for layer in stack.layers)
-    values = np.full((len(stacks), len(quantities), depth, heads), np.nan)
-    uniform = np.full((len(stacks), len(quantities), depth), np.nan)
-    collected = Maps(max_bytes)
-    for at, stack in enumerate(stacks):
-        for layer, maps in enumerate(stack.layers):
-            seen = stack.support(layer)
-            values[at, :, layer, : len(maps)] = _numbers(maps, quantities, seen, cross=stack.cross)
-            is_like_previous = layer and _is_like(
-                seen, maps, stack.support(layer - 1), stack.layers[layer - 1]
-            )
-            uniform[at, :, layer] = (
-                uniform[at, :, layer - 1]
-                if is_like_previous
-                else _of_uniform(maps, quantities, seen, cross=stack.cross)
-            )
-            for head, matrix in enumerate(maps):
-                place = {"layer": layer, "head": head, "checkpoint": 0, "input": at}
-                collected.add(matrix, stack.keys, stack.queries, seen.support, stack.answer, **place)
-    has_values = ~np.isnan(values).all((0, 2, 3))
-    notes, without = [], "There is no such head here."
-    if collected.refused:
-        shown = len(collected.stored)
-        notes.append(
-            f"The page holds the matrices of the first {shown} of {shown + collected.refused} heads; more "
-            "would make it larger than max_bytes. Pass fewer layers to see the others."
+    collected = Maps(0)
+    measured: list[ShownText] = []
+    numbers: list[dict[str, _Numbers]] = []
+    for text in texts:
+        collected.add_room(max_bytes // count)
+        place = len(measured)
+        numbers.append(
+            {stack.name: _measure_stack(stack, quantities, collected, place) for stack in text.stacks}
         )
-        without = "The page is full: this head's matrix was left out."
+        measured.append(text._replace(stacks=[stack._replace(layers=()) for stack in text.stacks]))
+        size = sum(part.values.size for part in numbers[0].values())
+        if len(measured) * size > MOST_NUMBERS - size:
+            break
+    return _assembled(measured, numbers, quantities, collected, count)
+
+
+def _measure_stack(stack: Stack, quantities: Sequence[Quantity], collected: Maps, text: int) -> _Numbers:
+    """Return the numbers of a stack, whose matrices are collected."""
+    heads = max(len(layer) for layer in stack.layers)
+    values = np.full((len(quantities), len(stack.layers), heads), np.nan)
+    uniform = np.full((len(quantities), len(stack.layers)), np.nan)
+    for layer, maps in enumerate(stack.layers):
+        seen = stack.support(layer)
+        values[:, layer, : len(maps)] = _numbers(maps, quantities, seen, cross=stack.cross)
+        is_like_previous = layer and _is_like(seen, maps, stack.support(layer - 1), stack.layers[layer - 1])
+        uniform[:, layer] = (
+            uniform[:, layer - 1]
+            if is_like_previous
+            else _of_uniform(maps, quantities, seen, cross=stack.cross)
+        )
+        for head, matrix in enumerate(maps):
+            place = {"layer": layer, "head": head, "checkpoint": 0, "text": text, "input": stack.name}
+            collected.add(matrix, stack.keys, stack.queries, seen.support, stack.answer, **place)
+    return _Numbers(values, uniform)
+
+
+def _assembled(
+    texts: Sequence[ShownText],
+    numbers: Sequence[Mapping[str, _Numbers]],
+    quantities: Sequence[Quantity],
+    collected: Maps,
+    count: int,
+) -> dict[str, Any]:
+    """Return the contents of a page whose inputs are every kind of attention of every text, in this order."""
+    names = list(dict.fromkeys(name for part in numbers for name in part))
+    depth, heads = (
+        max(part.values.shape[axis] for parts in numbers for part in parts.values()) for axis in (1, 2)
+    )
+    values = np.full((len(texts), len(names), len(quantities), depth, heads), np.nan)
+    uniform = np.full((len(texts), len(names), len(quantities), depth), np.nan)
+    for text, parts in enumerate(numbers):
+        for name, part in parts.items():
+            _, layers, columns = part.values.shape
+            values[text, names.index(name), :, :layers, :columns] = part.values
+            uniform[text, names.index(name), :, :layers] = part.uniform
+    values, uniform = values.reshape(-1, *values.shape[2:]), uniform.reshape(-1, *uniform.shape[2:])
+    for matrix in collected.stored:
+        matrix["input"] = matrix.pop("text") * len(names) + names.index(matrix["input"])
+    has_values = np.asarray(~np.isnan(values).all(axis=(0, 2, 3)))
+    notes, without = _notes(collected, len(texts), count)
     return {
         "notes": notes,
         "layers": list(range(depth)),
         "heads": list(range(heads)),
         "checkpoints": [""],
-        "inputs": [stack.name for stack in stacks],
-        "stacks": len(stacks) > 1,
-        "pictures": list(pictures),
-        "grids": [[asdict(grid) for grid in stack.grids] for stack in stacks],
+        "texts": [text.label for text in texts],
+        "inputs": names,
+        "is_of_texts": len(names) * len(texts) > 1,
+        "pictures": [picture for text in texts for picture in text.pictures],
+        "grids": _grids(texts, names),
         "metrics": [
-            {"name": quantity.name, "label": quantity.label, "meaning": quantity.meaning, "group": "heads"}
+            {
+                "name": quantity.name,
+                "label": quantity.label,
+                "meaning": quantity.meaning,
+                "group": "heads",
+                "kind": quantity.kind,
+            }
             for quantity in itertools.compress(quantities, has_values)
         ],
         "values": [plain(values[:, has_values])],
@@ -256,6 +192,35 @@ def contents_of_stacks(
         "maps": collected.stored,
         "without": without,
     }
+
+
+def _notes(collected: Maps, shown: int, count: int) -> tuple[list[str], str]:
+    """Return the notes about what the page has no room for, and why a head has no matrix."""
+    notes = []
+    if shown < count:
+        notes.append(f"The page holds the first {shown} of {count} texts.")
+    if not collected.refused:
+        return notes, "There is no such head here."
+    stored = len(collected.stored)
+    of_texts = "" if shown == 1 else f" of {shown} texts, those of the first layers of each"
+    cure = "Pass fewer layers" if shown == 1 else "Pass fewer texts or layers"
+    notes.append(
+        f"The page holds the matrices of the first {stored} of {stored + collected.refused} heads{of_texts}; "
+        f"more would make it larger than max_bytes. {cure} to see the others."
+    )
+    return notes, "The page is full: this head's matrix was left out."
+
+
+def _grids(texts: Sequence[ShownText], names: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """Return the grids of pictures by input, each with the number of its picture on the page."""
+    grids, before = [], 0
+    for text in texts:
+        stacks = {stack.name: stack for stack in text.stacks}
+        for name in names:
+            part = stacks[name].grids if name in stacks else ()
+            grids.append([{**asdict(grid), "picture": grid.picture + before} for grid in part])
+        before += len(text.pictures)
+    return grids
 
 
 def _numbers(

@@ -24,15 +24,20 @@ from attnscope.capture.recording import Recording
 from attnscope.metrics.catalogue import MAIN_COLUMNS
 from attnscope.results.files import write_bytes
 from attnscope.results.results import Results
-from attnscope.view.captured import stacks_of_model
+from attnscope.view.captured import texts_of_model
 from attnscope.view.generated import stacks_of_recording
-from attnscope.view.measured import contents_of_stacks, contents_of_tensors
+from attnscope.view.measured import contents_of_stacks, contents_of_tensors, contents_of_texts
+from attnscope.view.still import still_of
 
+#: Parts of the script of a page.
+_SCRIPTS = ("lines.js", "view.js")
 #: Pixels of a frame that its page has not spoken for yet.
 _HEIGHT = 940
 #: Sets a frame's height to the height that its page reports; 940 pixels until then.
-_FRAME = """<iframe id="{name}" srcdoc="{page}" sandbox="allow-scripts"
+#: Where no script runs, the picture stays.
+_FRAME = """{still}<iframe id="{name}" srcdoc="{page}" sandbox="allow-scripts"
 style="width:100%;height:{height}px;border:0" title="attnscope view"></iframe><script>
+document.querySelectorAll("#{name}-still").forEach((still) => {{ still.style.display = "none"; }});
 addEventListener("message", (event) => {{
   const frame = document.getElementById("{name}"), height = event.data && event.data.attnscopeHeight;
   const isOwn = {follows} && frame && event.source === frame.contentWindow;
@@ -63,7 +68,7 @@ class View:
 
         home = Path(__file__).parent
         template = (home / "template.html").read_text(encoding="utf-8")
-        script = (home / "view.js").read_text(encoding="utf-8")
+        script = "\n".join((home / name).read_text(encoding="utf-8") for name in _SCRIPTS)
         # "<" can end a script element or open a comment in it
         plain = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
         return Template(template, autoescape=True, undefined=StrictUndefined).render(
@@ -88,11 +93,41 @@ class View:
             f"{len(self.contents['maps'])} attention matrices)"
         )
 
+    def still(self) -> bytes:
+        """Return the head that the page opens on, among all heads, as PNG.
+
+        Raises:
+            ImportError: matplotlib is missing.
+        """
+        return still_of(self.contents, self.title)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        # A notebook keeps the picture next to the page, for readers that show no frame.
+        bundle = {"text/plain": repr(self)}
+        try:
+            picture = base64.b64encode(self.still()).decode("ascii")
+        except ImportError:
+            return {**bundle, "text/html": self._framed("")}
+        return {**bundle, "image/png": picture, "text/html": self._framed(picture)}
+
     def _repr_html_(self) -> str:
+        html_of_page: str = self._repr_mimebundle_()["text/html"]
+        return html_of_page
+
+    def _framed(self, picture: str) -> str:
+        """Return the page in a frame, with a picture that its script hides."""
         # A frame of its own keeps the page's names and style apart from the notebook's.
         name, follows = f"attnscope-{uuid.uuid4().hex[:12]}", "true" if self.height is None else "false"
-        height = self.height or _HEIGHT
-        return _FRAME.format(name=name, page=html.escape(self.html()), height=height, follows=follows)
+        still = (
+            f'<img id="{name}-still" src="data:image/png;base64,{picture}" alt="{html.escape(repr(self))}">'
+        )
+        return _FRAME.format(
+            name=name,
+            page=html.escape(self.html()),
+            height=self.height or _HEIGHT,
+            follows=follows,
+            still=still if picture else "",
+        )
 
 
 def view(
@@ -115,9 +150,10 @@ def view(
 ) -> View:
     """Return a page to look at heads with: maps of every metric, and behind a head its attention matrix.
 
-    Click a head of the layer × head map: its matrix with tokens, its graph at a threshold of your choice, its
-    persistence diagram and its spectrum against the null law. The page is one file, works without a network,
-    shows itself in a notebook, and opens on the strongest head of its first metric.
+    Click a head of the layer × head map: its matrix with tokens, lines from its queries to their keys, its
+    graph at a threshold of your choice, its persistence diagram and its spectrum against the null law. The
+    page is one file, works without a network, and opens on the strongest head of its first metric. It shows
+    itself in a notebook, which keeps a picture of that head next to it.
 
     Args:
         shown: a transformers model, a folder or a hub id, with a `text` for it; stored results (maps of the
@@ -125,8 +161,9 @@ def view(
             are put together; attention [layers, heads, n, n], [heads, n, n] or [n, n], or one tensor per
             layer, as `outputs.attentions` of a Hugging Face model with a batch of one; or a cache of
             TransformerLens or nnsight.
-        text: for a model: a sentence, a list of token ids, or what a tokenizer gives for one sentence. Of an
-            encoder-decoder a pair, for the encoder and for the decoder: the page then holds the encoder's
+        text: for a model: a sentence, a list of token ids, or what a tokenizer gives; or several, as
+            `analyze` takes them, of which the page has a menu (`#text=2` in its address opens the third). Of
+            an encoder-decoder a pair, for the encoder and for the decoder: the page then holds the encoder's
             attention, the decoder's, and that of the decoder to the encoder.
         tokenizer: of the model, for sentences and readable tokens.
         processor: of the model, for a picture, a sound, or either with a text as the `text`: the attention of
@@ -140,7 +177,8 @@ def view(
         head: (layer, head) that the page opens on.
         metrics: names of columns that are shown, in their order; None shows all, `MAIN_COLUMNS` first.
         height: of the page in a notebook, in pixels; None follows what is shown.
-        max_bytes: how much room the matrices may take in the page; those of the first layers are kept.
+        max_bytes: how much room the matrices may take in the page; those of the first layers are kept. Each
+            of several texts has an equal part of it.
         trust_remote_code: with `sample`, consent to run the Python code of a model for which the stored study
             asks it; what is stored is no consent.
         generate: options of the model's `generate`, such as {"max_new_tokens": 16}: the text is a prompt, the
@@ -187,10 +225,8 @@ def view(
             contents = contents_of_stacks(stacks, max_bytes)
         elif kind == "a model":
             shown, tokenizer, name = open_model("view", shown, tokenizer)
-            stacks, pictures = stacks_of_model(
-                shown, text, tokenizer, processor, generate=generate, answer=answer
-            )
-            contents = contents_of_stacks(stacks, max_bytes, pictures)
+            count, texts = texts_of_model(shown, text, tokenizer, processor, generate=generate, answer=answer)
+            contents = contents_of_texts(texts, count, max_bytes)
         else:
             name = "attention"
             attention = attention_of_cache("view", shown) if is_cache(shown) else shown
@@ -252,7 +288,7 @@ def printable_contents(contents: dict[str, Any]) -> dict[str, Any]:
             return {key: clean(inner) for key, inner in value.items()}
         return [clean(inner) for inner in value] if isinstance(value, list) else value
 
-    texts = ("notes", "without", "checkpoints", "inputs", "metrics")
+    texts = ("notes", "without", "checkpoints", "texts", "inputs", "metrics")
     shown = {key: clean(value) if key in texts else value for key, value in contents.items()}
     tokens = ("tokens", "queries")
     shown["maps"] = [

@@ -28,10 +28,10 @@ from attnscope.results.summaries import (
     uniform_value,
 )
 from attnscope.view.captured import captured_sentence
-from attnscope.view.measured import Maps, number, plain
+from attnscope.view.matrices import Maps, number, plain
+from attnscope.view.measured import MOST_NUMBERS
 from attnscope.view.table_checks import checked_optional, checked_table, read_matrix
 
-_LARGEST = 1_200_000
 #: Columns of `samples` that say where an answer is.
 ANSWER_COLUMNS = ("answer_start", "start", "stop")
 #: Model, revision and step of each.
@@ -71,7 +71,7 @@ def contents_of_results(
     layers, numbers = (sorted(int(at) for at in heads[name].unique()) for name in ("layer", "head"))
     metrics = [entry for part in parts for entry in _metrics(results, part)]
     notes = [] if protocol == "exact" else [f"The numbers are those of protocol {protocol}."]
-    fits = max(2, _LARGEST // max(1, len(metrics) * len(inputs) * len(layers) * len(numbers)))
+    fits = max(2, MOST_NUMBERS // max(1, len(metrics) * len(inputs) * len(layers) * len(numbers)))
     if len(checkpoint_rows) > fits:
         shown_places = np.unique(np.linspace(0, len(checkpoint_rows) - 1, fits).astype(int))
         notes.append(
@@ -94,6 +94,7 @@ def contents_of_results(
         "layers": layers,
         "heads": numbers,
         "checkpoints": _labels(checkpoints),
+        "texts": [""],
         "inputs": inputs,
         "metrics": metrics,
         "values": plain(np.concatenate(cubes, axis=2)),
@@ -156,7 +157,13 @@ def _metrics(results: Results, part: _Part) -> list[dict[str, str]]:
         label = (schema.field(column).metadata or {}).get(b"label", b"").decode(errors="replace")
         label = label or declared.label
         entries.append(
-            {"name": column + at, "label": label + at, "meaning": declared.meaning, "group": group}
+            {
+                "name": column + at,
+                "label": label + at,
+                "meaning": declared.meaning,
+                "group": group,
+                "kind": declared.kind,
+            }
         )
     return entries
 

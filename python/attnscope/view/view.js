@@ -3,7 +3,7 @@
 // Every text reaches the page through textContent or fillText: a token that looks like markup stays text.
 const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
-const state = { metric: 0, checkpoint: data.checkpoints.length - 1, input: 0, layer: null, head: null, map: null, query: null };
+const state = { metric: 0, checkpoint: data.checkpoints.length - 1, text: 0, input: 0, layer: null, head: null, map: null, query: null };
 
 // --- small tools
 const STOPS = [[0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112, 113, 115], [138, 134, 120], [165, 156, 116], [195, 179, 105], [225, 204, 85], [254, 232, 56]];
@@ -45,18 +45,22 @@ const compact = (token) => token.replace(/^(patch|image) \(/, "(").replace(" s, 
 const visible = (token) => (token.trim() || token.replace(/ /g, "␣") || "∅").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
 const isolated = (text) => `\u2068${text}\u2069`;  // what is written from right to left must not turn the numbers beside it
 const numeric = (value) => (value === null ? null : Number(value));  // JSON has no infinity, which is a word there
-const cells = (metric) => data.values[state.checkpoint][state.input][metric].map((row) => row.map(numeric));
+// every kind of input of the first text, then of the next
+const placeOfInput = () => state.text * data.inputs.length + state.input;
+const cells = (metric) => data.values[state.checkpoint][placeOfInput()][metric].map((row) => row.map(numeric));
 // a number for all layers, or one for each
 const uniformOf = (metric) => {
-  const value = data.uniform[state.input][metric];
+  const value = data.uniform[placeOfInput()][metric];
   return numeric(Array.isArray(value) ? value[data.layers.indexOf(state.layer)] : value);
 };
 const valueOf = (metric, layer, head) => cells(metric)[data.layers.indexOf(layer)][data.heads.indexOf(head)];
 const known = (metric) => cells(metric).flat().filter((v) => v !== null);
+// places of tokens, and numbers that all heads share, have no order
+const isRanked = (metric) => !["position", "constant"].includes(metric.kind);
 // an answer's queries: those from its first token to one past its last
 const isAnswer = (map, place) => !!map.answer && place >= map.answer[0] && place < map.answer[1];
 const nameOf = (map) => `${map.layer} ${map.head}`;
-const isHere = (map) => map.checkpoint === state.checkpoint && map.input === state.input;
+const isHere = (map) => map.checkpoint === state.checkpoint && map.input === placeOfInput();
 const largest = (values) => values.reduce((most, v) => (v > most ? v : most), 0);  // NaN is none
 const ink = (name) => getComputedStyle(document.body).getPropertyValue(name);
 
@@ -69,7 +73,7 @@ function drawHeads() {
   const side = Math.max(6, Math.min(40, 360 / data.heads.length)), left = 34, top = 6;
   const width = left + side * data.heads.length + 6, height = top + side * data.layers.length + 34;
   const picture = svg(emptied("heads"), "svg", { viewBox: `0 0 ${width} ${height}`, style: `max-width:${Math.round(width * 1.15)}px` });
-  const kept = new Set(data.maps.map(nameOf)), all = kept.size === data.layers.length * data.heads.length;
+  const kept = new Set((data.is_of_texts ? data.maps.filter(isHere) : data.maps).map(nameOf)), all = kept.size === data.layers.length * data.heads.length;
   data.layers.forEach((layer, row) => data.heads.forEach((head, column) => {
     const value = grid[row][column], x = left + side * column, y = top + side * row;
     const box = svg(picture, "rect", {
@@ -119,7 +123,7 @@ function drawNumbers() {
     element(row, "td", metric.label).title = metric.meaning;
     element(row, "td", shown(value), "n");
     element(row, "td", uniform === null ? "" : shown(uniform), "n");
-    element(row, "td", value === null ? "" : `${1 + all.filter((v) => v > value).length} of ${all.length}`, "n");
+    element(row, "td", value !== null && isRanked(metric) ? `${1 + all.filter((v) => v > value).length} of ${all.length}` : "", "n");
   });
 }
 
@@ -164,12 +168,12 @@ function decoded(map) {
 
 function choose(layer, head) {
   Object.assign(state, { layer, head, query: null });
-  const own = data.maps.filter((map) => map.layer === layer && map.head === head && (!data.stacks || map.input === state.input));
+  const own = data.maps.filter((map) => map.layer === layer && map.head === head && (!data.is_of_texts || map.input === placeOfInput()));
   state.map = own.length ? decoded(own.find(isHere) || own[0]) : null;
   const menu = at("map");
   menu.replaceChildren();
   own.forEach((map, index) => {
-    const words = [data.checkpoints[map.checkpoint], data.inputs[map.input], map.sample === undefined ? "" : `sample ${map.sample}`];
+    const words = [data.checkpoints[map.checkpoint], data.inputs[map.input % data.inputs.length], map.sample === undefined ? "" : `sample ${map.sample}`];
     const option = element(menu, "option", words.filter((word) => word).map(isolated).join(", ") || "the sentence");
     option.value = index;
     option.selected = map === state.map;
@@ -193,6 +197,7 @@ function drawMap() {
   drawMatrix();
   drawPictures();
   drawTokens();
+  drawLines();
   document.querySelectorAll(".square").forEach((node) => { node.hidden = !!map.queries; });  // one text has a graph, two have none
   if (map.queries) return;
   drawGraph();
@@ -450,12 +455,15 @@ function drawSpectrum() {
 function remember() {
   if (!location.protocol.startsWith("http") && location.protocol !== "file:") return;  // a notebook's frame has no address
   const words = new URLSearchParams({ metric: data.metrics[state.metric].name, layer: state.layer, head: state.head, threshold: shown(threshold()) });
+  if (data.texts.length > 1) words.set("text", state.text);
   history.replaceState(null, "", `#${words}`);
 }
 function recall() {
   const words = new URLSearchParams(location.hash.slice(1));
-  const metric = data.metrics.findIndex((one) => one.name === words.get("metric"));
+  const metric = data.metrics.findIndex((metric) => metric.name === words.get("metric"));
   if (metric >= 0) state.metric = metric;
+  const text = Number(words.get("text"));
+  if (Number.isInteger(text) && text >= 0 && text < data.texts.length) state.text = text;
   const t = Number(words.get("threshold"));
   at("threshold").value = t > 0 && t <= 1 ? Math.round(250 * (Math.log10(t) + 4)) : 500;
   const layer = Number(words.get("layer")), head = Number(words.get("head"));
@@ -484,10 +492,14 @@ data.metrics.forEach((metric, index) => {
 const first = recall();
 chooser("metric");
 menu("checkpoint", data.checkpoints);
+menu("text", data.texts.map((text, place) => `${place} · ${text}`));
 menu("input", data.inputs);
 data.notes.forEach((note) => element(at("notes"), "p", note));
 at("log").addEventListener("change", () => { drawMatrix(); drawThumbnails(); });
 at("of-thumbnails").addEventListener("toggle", drawThumbnails);
+at("of-lines").addEventListener("toggle", drawLines);
+at("every-query").addEventListener("change", drawLines);
+at("lines").addEventListener("keydown", moveQuery);
 if (window.parent !== window) new ResizeObserver(() => window.parent.postMessage({ attnscopeHeight: document.documentElement.offsetHeight }, "*")).observe(document.documentElement);
 at("threshold").addEventListener("input", () => { drawGraph(); remember(); });
 at("matrix").addEventListener("mousemove", (event) => { const cell = under(event); if (cell) say(...cell); });

@@ -154,7 +154,7 @@ SHARED = {
     "plots": (),
     "published": (),
     "report": ("plots",),
-    "view": ("engine",),
+    "view": ("engine", "plots"),
 }
 
 
