@@ -158,6 +158,9 @@ def _described(name: str, fields: Any) -> tuple[str, tuple[int, ...], int, int]:
     """Return dtype, shape and range of bytes of a tensor, which fit each other."""
     if len(name) > MAX_TENSOR_NAME:
         raise ValueError(f"a tensor's name has {len(name):,} letters, at most {MAX_TENSOR_NAME:,} are read")
+    # names go into messages, which are of one line
+    if not name.isprintable():
+        raise ValueError(f"the tensor's name {name[:80]!r} holds what cannot be printed")
     if not isinstance(fields, dict) or not set(_FIELDS) <= fields.keys():
         raise ValueError(f"{name[:80]!r} must have {', '.join(_FIELDS)}")
     extra = {key: value for key, value in fields.items() if key not in _FIELDS}

@@ -103,6 +103,9 @@ STRICTER = {
     "a dtype as an object": changed(dtype={"F32": None}),
     "a field that is a list": changed(x=[1]),
     "a name of a million letters": {"a" * 1_000_000: FOUR},
+    "a name of two lines": {"a\nb": FOUR},
+    "a name with an escape sequence": {"a\x1b[31m": FOUR},
+    "a name that is read from right to left": {"a\u202eb": FOUR},
 }
 
 
