@@ -77,19 +77,19 @@ def id_lines(path, rows):
 
 def study(tmp_path, model, texts, **options):
     """Settings of the small runs that tests of the engine do."""
-    from attnscope.config.run_config import Study
+    from attnscope.config.run_config import RunConfig
 
     metrics = ["fiedler_value", "laplacian_gap", "graph_statistics"]
     options = {"metrics": metrics, "thresholds": [0.05, "2/n"], "block": 3, **options}
-    return Study(models=model, texts=texts, output=str(tmp_path / "runs"), name="a", **options)
+    return RunConfig(models=model, texts=texts, output=str(tmp_path / "runs"), name="a", **options)
 
 
 def sink_study(output, model, texts, **options):
     """Settings of a small run of the sink study, under both protocols."""
-    from attnscope.config.run_config import Study
+    from attnscope.config.run_config import RunConfig
 
     options = {"thresholds": THRESHOLDS, "block": 4, "protocols": "both", **options}
-    return Study(models=str(model), texts=str(texts), output=str(output), name="a", **options)
+    return RunConfig(models=str(model), texts=str(texts), output=str(output), name="a", **options)
 
 
 def with_means(results, table="heads"):
@@ -130,11 +130,11 @@ def sums_on_disk(results):
     """Bytes of sums over units that a run's study expects, and those that its units hold."""
     import pyarrow.parquet as pq
 
-    from attnscope.config.run_config import Settings
+    from attnscope.config.run_config import RunConfig
     from attnscope.engine.planning import make_plan
     from attnscope.study_api.study import study_class
 
-    settings = Settings(**results.study)
+    settings = RunConfig(**results.study)
     plan, study = make_plan(settings), study_class(settings.study)(settings)
     files = results.path.glob("units/*/reduced-*.parquet")
     stored = sum(8 * len(pq.read_table(file)["sum"].combine_chunks().values) for file in files)

@@ -24,9 +24,9 @@ __version__ = "0.1.0"
 # from here on, a library that is not installed says which extra brings it
 install_finder()
 
-#: Every public name and its module, as `__init__.pyi` imports them.
-_MODULES: dict[str, str] = {
-    name.name: node.module
+#: Every public name, its module and what it is called there, as `__init__.pyi` imports them.
+_MODULES: dict[str, tuple[str, str]] = {
+    name.asname or name.name: (node.module, name.name)
     for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
     if isinstance(node, ast.ImportFrom) and node.module is not None
     for name in node.names
@@ -52,12 +52,12 @@ def __getattr__(name: str) -> Any:
         close = [] if name.startswith("_") else difflib.get_close_matches(name, __all__, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise AttributeError(f"module 'attnscope' has no attribute {name!r}{hint}")
-    module = _MODULES[name]
+    module, name_there = _MODULES[name]
     try:
         if module == "attnscope":
             value: Any = importlib.import_module(f"attnscope.{name}")
         else:
-            value = getattr(importlib.import_module(module), name)
+            value = getattr(importlib.import_module(module), name_there)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -43,7 +43,7 @@ from attnscope.capture.weights.rank_one import RankOneEffect as RankOneEffect
 from attnscope.capture.weights.rank_one import rank_one_effect as rank_one_effect
 from attnscope.capture.weights.second_moments import second_moments as second_moments
 from attnscope.cli.doctor import show_config as show_config
-from attnscope.config.run_config import Study as Study
+from attnscope.config.run_config import RunConfig as Study
 from attnscope.engine.run_study import resume as resume
 from attnscope.engine.run_study import run as run
 from attnscope.errors import WeightMapError as WeightMapError

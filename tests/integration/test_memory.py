@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(2)
 from transformers import AutoModel
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.cli.dry_run import dry_run
 from attnscope.engine.run_study import run
 
@@ -47,7 +47,7 @@ model, long, output, metrics, more = sys.argv[1:]
 options = {"models": model, "texts": long, "metrics": json.loads(metrics), "output": output}
 options |= json.loads(more)
 found = {}
-run(Study(name="warm", **options), progress=False)
+run(RunConfig(name="warm", **options), progress=False)
 loaded = AutoModel.from_pretrained(model).eval()
 ids = torch.full((1, 1023), 7)
 def forward(**extra):
@@ -58,7 +58,7 @@ found["forward"] = above(forward)
 loaded.set_attn_implementation("eager")
 found["output_attentions"] = above(lambda: forward(output_attentions=True))
 del loaded
-found["study"] = above(lambda: run(Study(name="long", **options), progress=False))
+found["study"] = above(lambda: run(RunConfig(name="long", **options), progress=False))
 print(json.dumps(found))
 """
 
@@ -67,16 +67,16 @@ import json, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(2)
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.cli.dry_run import dry_run
 from attnscope.engine.run_study import run
 
 model, long, output, metrics, more = sys.argv[1:]
 options = {"models": model, "texts": long, "metrics": json.loads(metrics), "output": output}
 options |= json.loads(more)
-planned = dry_run(Study(name="a", **options))
+planned = dry_run(RunConfig(name="a", **options))
 modules = set(sys.modules)
-run(Study(name="a", **options), progress=False)
+run(RunConfig(name="a", **options), progress=False)
 late = sorted({name.rpartition(".")[0] or name for name in set(sys.modules) - modules if "pyarrow" in name})
 peak = next(int(line.split()[1]) * 1024 for line in Path("/proc/self/status").read_text().splitlines()
             if line.startswith("VmHWM"))

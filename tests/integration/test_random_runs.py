@@ -11,7 +11,7 @@ import pytest
 import knowing_study
 import likelihood_study
 import position_study
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import run
 from attnscope.results.check import check_folder
 from folders import WORDS, model_folder
@@ -72,7 +72,7 @@ def drawn_study(name, home, draw):
         options = {"random_weights": 1, "curve": 4, "rank_one": {"texts": 2, "directions": 2}}
         texts = drawn_texts(home / "texts.txt", draw, shortest=2)
         values = {"block": draw.choice([2, 5]), "max_tokens": draw.choice([None, 20])}
-        return Settings(
+        return RunConfig(
             study=name, models=models, texts=str(texts), output=str(home), name="a", options=options, **values
         )
     model = drawn_model(home / "m", draw)
@@ -81,7 +81,7 @@ def drawn_study(name, home, draw):
         run_settings = position_study.settings(
             model, texts, home, block=draw.choice([3, 8]), samples=draw.choice([8, 16])
         )
-        return Settings(**{**run_settings.to_dict(), "seed": draw.randrange(100)})
+        return RunConfig(**{**run_settings.to_dict(), "seed": draw.randrange(100)})
     if name == "attention_likelihood":
         texts = drawn_texts(home / "texts.txt", draw, shortest=6, longest=40)
         return likelihood_study.settings(
@@ -89,7 +89,7 @@ def drawn_study(name, home, draw):
         )
     options = {"extra": draw.choice([[], "all"]), "controls": 1} if name == "attention_sinks" else {}
     texts = drawn_texts(home / "texts.txt", draw)
-    return Settings(
+    return RunConfig(
         study=name, models=str(model), texts=str(texts), output=str(home), name="a",
         options=options, **common(draw),
     )  # fmt: skip
@@ -114,7 +114,7 @@ def test_texts_of_several_lengths_and_one_cut_come_to_their_tables(tmp_path):
     model = model_folder(tmp_path / "m", num_hidden_layers=1)
     texts = drawn_texts(tmp_path / "texts.txt", draw, longest=45, most=3)
     options = {"thresholds": [0.05]}
-    run_settings = Settings(
+    run_settings = RunConfig(
         models=str(model), texts=str(texts), max_tokens=40, output=str(tmp_path), name="a", options=options
     )
     results = run(run_settings, progress=False, say=lambda text: None)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.config.run_config import Study, TextSource
+from attnscope.config.run_config import RunConfig, TextSource
 from attnscope.engine.executors.shards import run_shard
 from attnscope.errors import ConfigError, ResultsError
 from attnscope.models import LoadError, find_checkpoints, load_model
@@ -51,7 +51,7 @@ def model(tmp_path):
 
 def study(tmp_path, model, texts, **options):
     options = {"metrics": ["fiedler_value"], "name": "a", "models": str(model), **options}
-    return Study(texts=str(texts), output=str(tmp_path / "runs"), **options)
+    return RunConfig(texts=str(texts), output=str(tmp_path / "runs"), **options)
 
 
 # --- model folders
@@ -337,7 +337,7 @@ def hostile(tmp_path_factory):
     texts.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     source = {"path": str(texts), "column": "text", "group": EVIL}
     models = {"path": str(model_folder(folder / "m")), "label": EVIL.replace("/", "-")}
-    study = Study(
+    study = RunConfig(
         models=models, texts=source, metrics=["sink_share", "sink_position"], output=str(folder), name="a"
     )
     return asc.run(study, progress=False)

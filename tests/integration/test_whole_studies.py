@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.demo.texts import text_windows
 from attnscope.engine.run_study import run
 from attnscope.protocols import ruscio2025
@@ -47,7 +47,7 @@ def whole_study(tmp_path, model, **options):
         "sampling": "paper",
     }
     options = {"texts": texts, "max_tokens": 64, "bars": True, "protocols": "both", **options}
-    study = Study(models=model, options={"extra": "all"}, output=str(tmp_path), name="run", **options)
+    study = RunConfig(models=model, options={"extra": "all"}, output=str(tmp_path), name="run", **options)
     return run(study, progress=False)
 
 
@@ -183,7 +183,7 @@ def wavelet_study(tmp_path, model, count=2, characters=126, **options):
     texts = tmp_path / "texts.jsonl"
     lines = [json.dumps({"text": line[:characters]}) for line in text_windows(count, seed=5)]
     texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    study_settings = Study(
+    study_settings = RunConfig(
         study="wavelet_heads", models={"path": str(model), "label": "model"}, texts=str(texts), name="a",
         output=str(tmp_path), options={"nulls": ["row_permutation"], "min_keys": 16, **options},
     )  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 from attnscope._memory import free_bytes, most_resident_bytes, peak_bytes, resident_bytes
 from attnscope._progress import duration
 from attnscope.cli.trial_run import Kind, UnitsByKind, trial_samples, try_out
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.engine import Engine
 from attnscope.engine.prepared_run import prepare, with_absolute_paths
 from attnscope.errors import LoadError, MissingError
@@ -64,7 +64,7 @@ class Estimate:
 
 
 def dry_run(
-    study: Study,
+    study: RunConfig,
     say: Callable[[str], object] = lambda text: None,
     *,
     draw: bool = False,

@@ -248,17 +248,17 @@ def check(
 
 def pending_units(folder: Path) -> list[str]:
     """Return a line for every unit that `resume` would compute; no code that comes with a model is run."""
-    from attnscope.config.run_config import Settings
+    from attnscope.config.run_config import RunConfig
     from attnscope.engine.planning import make_plan
     from attnscope.errors import ConfigError
     from attnscope.results.store import damage
 
-    settings = Settings.from_yaml(folder / "study.yaml")
+    settings = RunConfig.from_yaml(folder / "study.yaml")
     for source in settings.models:
         if not Path(source.path).expanduser().exists() and not any(mark in source.path for mark in "*?["):
             raise ConfigError(f"check: {source.path} is no folder here; resume would fetch it from the hub")
     models = [{**source.model_dump(), "trust_remote_code": False} for source in settings.models]
-    plan = make_plan(Settings(**{**settings.to_dict(), "models": models}))
+    plan = make_plan(RunConfig(**{**settings.to_dict(), "models": models}))
     return [
         f"{unit.folder} {unit.stage}, {unit.title}"
         for unit in plan.units

@@ -16,7 +16,7 @@ from attnscope.cli.drawing import draw_run, missing_libraries
 from attnscope.cli.errors import SKIPPED, Draw, Folder, Json, Quiet, Trust, say, show, silent
 
 if TYPE_CHECKING:
-    from attnscope.config.run_config import Study
+    from attnscope.config.run_config import RunConfig
     from attnscope.engine.executors.executor import Executor
     from attnscope.plots import LeftOut
     from attnscope.results.results import Results
@@ -82,7 +82,7 @@ def run(
 
     Example: attnscope run --model gpt2 --texts sentences.csv --column text --samples 100
     """
-    from attnscope.config.run_config import Study
+    from attnscope.config.run_config import RunConfig
     from attnscope.config.study_folders import default_study
     from attnscope.engine.run_study import run as run_study
 
@@ -103,7 +103,7 @@ def run(
         "texts.sampling": sampling,
     }
     sets = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in of_entries.items() if value]
-    study = Study.from_yaml(config or default_study(), overrides=[*sets, *(assignments or [])], **values)
+    study = RunConfig.from_yaml(config or default_study(), overrides=[*sets, *(assignments or [])], **values)
     if plan_only:
         _plan(study, as_json, draw)
     elif shard:
@@ -179,7 +179,7 @@ def _cluster(address: str) -> Executor | None:
     return Cluster(address)
 
 
-def _shard(study: Study, shard: str, as_json: bool, quiet: bool) -> None:
+def _shard(study: RunConfig, shard: str, as_json: bool, quiet: bool) -> None:
     from attnscope.engine.executors.shards import run_shard
     from attnscope.errors import command
 
@@ -211,7 +211,7 @@ def demo(
     run_demo(folder, samples=samples, progress=not quiet, say=say, steps_before=steps_before)
 
 
-def _plan(study: Study, as_json: bool, draw: bool) -> None:
+def _plan(study: RunConfig, as_json: bool, draw: bool) -> None:
     from attnscope.cli.dry_run import dry_run
 
     say = silent if as_json else show

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from attnscope.config.run_config import Settings, models_in
+from attnscope.config.run_config import RunConfig, models_in
 from attnscope.config.study_folders import default_study
 from attnscope.study_api.study import study_class
 
@@ -27,8 +27,8 @@ def written(study: str = "") -> str:
     name = study or default_study()
     study_type = study_class(name)
     lines = [f"# Settings of {study_type.name}; a key left out keeps the value shown."]
-    meanings = _meanings(Settings)
-    for key, field in Settings.model_fields.items():
+    meanings = _meanings(RunConfig)
+    for key, field in RunConfig.model_fields.items():
         if key == "options":
             continue
         value = study_type.name if key == "study" else _FIRST.get(key, _default(field))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnscope.cli.drawing import draw_run
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.engine import Engine
 from attnscope.engine.prepared_run import prepare
 from attnscope.errors import DiskFull, Interrupted, LoadError, UnitsFailed
@@ -80,7 +80,7 @@ def trial_samples(plan: Plan, kinds: UnitsByKind, seconds: Mapping[Kind, float])
     return frozenset(blocks if expected < _SECONDS else few)
 
 
-def try_out(study: Study, samples: frozenset[int], draw: bool) -> Trial:
+def try_out(study: RunConfig, samples: frozenset[int], draw: bool) -> Trial:
     """Run a study over a few texts, to its report where it is drawn, in a folder that is removed.
 
     The memory of this process then shows all that a run takes besides measuring: stages that read earlier

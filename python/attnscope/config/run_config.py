@@ -225,7 +225,7 @@ Models = Annotated[
 Texts = Annotated[list[Annotated[TextSource, BeforeValidator(as_source)]], BeforeValidator(_text_sources)]
 
 
-class Settings(Strict):
+class RunConfig(Strict):
     """The settings of a run: models, sentences and metrics; `attnscope.run` takes them.
 
     Args:
@@ -252,7 +252,7 @@ class Settings(Strict):
         ConfigError: an unknown key (the nearest right name is given), a value of the wrong type, an option
             or a protocol that the study does not have.
 
-    >>> study = Settings(models="gpt2", texts={"path": "sentences.txt", "samples": 10}, block=8)
+    >>> study = RunConfig(models="gpt2", texts={"path": "sentences.txt", "samples": 10}, block=8)
     >>> study.models[0].path, study.texts[0].samples, study.protocols
     ('gpt2', 10, ['exact'])
     """
@@ -311,7 +311,7 @@ class Settings(Strict):
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=100)
 
     @classmethod
-    def from_yaml(cls, source: str | Path, *, overrides: Sequence[str] = (), **values: Any) -> Settings:
+    def from_yaml(cls, source: str | Path, *, overrides: Sequence[str] = (), **values: Any) -> RunConfig:
         """Read a YAML file or a packaged study.
 
         Args:
@@ -354,11 +354,7 @@ def _fault_in(value: Any, where: str = "") -> str:
     return next(filter(None, (_fault_in(part, inside) for part, inside in parts)), "")
 
 
-#: The name under which everybody else knows the settings of a run.
-Study = Settings
-
-
-def refuse_stored_trust(settings: Settings, function: str) -> None:
+def refuse_stored_trust(settings: RunConfig, function: str) -> None:
     """Raise ConfigError if settings that were read from a run folder let a model's own Python code run.
 
     The author of the folder has agreed to that, but its reader may not have.

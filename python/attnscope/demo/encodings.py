@@ -202,7 +202,7 @@ def compare_encodings(
         seeds: trainings of each encoding; from two on the study compares encodings by their spread.
         progress: a bar on a terminal, a line every ten seconds elsewhere.
     """
-    from attnscope.config.run_config import Study
+    from attnscope.config.run_config import RunConfig
     from attnscope.engine.engine import Engine
     from attnscope.engine.prepared_run import prepare
 
@@ -230,7 +230,7 @@ def compare_encodings(
             "options": {"arms": ["no_bos"], "nulls": []},
         }
     settings["options"] |= dict(options or {})
-    run_settings = Study(study=study, name="study", output=str(root), models=models, **settings)
+    run_settings = RunConfig(study=study, name="study", output=str(root), models=models, **settings)
     results = Engine(prepare(run_settings), progress=progress).run(resume=True)
     results.figures()
     results.report()

@@ -38,7 +38,7 @@ def run_demo(
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
         steps_before: how many steps, such as those of a set-up, the three of this one are counted after.
     """
-    from attnscope.config.run_config import Study
+    from attnscope.config.run_config import RunConfig
     from attnscope.engine.engine import Engine
     from attnscope.engine.prepared_run import prepare
 
@@ -49,7 +49,7 @@ def run_demo(
     )
     say(f"{train_step} training a small model, {recipe.steps} steps")
     checkpoints = train(root, recipe, progress=progress, label=f"{train_step} training")
-    study = Study(
+    study = RunConfig(
         study="attention_sinks",
         name=root.name,
         output=str(root.parent),

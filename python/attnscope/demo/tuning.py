@@ -32,7 +32,7 @@ from attnscope.demo.training import demo_checkpoints, evaluate_loss, last_checkp
 from attnscope.results.files import remove
 
 if TYPE_CHECKING:
-    from attnscope.config.run_config import Settings
+    from attnscope.config.run_config import RunConfig
     from attnscope.engine.executors.shards import ShardDone
     from attnscope.results.results import Results
 
@@ -73,7 +73,7 @@ def tune(
         processes: that train and measure, each on one thread; None takes one for each processor. With more
             than one, a script that calls this needs `if __name__ == "__main__":`. Tables do not depend on it.
     """
-    from attnscope.config.run_config import Study
+    from attnscope.config.run_config import RunConfig
 
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise ValueError(f"tune: arms must be among {', '.join(ARMS)}, got {unknown[0]!r}")
@@ -93,7 +93,7 @@ def tune(
         # the change of pretraining with its sign turned, which no fraction sees
         labels[PRETRAINING] = PRETRAINING
         models.append({"path": str(first), "label": PRETRAINING})
-    study = Study(
+    study = RunConfig(
         study="pretraining_writes", name="study", output=str(root), models=models, texts={"path": str(texts)},
         options={
             "arms": labels, "nulls": ["other_layer", "weights"], "rank_one": {"directions": 8, "texts": 8},
@@ -181,7 +181,7 @@ def _trained_arms(root: Path) -> dict[str, dict[str, float]]:
     return {file.parent.name: json.loads(file.read_text("utf-8")) for file in root.glob("*/arm.json")}
 
 
-def _measured(study: Settings, processes: int, progress: bool) -> Results:
+def _measured(study: RunConfig, processes: int, progress: bool) -> Results:
     """Return the study, its units shared out among processes."""
     from attnscope.engine.engine import Engine
     from attnscope.engine.executors.shards import gather
@@ -205,10 +205,10 @@ def _measured(study: Settings, processes: int, progress: bool) -> Results:
 
 
 def _share(settings: dict[str, Any], shard: str) -> ShardDone:
-    from attnscope.config.run_config import Study
+    from attnscope.config.run_config import RunConfig
     from attnscope.engine.executors.shards import run_shard
 
-    return run_shard(Study(**settings), shard, progress=False, say=lambda text: None)
+    return run_shard(RunConfig(**settings), shard, progress=False, say=lambda text: None)
 
 
 def summary(results: Results, directory: str | os.PathLike[str]) -> list[str]:

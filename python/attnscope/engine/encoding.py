@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.errors import ConfigError
 from attnscope.models import Encoder, LoadError, load_tokenizer
 from attnscope.models.architecture import largest_setting, text_config
@@ -84,7 +84,7 @@ def _config_and_tokenizer(plan: Plan, position: int) -> tuple[Any, Any]:
     raise LoadError(reasons[0])
 
 
-def _notes(model: str, counts: dict[str, int], settings: Settings, limit: int | None) -> list[str]:
+def _notes(model: str, counts: dict[str, int], settings: RunConfig, limit: int | None) -> list[str]:
     total, without = counts["sentences"], counts["without_bos"] if settings.bos == "keep" else 0
     who = "no sentence starts" if without == total else f"{without} do not start"
     notes = (

@@ -24,7 +24,7 @@ from attnscope._memory import frozen_gc, system_arrow_pool
 from attnscope._progress import progress_bar
 from attnscope._safe_text import escape_controls
 from attnscope.config.memory_texts import json_lines
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.executors.executor import Executor, LocalExecutor, Outcome
 from attnscope.engine.model_cache import HeldModel, about_model
 from attnscope.engine.prepared_run import PreparedRun
@@ -139,7 +139,7 @@ class Engine:
                 why += f"; what is done is intact: {command('resume', self.folder)}"
             raise DiskFull(error.errno, why, str(error.filename or self.folder)) from error
 
-    def _store_texts(self, stored: Settings) -> None:
+    def _store_texts(self, stored: RunConfig) -> None:
         """Write the texts in memory where the settings to be stored name them."""
         for source, file in zip(self.settings.texts, stored.texts, strict=True):
             if source.rows is not None:

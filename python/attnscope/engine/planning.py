@@ -9,7 +9,7 @@ from typing import Any
 
 from attnscope._names import name_fault
 from attnscope._nearest import nearest
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.encoding import encode
 from attnscope.errors import ConfigError
 from attnscope.models import Checkpoint, LoadError, find_checkpoints
@@ -23,7 +23,7 @@ from attnscope.texts.sources import origin, read_sentences
 
 
 def make_plan(
-    settings: Settings, study: Study | None = None, checkpoints: CheckpointsByModel | None = None
+    settings: RunConfig, study: Study | None = None, checkpoints: CheckpointsByModel | None = None
 ) -> Plan:
     """Read the texts, list the checkpoints, encode the texts and cut the stages into units.
 
@@ -85,7 +85,7 @@ def _read_texts(plan: Plan, study: Study) -> None:
         )
 
 
-def checkpoints_of(settings: Settings, position: int) -> list[Checkpoint]:
+def checkpoints_of(settings: RunConfig, position: int) -> list[Checkpoint]:
     """Return the checkpoints of one model of the settings."""
     source = settings.models[position]
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope._memory import give_back_large_blocks
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_folder import run_folder
 from attnscope.study_api.plan import CheckpointsByModel, Plan
@@ -30,14 +30,14 @@ class PreparedRun:
         plan: its units, the texts that were read for them, and what was left out.
     """
 
-    settings: Settings
+    settings: RunConfig
     study: Study
     folder: Path
     plan: Plan
 
 
 def prepare(
-    settings: Settings, *, folder: Path | None = None, checkpoints: CheckpointsByModel | None = None
+    settings: RunConfig, *, folder: Path | None = None, checkpoints: CheckpointsByModel | None = None
 ) -> PreparedRun:
     """Read the texts and list the checkpoints of a run, and cut it into units; nothing is written.
 
@@ -56,14 +56,14 @@ def prepare(
     return PreparedRun(settings, study, folder or run_folder(settings), plan)
 
 
-def settings_of(config: str | Path | Settings, **overrides: Any) -> Settings:
+def settings_of(config: str | Path | RunConfig, **overrides: Any) -> RunConfig:
     """Return the settings that `run` takes, with absolute paths."""
-    if isinstance(config, Settings):
-        return with_absolute_paths(Settings(**{**config.to_dict(), **overrides}) if overrides else config)
-    return with_absolute_paths(Settings.from_yaml(config, **overrides))
+    if isinstance(config, RunConfig):
+        return with_absolute_paths(RunConfig(**{**config.to_dict(), **overrides}) if overrides else config)
+    return with_absolute_paths(RunConfig.from_yaml(config, **overrides))
 
 
-def with_absolute_paths(settings: Settings) -> Settings:
+def with_absolute_paths(settings: RunConfig) -> RunConfig:
     """Return the settings with absolute paths, so that a run can be resumed from any folder.
 
     Settings were checked when they were made, and a path is as good when it is absolute.

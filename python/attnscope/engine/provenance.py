@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from attnscope._documents import read_json
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.git_state import ask_git, git_state
 from attnscope.errors import DocumentError, ResultsError
 from attnscope.results.schema import check_provenance
@@ -24,7 +24,7 @@ from attnscope.results.schema import check_provenance
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pandas", "pyarrow")
 
 
-def provenance(study: Settings, digest: str) -> dict[str, Any]:
+def provenance(study: RunConfig, digest: str) -> dict[str, Any]:
     """Return the facts that are known before a run begins."""
     import attnscope
 

@@ -13,7 +13,7 @@ from typing import Any
 from attnscope._limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
 from attnscope._names import file_name_fault
 from attnscope.config.memory_texts import INPUTS
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.planning import checkpoints_of
 from attnscope.engine.provenance import incompatibility, read_provenance
 from attnscope.errors import ConfigError, command
@@ -22,12 +22,12 @@ from attnscope.errors import ConfigError, command
 SHARDS = "parts"
 
 
-def run_folder(settings: Settings) -> Path:
+def run_folder(settings: RunConfig) -> Path:
     """Return the folder of a run, named by the settings or after the study and its models."""
     return Path(settings.output) / (settings.name or default_name(settings))
 
 
-def refuse_existing(folder: Path, settings: Settings) -> None:
+def refuse_existing(folder: Path, settings: RunConfig) -> None:
     """Raise FileExistsError if a folder holds something; the message names the way on."""
     if not os.path.lexists(folder) or (folder.is_dir() and not has_content(folder)):
         return
@@ -40,19 +40,19 @@ def refuse_existing(folder: Path, settings: Settings) -> None:
     )
 
 
-def refuse_another(folder: Path, settings: Settings) -> None:
+def refuse_another(folder: Path, settings: RunConfig) -> None:
     """Raise FileExistsError if a folder holds another study."""
     if not (folder / "study.yaml").is_file():
         raise FileExistsError(f"{folder} exists and is no run folder; choose another --name")
     try:
-        stored_settings = Settings.from_yaml(folder / "study.yaml")
+        stored_settings = RunConfig.from_yaml(folder / "study.yaml")
     except ConfigError as error:
         raise FileExistsError(f"{folder} exists, and its study cannot be read: {error}") from error
     if changed := changes(stored_settings, with_stored_texts(settings)):
         raise FileExistsError(f"{folder} exists and holds another study ({changed}); choose another --name")
 
 
-def refuse_other_study(folder: Path, settings: Settings) -> None:
+def refuse_other_study(folder: Path, settings: RunConfig) -> None:
     """Refuse a folder with another study in it, or with anything that no run and no shard has written."""
     if (folder / "study.yaml").is_file():
         refuse_another(folder, settings)
@@ -64,7 +64,7 @@ def refuse_other_study(folder: Path, settings: Settings) -> None:
         )
 
 
-def changes(stored_settings: Settings, settings: Settings) -> str:
+def changes(stored_settings: RunConfig, settings: RunConfig) -> str:
     """Return the keys in which two studies differ, "" if they are the same up to their names."""
     return "; ".join(
         f"{key}: {old} there, {new} here"
@@ -106,7 +106,7 @@ def _content(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if not (path.name in lock or path.match(".*.tmp"))]
 
 
-def default_name(study: Settings) -> str:
+def default_name(study: RunConfig) -> str:
     """Return the run's name when the settings give none: the study's and its models'."""
     models = [checkpoints_of(study, position)[0].model for position in range(len(study.models))]
     name = "-".join([study.study, *(re.sub(r"[/\\]", "--", model) for model in models[:3])])
@@ -119,7 +119,7 @@ def default_name(study: Settings) -> str:
     return name
 
 
-def with_stored_texts(settings: Settings) -> Settings:
+def with_stored_texts(settings: RunConfig) -> RunConfig:
     """Return the settings with the files of the run folder in the place of texts in memory."""
     if all(source.rows is None for source in settings.texts):
         return settings

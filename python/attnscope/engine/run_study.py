@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attnscope.config.run_config import Settings, refuse_stored_trust
+from attnscope.config.run_config import RunConfig, refuse_stored_trust
 from attnscope.engine.engine import Engine, Notify
 from attnscope.engine.executors.executor import Executor, LocalExecutor
 from attnscope.engine.executors.shards import merge_shards, shard_folders
@@ -19,7 +19,7 @@ from attnscope.results.results import Results, load
 
 
 def run(
-    config: str | Path | Settings,
+    config: str | Path | RunConfig,
     *,
     progress: bool = True,
     say: Notify | None = None,
@@ -107,7 +107,7 @@ def resume(
     file = (parts[0] if parts and not (path / "study.yaml").is_file() else path) / "study.yaml"
     if not file.is_file():
         raise FileNotFoundError(f"resume: {path} holds no study.yaml; a run folder is needed")
-    study = Settings.from_yaml(file, output=str(path.resolve().parent), name=path.resolve().name)
+    study = RunConfig.from_yaml(file, output=str(path.resolve().parent), name=path.resolve().name)
     if not trust_remote_code:
         refuse_stored_trust(study, "resume")
     with executor or LocalExecutor() as workers:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.models import Checkpoint, Encoder, LoadedModel
 from attnscope.study_api.tables import Table
 from attnscope.study_api.tally import Tally
@@ -26,7 +26,7 @@ class RunContext(Protocol):
         checkpoints: every checkpoint of the run, in the order of the plan.
     """
 
-    settings: Settings
+    settings: RunConfig
     tally: Tally
     notes: list[str]
     layer_budget: int | None

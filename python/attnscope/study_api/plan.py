@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.models import Checkpoint, Encoder
 from attnscope.study_api.stages import Stage
 from attnscope.study_api.units import Unit
@@ -42,7 +42,7 @@ class Plan:
         found: checkpoints of each model with the fingerprints of their weights.
     """
 
-    settings: Settings
+    settings: RunConfig
     stages: dict[str, Stage] = field(default_factory=dict)
     units: list[Unit] = field(default_factory=list)
     encoders: dict[int, Encoder] = field(default_factory=dict)

@@ -29,7 +29,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 from attnscope._nearest import nearest
 from attnscope.config.config_files import as_list
 from attnscope.config.run_config import Names as Names
-from attnscope.config.run_config import Settings, Strict, explain
+from attnscope.config.run_config import RunConfig, Strict, explain
 from attnscope.config.study_folders import find_study, load_study, studies
 from attnscope.errors import ConfigError
 from attnscope.models import Encoder
@@ -77,7 +77,7 @@ class Study:
     #: Its own rules by which texts are chosen: name -> (rows, source, generator) -> positions.
     samplers: ClassVar[Mapping[str, Callable[..., Sequence[int]]]] = {}
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RunConfig) -> None:
         self.settings = settings
         self.options: Any = self._checked(settings.options)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.errors import ConfigError
 from attnscope.models import Encoder
 from attnscope.texts.sentence import Row, Sentence
@@ -24,7 +24,7 @@ from attnscope.texts.sources import choose
 
 
 def windows(
-    joined: Sequence[Sentence], settings: Settings, encoder: Encoder, model: str, notes: list[str]
+    joined: Sequence[Sentence], settings: RunConfig, encoder: Encoder, model: str, notes: list[str]
 ) -> list[Sentence]:
     """Return the windows of all sources, numbered from 0; each holds its token ids.
 

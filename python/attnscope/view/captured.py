@@ -31,7 +31,7 @@ from attnscope.view.table_checks import checked_table, read_token_ids
 if TYPE_CHECKING:
     import pandas as pd
 
-    from attnscope.config.run_config import Settings
+    from attnscope.config.run_config import RunConfig
 
 
 def texts_of_model(
@@ -235,7 +235,7 @@ def captured_sentence(
     """
     import pandas as pd
 
-    from attnscope.config.run_config import Study, refuse_stored_trust
+    from attnscope.config.run_config import RunConfig, refuse_stored_trust
     from attnscope.errors import ConfigError
     from attnscope.study_api.forward import self_attention
 
@@ -252,7 +252,7 @@ def captured_sentence(
     checkpoint = tuple(row[[*CHECKPOINT_KEYS]])
     layers = None
     if model is None:
-        study = Study(**results.study)
+        study = RunConfig(**results.study)
         if not trust_remote_code:
             try:
                 refuse_stored_trust(study, "view")
@@ -285,7 +285,7 @@ def captured_sentence(
     return pd.DataFrame(rows_of_heads).assign(**row[[*CHECKPOINT_KEYS, "sample"]])
 
 
-def _loaded(study: Settings, checkpoint: tuple[str, str, int]) -> Any:
+def _loaded(study: RunConfig, checkpoint: tuple[str, str, int]) -> Any:
     """Return the model of a checkpoint of a run."""
     from attnscope.models import LoadError, find_checkpoints, load_model
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 import attnscope as asc
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.errors import ConfigError, ResultsError
 from attnscope.models.safetensors_header import BITS, read_header
 from attnscope.results.results import load
@@ -264,7 +264,7 @@ def test_studies(finished, tmp_path, amount):
     def check(content):
         file.write_bytes(content)
         with refusals(ConfigError):
-            assert Settings.from_yaml(file).models
+            assert RunConfig.from_yaml(file).models
 
     check(json.dumps(stored).encode())
     fuzz(amount, changed(stored))(check)
@@ -284,6 +284,6 @@ def test_bytes_as_a_study(finished, tmp_path, amount):
     def check(content):
         file.write_bytes(content)
         with refusals(ConfigError):
-            assert Settings.from_yaml(file).models
+            assert RunConfig.from_yaml(file).models
 
     fuzz(amount, st.one_of(st.binary(max_size=64), changes))(check)

@@ -21,7 +21,7 @@ import pandas as pd
 
 import likelihood_study
 import position_study
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.config.study_folders import find_study, studies
 from attnscope.engine.run_study import run
 from attnscope.results.results import Results
@@ -38,7 +38,7 @@ NAMES = sorted(
 )
 
 
-def done(settings: Study) -> Results:
+def done(settings: RunConfig) -> Results:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return run(settings, say=lambda text: None, progress=False)
@@ -64,7 +64,7 @@ def of_maps(name: str, shortest: int, **run_options: Any) -> Callable[..., Resul
         if text is not None:
             texts.write_text(text, "utf-8")
         settings = {"models": str(models), "texts": str(texts), "output": str(home / "runs"), "name": "a"}
-        return done(Study(study=name, **settings, **{**run_options, **options}))
+        return done(RunConfig(study=name, **settings, **{**run_options, **options}))
 
     return run_study
 
@@ -98,7 +98,7 @@ def of_weights(home: Path) -> Results:
         model.save_pretrained(home / name)
     arms = {"few": "contrastive_1", "many": "contrastive_4"}
     quick = {"random_weights": 2, "rank_one": {"texts": 2, "directions": 3}, "arms": arms}
-    settings = Study(
+    settings = RunConfig(
         study="pretraining_writes", models=[str(home / name) for name in names], texts=str(texts),
         output=str(home / "runs"), name="a", block=3, options=quick,
     )  # fmt: skip

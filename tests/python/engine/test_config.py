@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.config.config_files import read_config, set_key
-from attnscope.config.run_config import Settings, Study, parse_bytes
+from attnscope.config.packaged_configs import packaged
+from attnscope.config.run_config import RunConfig, parse_bytes
 from attnscope.config.study_folders import default_study
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_folder import default_name
 from attnscope.errors import ConfigError
-from attnscope.studies import packaged
 from attnscope.study_api.study import study_class
 
 
 def test_yaml_command_line_and_python_give_the_same_study(tmp_path):
     file = tmp_path / "study.yaml"
     file.write_text("models: [gpt2]\ntexts: {path: a.csv, column: text, samples: 5}\nblock: 8\n", "utf-8")
-    from_file = Study.from_yaml(file)
-    in_python = Study(models="gpt2", texts={"path": "a.csv", "column": "text", "samples": 5}, block=8)
-    from_line = Study.from_yaml(
+    from_file = RunConfig.from_yaml(file)
+    in_python = RunConfig(models="gpt2", texts={"path": "a.csv", "column": "text", "samples": 5}, block=8)
+    from_line = RunConfig.from_yaml(
         "attention_sinks",
         models=[{"path": "gpt2"}],
         texts=[{"path": "a.csv", "column": "text"}],
@@ -34,10 +34,10 @@ def test_yaml_command_line_and_python_give_the_same_study(tmp_path):
 
 
 def test_the_resolved_yaml_is_the_study():
-    study = Study(
+    study = RunConfig(
         models=["a", {"path": "b", "revisions": ["step1", "step10"]}], texts="t.txt", protocols="both"
     )
-    assert Study(**yaml.safe_load(study.to_yaml())) == study
+    assert RunConfig(**yaml.safe_load(study.to_yaml())) == study
     assert study.protocols == ["exact", "ruscio2025"]
 
 
@@ -71,26 +71,27 @@ def test_the_resolved_yaml_is_the_study():
 )
 def test_mistakes_are_explained(change, message):
     with pytest.raises(ConfigError, match=message):
-        Study(**{"models": "gpt2", "texts": "a.txt", **change})
+        RunConfig(**{"models": "gpt2", "texts": "a.txt", **change})
 
 
 def test_keys_of_the_study_go_to_its_options(tmp_path):
     file = tmp_path / "study.yaml"
     file.write_text("models: [gpt2]\nthresholds: [0.5]\noptions: {bars: false}\n", "utf-8")
-    short = Study.from_yaml(file, overrides=["bars=true"])
-    long = Study(models="gpt2", options={"thresholds": [0.5], "bars": True})
+    short = RunConfig.from_yaml(file, overrides=["bars=true"])
+    long = RunConfig(models="gpt2", options={"thresholds": [0.5], "bars": True})
     assert short == long
-    assert "bars" not in Study.model_fields
-    assert Study(study="wavelet_heads", models="a", signal="last").options["signal"] == "last"
+    assert "bars" not in RunConfig.model_fields
+    assert RunConfig(study="wavelet_heads", models="a", signal="last").options["signal"] == "last"
 
 
 def test_settings_that_name_no_study_mean_the_default():
-    assert Study(models="a").study == default_study() == Study(study=default_study(), models="a").study
+    configs = RunConfig(models="a"), RunConfig(study=default_study(), models="a")
+    assert {config.study for config in configs} == {default_study()}
 
 
 def test_what_is_missing_is_named():
     with pytest.raises(ConfigError, match="models is missing"):
-        Study(texts="a.txt")
+        RunConfig(texts="a.txt")
 
 
 def test_files_that_are_no_study_are_refused_in_words(tmp_path):
@@ -114,37 +115,37 @@ def test_yaml_cannot_run_code(tmp_path):
     file = tmp_path / "evil.yaml"
     file.write_text("models: !!python/object/apply:os.system ['true']\n", "utf-8")
     with pytest.raises(ConfigError, match="not valid YAML"):
-        Study.from_yaml(file)
+        RunConfig.from_yaml(file)
 
 
 @pytest.mark.parametrize("name", packaged())
 def test_packaged_studies_can_be_done(name):
-    study = Study.from_yaml(name, models="gpt2")
+    study = RunConfig.from_yaml(name, models="gpt2")
     assert study_class(study.study)(study).name == study.study
 
 
 def test_an_unknown_study_or_metric_is_refused():
     with pytest.raises(ConfigError, match="no study 'attention_sink'; did you mean 'attention_sinks'"):
-        make_plan(Study(study="attention_sink", models="a", texts="b"))
+        make_plan(RunConfig(study="attention_sink", models="a", texts="b"))
     with pytest.raises(ConfigError, match="there is no 'fiedler'; did you mean 'fiedler_value'"):
-        Study(models="a", texts="b", metrics="fiedler")
+        RunConfig(models="a", texts="b", metrics="fiedler")
 
 
 def test_a_protocol_that_a_study_cannot_follow_is_refused(monkeypatch):
     from attnscope.studies.attention_sinks.study import SinkStudy
 
-    assert Study(models="a", texts="b", protocols="both").protocols == ["exact", "ruscio2025"]
+    assert RunConfig(models="a", texts="b", protocols="both").protocols == ["exact", "ruscio2025"]
     monkeypatch.setattr(SinkStudy, "protocols", ("exact",))
-    assert Study(models="a", texts="b", protocols="both").protocols == ["exact"]
+    assert RunConfig(models="a", texts="b", protocols="both").protocols == ["exact"]
     with pytest.raises(ConfigError, match=r"protocols\[1\]: attention_sinks follows exact, got 'ruscio2025'"):
-        Study(models="a", texts="b", protocols=["exact", "ruscio2025"])
+        RunConfig(models="a", texts="b", protocols=["exact", "ruscio2025"])
 
 
 def test_extra_analyses_are_named_or_all():
     def extra(value):
-        return Study(models="a", texts="b", options={"extra": value}).options["extra"]
+        return RunConfig(models="a", texts="b", options={"extra": value}).options["extra"]
 
-    assert Study(models="a", texts="b").options["extra"] == []
+    assert RunConfig(models="a", texts="b").options["extra"] == []
     analyses = ["fisher", "ablation", "random_weights", "row_permutation", "examples"]
     assert extra("all") == extra(["all"]) == analyses
     assert extra("ablation") == extra(["ablation"]) == ["ablation"]
@@ -152,7 +153,7 @@ def test_extra_analyses_are_named_or_all():
     with pytest.raises(ConfigError, match=r"options\.extra: there is no 'fischer'; did you mean 'fisher'"):
         extra(["fischer"])
     with pytest.raises(ConfigError, match="unknown key 'extras' in options; did you mean 'extra'"):
-        Study(models="a", texts="b", options={"extras": "all"})
+        RunConfig(models="a", texts="b", options={"extras": "all"})
 
 
 def test_set_key_reaches_every_place():
@@ -160,7 +161,7 @@ def test_set_key_reaches_every_place():
     values = ("block=8", "models.dtype=bfloat16", "texts.1.samples=3", "thresholds=[0.1, 2/n]", "name=${a}")
     for assignment in (*values, "models[0].label=small", "workers.cpus=2", "options.extra=[fisher]"):
         set_key(data, assignment)
-    study = Study(**data)
+    study = RunConfig(**data)
     assert (study.block, study.name, study.workers.cpus) == (8, "${a}", 2)
     assert (study.models[0].dtype, study.models[0].label) == ("bfloat16", "small")
     assert study.options["extra"] == ["fisher"]
@@ -195,7 +196,7 @@ def test_set_key_says_what_is_wrong(assignment, message):
 )
 def test_a_path_to_no_key_is_named(assignment, message):
     with pytest.raises(ConfigError, match=message):
-        Study.from_yaml("attention_sinks", models="gpt2", texts="a.txt", overrides=[assignment])
+        RunConfig.from_yaml("attention_sinks", models="gpt2", texts="a.txt", overrides=[assignment])
 
 
 def test_a_set_value_replaces_what_was_there():
@@ -245,12 +246,12 @@ def test_labels_groups_and_names_follow_one_rule(key, name):
     target = {"label": values["models"], "group": values["texts"], "name": values}[key]
     target[key] = name
     with pytest.raises(ConfigError) as caught:
-        Settings(**values)
+        RunConfig(**values)
     assert key in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 250
     target[key] = "Größe 中文 \N{WOMAN}\N{ZERO WIDTH JOINER}\N{MICROSCOPE}"
-    Settings(**values)
+    RunConfig(**values)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +288,7 @@ def test_a_key_that_is_no_text_is_a_line(tmp_path, place, key):
     target[key] = []
     file.write_text(json.dumps(values), "utf-8")
     with pytest.raises(ConfigError, match=r"key that holds") as caught:
-        Settings.from_yaml(file)
+        RunConfig.from_yaml(file)
     assert len(str(caught.value).splitlines()) == 1
     assert str(caught.value).isprintable()
 
@@ -298,13 +299,13 @@ def test_the_name_of_a_models_folder_follows_the_rule_too(tmp_path, llama, texts
     with pytest.raises(
         ConfigError, match=r"models\[0\]: its name in tables holds the character U\+000A.* label"
     ):
-        make_plan(Settings(models=str(folder), texts=str(texts)))
-    labelled = Settings(models={"path": str(folder), "label": "a"}, texts=str(texts))
+        make_plan(RunConfig(models=str(folder), texts=str(texts)))
+    labelled = RunConfig(models={"path": str(folder), "label": "a"}, texts=str(texts))
     assert default_name(labelled) == "attention_sinks-a"
     longest = [{"path": str(folder), "label": f"{place}" + "ü" * 199} for place in range(3)]
-    name = default_name(Settings(models=longest, texts=str(texts)))
+    name = default_name(RunConfig(models=longest, texts=str(texts)))
     assert len(name.encode()) <= 200
-    assert name == default_name(Settings(models=longest, texts=str(texts)))
+    assert name == default_name(RunConfig(models=longest, texts=str(texts)))
 
 
 @pytest.mark.parametrize("value", ["!!int ", "!!bool x", "!!timestamp x", "!!float ", "!!int x", "!!omap 3"])
@@ -312,4 +313,4 @@ def test_a_value_that_its_own_tag_does_not_fit_is_a_damaged_file(value, tmp_path
     file = tmp_path / "study.yaml"
     file.write_text(f"seed: {value}\n", "utf-8")
     with pytest.raises(ConfigError, match="not valid YAML"):
-        Settings.from_yaml(file)
+        RunConfig.from_yaml(file)

@@ -9,7 +9,7 @@ import pytest
 
 from attnscope.config import study_folders as discovery
 from attnscope.config.config_files import read_config
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.errors import ResultsError
 from attnscope.plots import draw_all, figures_of
 from attnscope.published import compare_published, papers
@@ -104,7 +104,7 @@ def test_its_sections_are_its_report_and_its_tables(toy, tmp_path):
 
 
 def test_its_config_names_and_numbers_are_known(toy):
-    assert Study(study="toys", models="a", texts="b").study == "toys"
+    assert RunConfig(study="toys", models="a", texts="b").study == "toys"
     assert read_config("toy_config") == {"study": "toys"}
     assert papers()["toy2026"].name == "toys"
     with pytest.raises(ResultsError, match="toys stores numbers of toy2026 and no way to compare them"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
@@ -283,7 +283,7 @@ def test_no_more_than_two_layers_are_alive_in_a_whole_study(tmp_path, texts, mon
     """Every metric of the study, eight layers, batches of several sentences."""
     folder = model_folder(tmp_path / "deep", num_hidden_layers=8)
     count = MapCount(monkeypatch)
-    results = run(Study(models=str(folder), texts=str(texts), output=str(tmp_path / "runs"), name="deep"))
+    results = run(RunConfig(models=str(folder), texts=str(texts), output=str(tmp_path / "runs"), name="deep"))
     assert len(results.table("heads")) == 7 * 8 * 4
     assert count.born > 8
     assert count.most == 2

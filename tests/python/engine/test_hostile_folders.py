@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import attnscope as asc
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine import prepared_run
 from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run_study import resume, run
@@ -205,7 +205,7 @@ def test_figures_are_not_drawn_through_a_link(copied, tmp_path):
 
 
 def test_gather_into_a_folder_of_something_else_is_refused(tmp_path, llama, finished):
-    settings = Settings(**{**finished[1].to_dict(), "output": str(tmp_path / "runs")})
+    settings = RunConfig(**{**finished[1].to_dict(), "output": str(tmp_path / "runs")})
     run_shard(settings, "1/1", progress=False)
     poems = tmp_path / "mine"
     (poems / "units" / "poem").mkdir(parents=True)

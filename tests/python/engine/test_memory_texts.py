@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import attnscope as asc
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.errors import ConfigError
 from attnscope.texts.sources import read_sentences
 from folders import tokenizer
@@ -21,7 +21,7 @@ TEXTS = ["the cat sat on a mat", "rain fell over the old town", "nobody saw how 
 
 def settings(tmp_path, model, texts, **changes):
     values = {"options": {"metrics": ["fiedler_value"]}, "name": "run", **changes}
-    return Study(models=str(model), texts=texts, output=str(tmp_path), **values)
+    return RunConfig(models=str(model), texts=texts, output=str(tmp_path), **values)
 
 
 def pooled(results):
@@ -41,7 +41,7 @@ def test_a_run_of_sentences_in_memory_is_that_of_their_file(tmp_path, llama):
     ]
     assert set(results["samples"]["source"]) == {stored[0].name}
     # the settings in the folder name that file, and hold no text
-    again = Study.from_yaml(tmp_path / "run" / "study.yaml")
+    again = RunConfig.from_yaml(tmp_path / "run" / "study.yaml")
     assert (again.texts[0].path, again.texts[0].rows) == (str(stored[0]), None)
     assert TEXTS[0] not in (tmp_path / "run" / "study.yaml").read_text()
 
@@ -79,8 +79,8 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_of_every_kind_are_read(kind):
-    study = Study(models="m", texts=KINDS[kind]())
-    for copy in (study, Study(**study.to_dict()), pickle.loads(pickle.dumps(study))):
+    study = RunConfig(models="m", texts=KINDS[kind]())
+    for copy in (study, RunConfig(**study.to_dict()), pickle.loads(pickle.dumps(study))):
         rows = read_sentences(copy.texts)
         assert [row.text for row in rows] == TEXTS
         if kind not in ("tuple", "generator", "array"):
@@ -89,17 +89,17 @@ def test_texts_of_every_kind_are_read(kind):
 
 def test_token_ids_and_cells_of_any_kind_are_plain_data():
     table = pd.DataFrame({"token_ids": [[1, 2], [3]], "when": pd.Timestamp("2026-01-02"), "x": [0.5, np.nan]})
-    study = Study(models="m", texts={"rows": table, "column": "token_ids", "group": "ids"})
+    study = RunConfig(models="m", texts={"rows": table, "column": "token_ids", "group": "ids"})
     rows = read_sentences(study.texts)
     assert [row.token_ids for row in rows] == [(1, 2), (3,)]
     assert rows[1].extra == {"when": "2026-01-02 00:00:00", "x": None}
     assert {row.group for row in rows} == {"ids"}
     ids = tokenizer()(TEXTS)
-    assert [len(row.token_ids) for row in read_sentences(Study(models="m", texts=ids).texts)] == [7, 7, 7]
+    assert [len(row.token_ids) for row in read_sentences(RunConfig(models="m", texts=ids).texts)] == [7, 7, 7]
 
 
 def test_a_study_shows_itself_as_yaml_without_its_texts():
-    words = repr(Study(models="m", texts=TEXTS))
+    words = repr(RunConfig(models="m", texts=TEXTS))
     assert words.startswith("study: attention_sinks\nname: ''\nmodels:\n- path: m\n")
     assert "rows: 3 texts in memory" in words
     assert TEXTS[0] not in words
@@ -129,7 +129,7 @@ def test_a_study_shows_itself_as_yaml_without_its_texts():
 )
 def test_what_is_no_text_is_refused_by_name(texts, words):
     with pytest.raises(ConfigError, match=words):
-        Study(models="m", texts=texts)
+        RunConfig(models="m", texts=texts)
 
 
 def test_a_sentence_is_never_asked_of_the_hub(monkeypatch):
@@ -139,7 +139,7 @@ def test_a_sentence_is_never_asked_of_the_hub(monkeypatch):
         raise AssertionError(f"asked for {args}")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    study = Study(models="m", texts={"path": TEXTS[0]})
+    study = RunConfig(models="m", texts={"path": TEXTS[0]})
     with pytest.raises(
         ConfigError, match=r"there is no file 'the cat .* the name of a data set holds no blank"
     ):
@@ -149,7 +149,7 @@ def test_a_sentence_is_never_asked_of_the_hub(monkeypatch):
 def test_a_model_in_memory_is_refused_in_a_line():
     model = tiny("llama")
     with pytest.raises(ConfigError) as caught:
-        Study(models=model, texts=TEXTS)
+        RunConfig(models=model, texts=TEXTS)
     message = str(caught.value)
     assert message.startswith("models: a run loads its models itself, from folders and hub ids, got a Llama")
     assert "analyze(model, texts)" in message
@@ -161,7 +161,7 @@ def test_files_that_exist_are_files_whatever_their_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("my texts").mkdir()
     Path("a b.txt").write_text("the cat\n")
-    assert [source.path for source in Study(models="m", texts=["my texts", "a b.txt"]).texts] == [
+    assert [source.path for source in RunConfig(models="m", texts=["my texts", "a b.txt"]).texts] == [
         "my texts",
         "a b.txt",
     ]

@@ -11,7 +11,7 @@ from attnscope.cli.application import app
 from attnscope.cli.dry_run import dry_run
 from attnscope.config.config_files import read_config, split_analysis
 from attnscope.config.packaged_configs import analyses, catalogue, packaged
-from attnscope.config.run_config import Study, TextSource
+from attnscope.config.run_config import RunConfig, TextSource
 from attnscope.demo.texts import VOCABULARY_SIZE, byte_tokenizer
 from attnscope.errors import ConfigError
 from attnscope.models import LoadError
@@ -82,7 +82,7 @@ def test_every_model_of_the_paper_is_there_and_listed():
 
 @pytest.mark.parametrize("name", HUB)
 def test_a_model_has_the_papers_setting(name):
-    study = Study.from_yaml(name)
+    study = RunConfig.from_yaml(name)
     assert [model.path for model in study.models] == [HUB[name]]
     text = study.texts[0]
     assert (text.path, text.column, text.samples, text.sampling) == (
@@ -97,22 +97,22 @@ def test_a_model_has_the_papers_setting(name):
 
 @pytest.mark.parametrize("analysis", analyses())
 def test_an_analysis_brings_its_sentences_and_its_cap(analysis):
-    study = Study.from_yaml(f"llama-3.2-3b:{analysis}")
+    study = RunConfig.from_yaml(f"llama-3.2-3b:{analysis}")
     assert (study.texts[0].samples, study.max_tokens) == SETTING[analysis]
     assert set(study.options["metrics"]) <= set(metric_names())
     assert set(SETTING) == set(analyses())
     assert study.texts[0].max_characters == (500 if analysis == "fisher" else None)
     assert study.models[0].dtype == ("float32" if analysis == "fisher" else "auto")
     # what a person asks for on top goes before what the analysis says
-    few = Study.from_yaml(f"llama-3.2-3b:{analysis}", overrides=["texts.samples=3", "max_tokens=9"])
+    few = RunConfig.from_yaml(f"llama-3.2-3b:{analysis}", overrides=["texts.samples=3", "max_tokens=9"])
     assert (few.texts[0].samples, few.max_tokens) == (3, 9)
-    user_study = Study.from_yaml(f"ruscio2025:{analysis}", models="gpt2", texts="mine.txt")
+    user_study = RunConfig.from_yaml(f"ruscio2025:{analysis}", models="gpt2", texts="mine.txt")
     assert user_study.texts[0].samples == analyses()[analysis]["texts.samples"]
 
 
 @pytest.mark.parametrize("name", HUB)
 def test_planning_without_the_model_says_so(name, sentences, offline):
-    study = Study.from_yaml(name, overrides=[f"texts.path={sentences}", f"output={sentences.parent}"])
+    study = RunConfig.from_yaml(name, overrides=[f"texts.path={sentences}", f"output={sentences.parent}"])
     with pytest.raises(LoadError) as answer:
         dry_run(study)
     message = str(answer.value)
@@ -125,9 +125,9 @@ def test_a_missing_data_set_is_named_with_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = r"no file wiki_dataset_sink.csv, the paper's 811 sentences .*texts.path=FILE .*texts sample"
     with pytest.raises(ConfigError, match=words):
-        dry_run(Study.from_yaml("phi-2"))
+        dry_run(RunConfig.from_yaml("phi-2"))
     with pytest.raises(ConfigError, match=r"no file mine.txt; --set texts.path=FILE"):
-        dry_run(Study(models="gpt2", texts="mine.txt"))
+        dry_run(RunConfig(models="gpt2", texts="mine.txt"))
 
 
 def test_sentences_of_the_package_stand_in_for_a_file(tmp_path, monkeypatch):
@@ -144,24 +144,24 @@ def test_sentences_of_the_package_stand_in_for_a_file(tmp_path, monkeypatch):
 
 def test_wrong_names_are_answered_with_the_right_ones(tmp_path):
     with pytest.raises(ConfigError, match="no analysis 'topolgy'; did you mean 'topology'"):
-        Study.from_yaml("phi-2:topolgy")
+        RunConfig.from_yaml("phi-2:topolgy")
     with pytest.raises(ConfigError, match="'phi2' is neither a file nor a study; did you mean"):
-        Study.from_yaml("phi2")
+        RunConfig.from_yaml("phi2")
     assert split_analysis("C:/study.yaml") == ("C:/study.yaml", "")
     file = tmp_path / "mine.yaml"
     file.write_text("extends: ruscio\nmodels: gpt2\n", "utf-8")
     with pytest.raises(ConfigError, match="extends 'ruscio', which is no packaged study"):
-        Study.from_yaml(file)
+        RunConfig.from_yaml(file)
     assert "did you mean" in nearest("ruscio", packaged())
 
 
 def test_a_file_of_ones_own_extends_a_packaged_study(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("extends: ruscio2025\nmodels: gpt2\nmax_tokens: 32\n", "utf-8")
-    study = Study.from_yaml(file)
+    study = RunConfig.from_yaml(file)
     assert (study.max_tokens, study.texts[0].samples) == (32, 500)
     assert "extends" not in read_config(file)
-    assert Study(**study.to_dict()) == study
+    assert RunConfig(**study.to_dict()) == study
 
 
 PAIRS = [name for name in packaged() if name.startswith("pretraining_writes/")]
@@ -171,7 +171,7 @@ PAIRS = [name for name in packaged() if name.startswith("pretraining_writes/")]
 def test_packaged_pairs_are_valid_and_name_what_is_not_on_this_machine(name, monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    settings = Study.from_yaml(name)
+    settings = RunConfig.from_yaml(name)
     assert settings.study == "pretraining_writes"
     assert len(settings.models) > 1 or len(settings.models[0].revisions) > 10
     with pytest.raises(LoadError, match=r"not on this machine|two checkpoints are needed"):
@@ -187,7 +187,7 @@ def test_packaged_pairs_are_planned_without_a_network(name, offline, tmp_path):
     model = tmp_path / "model"
     tiny("llama", vocab_size=VOCABULARY_SIZE).save_pretrained(model)
     byte_tokenizer().save_pretrained(model)
-    settings = Study.from_yaml(name)
+    settings = RunConfig.from_yaml(name)
     for model_source in settings.models:
         cached = tmp_path / "hub" / f"models--{model_source.path.replace('/', '--')}"
         for revision in model_source.revisions or ["main"]:

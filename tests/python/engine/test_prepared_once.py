@@ -4,7 +4,7 @@
 import pytest
 
 from attnscope.cli import application
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine import prepared_run
 from folders import model_folder, sentences
 
@@ -18,7 +18,7 @@ def inputs(tmp_path):
 def calls(monkeypatch):
     """Count how often settings are checked and plans are made."""
     counts = {"settings": 0, "plan": 0}
-    check_settings, plan = Settings.__init__, prepared_run.make_plan
+    check_settings, plan = RunConfig.__init__, prepared_run.make_plan
 
     def counted(name, function):
         def call(*arguments, **values):
@@ -27,7 +27,7 @@ def calls(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(Settings, "__init__", counted("settings", check_settings))
+    monkeypatch.setattr(RunConfig, "__init__", counted("settings", check_settings))
     monkeypatch.setattr(prepared_run, "make_plan", counted("plan", plan))
     return counts
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from foreign import NAMES, settings
 
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine import model_cache as held
 from attnscope.engine.engine import Engine
 from attnscope.engine.executors.shards import Shard, assign_units, gather, rounds, run_shard, shard_folders
@@ -393,7 +393,8 @@ HOSTILE = [
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_name_becomes_a_line_of_the_slurm_script(inputs, tmp_path, name):
     """The script runs with a `sbatch` that does nothing; what it would submit has the same options."""
-    settings_of_run = Settings(**{**settings(STUDY, inputs, tmp_path / f"runs {name}").to_dict(), "name": ""})
+    fields = settings(STUDY, inputs, tmp_path / f"runs {name}").to_dict()
+    settings_of_run = RunConfig(**{**fields, "name": ""})
     settings_of_run = settings_of_run.model_copy(
         update={"models": [settings_of_run.models[0].model_copy(update={"label": name})]}
     )

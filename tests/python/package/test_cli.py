@@ -16,7 +16,7 @@ import attnscope
 from attnscope.cli import application
 from attnscope.cli.settings import _meanings, _name, written
 from attnscope.config.packaged_configs import packaged_text
-from attnscope.config.run_config import Settings, models_in
+from attnscope.config.run_config import RunConfig, models_in
 from attnscope.config.study_folders import studies
 from attnscope.errors import ConfigError
 from attnscope.metrics.discovery import registry
@@ -342,11 +342,11 @@ def test_a_packaged_study_is_printed_as_it_is(call):
 def test_what_init_writes_is_every_setting_with_its_default(name, tmp_path):
     file = tmp_path / "study.yaml"
     file.write_text(written(name), encoding="utf-8")
-    read = Settings.from_yaml(file)
-    plain = Settings(study=name, models="MODEL_FOLDER_OR_HUB_NAME", texts="sentences.txt")
+    read = RunConfig.from_yaml(file)
+    plain = RunConfig(study=name, models="MODEL_FOLDER_OR_HUB_NAME", texts="sentences.txt")
     assert read.to_dict() == plain.to_dict()
     keys = yaml.safe_load(file.read_text(encoding="utf-8"))
-    assert set(keys) == set(Settings.model_fields)
+    assert set(keys) == set(RunConfig.model_fields)
 
 
 def test_every_key_is_explained():
@@ -367,9 +367,9 @@ def keys_of(model):
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_key_has_its_meaning_its_type_and_its_default(name):
     text = " ".join(written(name).replace("#", " ").split())
-    for model in (Settings, study_class(name).Options):
+    for model in (RunConfig, study_class(name).Options):
         for owner, key, field in keys_of(model):
-            if (owner, key) == (Settings, "options"):
+            if (owner, key) == (RunConfig, "options"):
                 continue
             meaning = _meanings(owner).get(key, "")
             assert meaning, f"{owner.__name__}.{key}"

@@ -139,7 +139,7 @@ def made_pages():
 
 def test_the_site_has_every_command_every_setting_and_one_name_for_each_number():
     from attnscope.cli.application import app
-    from attnscope.config.run_config import Settings
+    from attnscope.config.run_config import RunConfig
     from attnscope.metrics.discovery import registry
 
     pages = made_pages().pages()
@@ -147,7 +147,7 @@ def test_the_site_has_every_command_every_setting_and_one_name_for_each_number()
         name = command.callback.__name__
         assert f"## {name}\n" in pages["commands.md"]
         assert f"Usage: attnscope {name}" in pages["commands.md"]
-    assert all(f"\n{key}:" in pages["settings.md"] for key in Settings.model_fields)
+    assert all(f"\n{key}:" in pages["settings.md"] for key in RunConfig.model_fields)
     rows = re.findall(r"^\| `(\w+)` \|", pages["glossary.md"], re.MULTILINE)
     assert rows == sorted(
         {quantity.name for quantity in registry().quantities if quantity.protocol == "exact"}

@@ -39,7 +39,7 @@ def answers(model, texts, folder, *names):
     from attnscope.cli.application import app
     from attnscope.config import packaged_configs as packaged
     from attnscope.config import study_folders as discovery
-    from attnscope.config.run_config import Study
+    from attnscope.config.run_config import RunConfig
     from attnscope.engine.run_study import run
     from attnscope.metrics.discovery import registry
     from attnscope.published import papers, published_numbers
@@ -54,7 +54,7 @@ def answers(model, texts, folder, *names):
         helps[name] = text.getvalue()
     runs = {}
     for name in names:
-        settings = Study(study=name, name=name, models=model, texts=texts, output=folder)
+        settings = RunConfig(study=name, name=name, models=model, texts=texts, output=folder)
         results = run(settings, progress=False, say=lambda text: None)
         runs[name] = {
             file.name: hashlib.sha256(file.read_bytes()).hexdigest()

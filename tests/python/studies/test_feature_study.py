@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import attnscope as asc
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError
 from folders import WORDS, model_folder
@@ -36,7 +36,7 @@ def settings(home, folder, rows, **options):
     home.mkdir(exist_ok=True)
     file = home / "texts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return Settings(
+    return RunConfig(
         study="features",
         models=str(folder),
         texts=str(file),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import run
 from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks.matched_keys import matched_keys
@@ -281,9 +281,8 @@ def test_the_ablation_hides_sinks_the_first_key_and_others_of_the_same_number(re
         assert (
             rows_of_text.loc[kind, "key_count"] == rows_of_text.loc[f"control_{kind}", "key_count"] == count
         )
-    drawn, _ = matched_keys(
-        torch.eye(1, ids.shape[1]) > 0, [ids.shape[1]], [[Study.model_fields["seed"].default, 5, 0xAB1A, 1]]
-    )
+    n, seed = ids.shape[1], RunConfig.model_fields["seed"].default
+    drawn, _ = matched_keys(torch.eye(1, n) > 0, [n], [[seed, 5, 0xAB1A, 1]])
     divergences = [asc.output_kl(model, {"input_ids": ids}, keys).kl.item() for keys in drawn]
     assert rows_of_text.loc["control_first", "output_kl"] == pytest.approx(np.mean(divergences), rel=1e-3)
     if sinks.any():
@@ -398,7 +397,7 @@ def test_a_model_that_cannot_be_captured_is_skipped_once_with_its_null(tmp_path,
     folder = model_folder(tmp_path / "none", "mamba")
     models = [str(folder), str(model_folder(tmp_path / "some"))]
     messages = []
-    study = Study(
+    study = RunConfig(
         models=models, texts=str(texts), output=str(tmp_path), name="a", block=8, metrics=["fiedler_value"],
         options={"extra": ["random_weights"]},
     )  # fmt: skip

@@ -11,7 +11,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import run
 from folders import WORDS, model_folder, sentences, series, with_means
 
@@ -19,7 +19,7 @@ from folders import WORDS, model_folder, sentences, series, with_means
 def study(tmp_path, model, texts, **options):
     all_options = {"extra": "all", "controls": 1}
     options = {"thresholds": [0.05, "2/n"], "protocols": "both", "options": all_options, **options}
-    return Study(models=model, texts=str(texts), output=str(tmp_path / "runs"), name="a", **options)
+    return RunConfig(models=model, texts=str(texts), output=str(tmp_path / "runs"), name="a", **options)
 
 
 def lines(path, *texts):

@@ -9,7 +9,7 @@ import torch
 import attnscope as asc
 import models
 from attnscope.capture import capture
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import run
 from folders import sentences, tokenizer
 
@@ -37,7 +37,7 @@ def case(request, tmp_path_factory):
     texts = sentences(home / "texts.txt", 2, shortest=5)
     lines = texts.read_text("utf-8").splitlines()
     texts.write_text(f"{lines[0]}\n{' '.join([lines[1]] * 4)}\n", "utf-8")
-    study = Study(
+    study = RunConfig(
         models=str(home / "model"), texts=str(texts), output=str(home), name="a", protocols="exact", block=2,
         options={"metrics": METRICS, "extra": ["row_permutation", "examples"]},
     )  # fmt: skip

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import run
 from attnscope.plots import draw, figures_of
 from attnscope.results.results import Results
@@ -19,7 +19,7 @@ def results(tmp_path_factory):
     home = tmp_path_factory.mktemp("figures")
     folder = series(home / "growing", steps=(0, 4))
     texts = sentences(home / "texts.txt", 3, shortest=50)
-    study = Study(
+    study = RunConfig(
         study="wavelet_heads", models=str(folder / "step*"), texts=str(texts), name="a",
         output=str(home / "runs"), options={"nulls": ["row_permutation"], "prefixes": [0.8]},
     )  # fmt: skip

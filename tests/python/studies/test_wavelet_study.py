@@ -11,7 +11,7 @@ import attnscope as asc
 import models
 from attnscope.capture import capture
 from attnscope.config.packaged_configs import packaged
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError, MissingError
 from attnscope.published import compare_published, published_numbers
@@ -27,7 +27,7 @@ KEYS = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
 
 
 def study(tmp_path, model, texts, **options):
-    return Study(
+    return RunConfig(
         study="wavelet_heads", models=str(model), texts=str(texts), output=str(tmp_path / "runs"), name="a",
         block=3, options=options,
     )  # fmt: skip
@@ -389,7 +389,7 @@ def test_rho_needs_three_heads_that_differ():
 )
 def test_options_are_checked(options, message):
     with pytest.raises(ConfigError, match=message):
-        Study(study="wavelet_heads", models="a", options=options)
+        RunConfig(study="wavelet_heads", models="a", options=options)
 
 
 def test_the_papers_models_are_packaged():
@@ -399,6 +399,6 @@ def test_the_papers_models_are_packaged():
         "pythia-2.8b-training",
     )} == names - {"wavelet_heads"}  # fmt: skip
     for name in names:
-        study = Study.from_yaml(name, **({"models": "a"} if name == "wavelet_heads" else {}))
+        study = RunConfig.from_yaml(name, **({"models": "a"} if name == "wavelet_heads" else {}))
         assert study.study == "wavelet_heads"
         assert set(study.options) == set(WaveletOptions.model_fields)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import attnscope as asc
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError, NotDrawable
 from attnscope.models import LoadError
@@ -73,7 +73,7 @@ def home(tmp_path_factory):
 
 def study(home, out, *models, **overrides):
     options = {**FAST, **overrides.pop("options", {})}
-    return Study(
+    return RunConfig(
         study="pretraining_writes", models=[str(home / name) for name in models],
         texts={"path": str(home / "texts.jsonl")}, output=str(out), name="a", block=4, options=options,
         **overrides,

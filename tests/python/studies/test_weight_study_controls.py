@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import attnscope as asc
-from attnscope.config.run_config import Study
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
 from attnscope.models import LoadError
@@ -63,7 +63,7 @@ def results(home):
         {"path": str(home / "own.jsonl"), "group": "own"},
         {"path": str(home / "other.jsonl"), "group": "other"},
     ]
-    settings = Study(
+    settings = RunConfig(
         study="pretraining_writes", models=[str(home / "growing")], texts=texts, output=str(home), name="a",
         block=4, options=options,
     )  # fmt: skip
@@ -193,7 +193,7 @@ def pair(home, tmp_path, family, **fields):
         model = tiny(family, seed=seed)
         model.to(dtype).save_pretrained(tmp_path / name)
     options = {"nulls": [], "rank_one": False, "gradients": False, "curve": 0, **fields.pop("options", {})}
-    return Study(
+    return RunConfig(
         study="pretraining_writes", models=[str(tmp_path / name) for name in ("base", "tuned")],
         texts={"path": str(home / "own.jsonl")}, output=str(tmp_path), name="a", options=options, **fields,
     )  # fmt: skip

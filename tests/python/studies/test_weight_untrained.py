@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import run
 from weight_models import tiny
 
@@ -25,7 +25,7 @@ def settings(home, seed, name):
     draw = random.Random(seed)
     rows = [[draw.randrange(3, 97) for _ in range(24)] for _ in range(32)]
     (home / "texts.jsonl").write_text("\n".join(json.dumps({"token_ids": row}) for row in rows), "utf-8")
-    return Settings(
+    return RunConfig(
         study="pretraining_writes",
         models=models,
         texts={"path": str(home / "texts.jsonl")},

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.executors.executor import Executor, Outcome, RunState
 from attnscope.engine.executors.schedule import ATTEMPTS, Schedule
 from attnscope.engine.executors.shards import refuse_free_disk
@@ -347,7 +347,7 @@ def _knock(address: str) -> None:
         raise ConfigError(f"--ray {address}: what answers there is no Ray cluster")
 
 
-def _threads(settings: Settings) -> int:
+def _threads(settings: RunConfig) -> int:
     return settings.workers.cpus or torch.get_num_threads()
 
 

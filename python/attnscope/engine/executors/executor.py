@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.models import LoadError
 from attnscope.results.store import Store
 from attnscope.study_api.plan import Plan
@@ -53,7 +53,7 @@ class RunState(Protocol):
         machines: facts of each host that did units.
     """
 
-    settings: Settings
+    settings: RunConfig
     plan: Plan
     store: Store
     say: Callable[[str], None]

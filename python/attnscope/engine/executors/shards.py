@@ -24,7 +24,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from attnscope.config.run_config import Settings, refuse_stored_trust
+from attnscope.config.run_config import RunConfig, refuse_stored_trust
 from attnscope.engine.engine import Engine, Notify, write_provenance
 from attnscope.engine.executors.executor import LocalExecutor
 from attnscope.engine.prepared_run import prepare, settings_of
@@ -142,7 +142,7 @@ def _border(closed: Sequence[float], ideal: float, slack: float) -> float:
 
 
 def run_shard(
-    config: str | Path | Settings,
+    config: str | Path | RunConfig,
     shard: str | Shard,
     *,
     progress: bool = True,
@@ -209,7 +209,7 @@ def run_shard(
     return ShardDone(folder, target, done, left, engine.plan.skipped)
 
 
-def refuse_free_disk(settings: Settings) -> None:
+def refuse_free_disk(settings: RunConfig) -> None:
     """Raise ConfigError if a checkpoint would be removed from a disk that others read too."""
     for position, source in enumerate(settings.models):
         if source.free_disk:
@@ -266,9 +266,9 @@ def gather(
     parts = shard_folders(folders)
     if not parts:
         raise FileNotFoundError(f"gather: there is no shard in {', '.join(map(str, folders))}")
-    settings = Settings.from_yaml(parts[0] / "study.yaml")
+    settings = RunConfig.from_yaml(parts[0] / "study.yaml")
     for part in parts[1:]:
-        if changed := changes(Settings.from_yaml(part / "study.yaml"), settings):
+        if changed := changes(RunConfig.from_yaml(part / "study.yaml"), settings):
             raise ConfigError(f"gather: {part} is of another study than {parts[0]}: {changed}")
     target = Path(into) if into else Path(settings.output) / settings.name
     if len(folders) == 1 and not into and parts[0].parent == Path(folders[0]) / SHARDS:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.executors.shards import refuse_free_disk, rounds
 from attnscope.engine.model_cache import needed_bytes
 from attnscope.engine.prepared_run import prepare, with_absolute_paths
@@ -89,7 +89,7 @@ def slurm_script(config: str, shards: int, *, overrides: Sequence[str] = (), tim
         raise ConfigError(f"--array: at least one shard is needed, got {shards}")
     if not _TIME.fullmatch(time):
         raise ConfigError(f"--time: expected a limit such as 24:00:00 or 2-12:00:00, got {time!r:.80}")
-    settings = with_absolute_paths(Settings.from_yaml(config, overrides=overrides))
+    settings = with_absolute_paths(RunConfig.from_yaml(config, overrides=overrides))
     refuse_free_disk(settings)
     prepared = prepare(settings)
     plan, folder = prepared.plan, prepared.folder.resolve()

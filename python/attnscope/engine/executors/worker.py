@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from attnscope._documents import parse_yaml
-from attnscope.config.run_config import Settings
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.engine import Engine
 from attnscope.engine.prepared_run import prepare
 from attnscope.engine.provenance import machine
@@ -76,7 +76,7 @@ class Worker:
         """
         introduction = {"machine": machine(), "process": os.getpid(), "plan": "", "error": ""}
         try:
-            settings = Settings(**parse_yaml(self._study))
+            settings = RunConfig(**parse_yaml(self._study))
             self._scratch = tempfile.TemporaryDirectory(prefix="attnscope-")
             folder = Path(self._scratch.name)
             prepared = prepare(settings, folder=folder, checkpoints=self._checkpoints)

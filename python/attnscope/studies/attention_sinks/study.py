@@ -35,7 +35,7 @@ from attnscope.study_api.study import Study
 from attnscope.study_api.units import Unit, Units
 
 if TYPE_CHECKING:
-    from attnscope.config.run_config import Settings
+    from attnscope.config.run_config import RunConfig
 
 
 #: What the exact protocol finds for both, as numbers of the mean over heads and of each head.
@@ -61,7 +61,7 @@ class SinkStudy(Study):
     tables = TABLES
     samplers: ClassVar = {"paper": by_focus_word}
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RunConfig) -> None:
         super().__init__(settings)
         options: SinkOptions = self.options
         self._selected = {

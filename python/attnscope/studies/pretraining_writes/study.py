@@ -19,7 +19,7 @@ from attnscope.study_api.study import Study
 from attnscope.study_api.units import Unit, Units
 
 if TYPE_CHECKING:
-    from attnscope.config.run_config import Settings
+    from attnscope.config.run_config import RunConfig
     from attnscope.study_api.plan import Plan
     from attnscope.study_api.stage_run import StageRun
 
@@ -34,7 +34,7 @@ class PretrainingWrites(Study):
     Options = WeightsOptions
     tables = TABLES
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RunConfig) -> None:
         super().__init__(settings)
         #: By title, of the checkpoints that the last pair was measured in: pairs of a run share their base.
         self._subspaces: dict[str, Subspaces] = {}

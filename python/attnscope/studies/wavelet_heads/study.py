@@ -41,7 +41,7 @@ from attnscope.study_api.study import Study
 from attnscope.study_api.units import Unit, Units
 
 if TYPE_CHECKING:
-    from attnscope.config.run_config import Settings
+    from attnscope.config.run_config import RunConfig
     from attnscope.study_api.stage_run import StageRun
 
 #: What a text's beginning is compared with, of the heads of a layer or of their mean: energies of the scales,
@@ -66,7 +66,7 @@ class WaveletStudy(Study):
     Options = WaveletOptions
     tables = TABLES
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RunConfig) -> None:
         super().__init__(settings)
         options: WaveletOptions = self.options
         scales = [over_queries(ENERGY, options), over_queries(PROFILE, options)]
