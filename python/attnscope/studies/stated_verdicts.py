@@ -9,6 +9,7 @@ import pandas as pd
 
 from attnscope.plots.figure import optional
 from attnscope.plots.selection import last_step
+from attnscope.study_api.selection import where
 
 
 def claim_of(results: Any, model: str, code: str) -> pd.Series[Any] | None:
@@ -16,8 +17,7 @@ def claim_of(results: Any, model: str, code: str) -> pd.Series[Any] | None:
     table = optional(results, "claims")
     if table is None or table.empty:
         return None
-    rows = last_step(table)
-    rows = rows[(rows["model"] == model) & (rows["claim"] == code)]
+    rows = where(last_step(table), model=model, claim=code)
     return None if rows.empty else rows.iloc[-1]
 
 

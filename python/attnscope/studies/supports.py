@@ -19,6 +19,7 @@ from torch import Tensor
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import LayerSupport
 from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.study_api.selection import without
 from attnscope.study_api.tables import Column
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def supports_of(samples: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> list[t
         once = table[[*keys, "support"]].drop_duplicates()
         supports.append(once.merge(samples[[*keys, "n_tokens"]], on=keys)[["n_tokens", "support"]])
     all_supports = pd.concat(supports).dropna().drop_duplicates()
-    all_supports = all_supports[all_supports["support"] != "mask"]
+    all_supports = without(all_supports, support="mask")
     return sorted((int(n), str(support)) for n, support in all_supports.itertuples(index=False))
 
 

@@ -17,7 +17,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,6 +63,23 @@ def without(table: pd.DataFrame, **values: Any) -> pd.DataFrame:
     for column, value in values.items():
         table = table[~_has(table[column], value)]
     return table
+
+
+def matching(table: pd.DataFrame, keys: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the rows with these keys, as far as the table has their columns.
+
+    So the rows of one checkpoint are selected from every table of a study, whatever its keys are.
+
+    Args:
+        table: any; one without columns has no rows to select.
+        keys: column -> value, such as model, revision and step.
+
+    >>> import pandas as pd
+    >>> table = pd.DataFrame({"model": ["a", "b"], "draw": [0, 1]})
+    >>> matching(table, {"model": "b", "step": 512})["draw"].tolist()
+    [1]
+    """
+    return where(table, **{column: value for column, value in keys.items() if column in table})
 
 
 def _has(entries: pd.Series[Any], value: Any) -> pd.Series[bool]:

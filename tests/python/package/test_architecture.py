@@ -280,6 +280,66 @@ def test_no_exception_is_swallowed():
                 ), f"{path.name}:{node.lineno}"
 
 
+def selections_by_hand(tree):
+    """Yield the lines that select rows of a table by the value of one of its columns, without the kit."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript):
+            table = node.value.value if is_attribute(node.value, "loc") else node.value
+            first = (
+                node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
+            )
+            if any(compares_column(part, ast.dump(table)) for part in conjunction(first)):
+                yield node.lineno
+
+
+def is_attribute(node, name):
+    return isinstance(node, ast.Attribute) and node.attr == name
+
+
+def conjunction(condition):
+    """Return the parts that `&` joins, those of `~` too."""
+    if isinstance(condition, ast.BinOp) and isinstance(condition.op, ast.BitAnd):
+        return [*conjunction(condition.left), *conjunction(condition.right)]
+    return [condition.operand] if isinstance(condition, ast.UnaryOp) else [condition]
+
+
+def compares_column(condition, table):
+    """Return True for `table["a"] == value` and `table["a"].isin(values)`; values are no column of it."""
+    if isinstance(condition, ast.Compare) and isinstance(condition.ops[0], (ast.Eq, ast.NotEq)):
+        sides = [condition.left, condition.comparators[0]]
+        return [is_column(side, table) for side in sides] == [True, False]
+    is_call = isinstance(condition, ast.Call) and is_attribute(condition.func, "isin")
+    return is_call and is_column(condition.func.value, table)
+
+
+def is_column(node, table):
+    return isinstance(node, ast.Subscript) and ast.dump(node.value) == table
+
+
+@pytest.mark.parametrize(
+    ("code", "is_by_hand"),
+    [
+        ('rows = table[table["design"] == "swap"]', True),
+        ('rows = table[(table["layer"] > 0) & (table["design"] != "swap")]', True),
+        ('rows = table.loc[table["design"] == "swap", "value"]', True),
+        ('rows = table[~table["design"].isin(designs)]', True),
+        ('rows = table[table["bucket"] == table["contrast"]]', False),
+        ('rows = table[table["layer"] > 0]', False),
+        ('rows = where(table, design="swap")', False),
+        ("values = values[seeds == seed]", False),
+    ],
+)
+def test_selections_by_hand_are_recognised(code, is_by_hand):
+    assert bool([*selections_by_hand(ast.parse(code))]) is is_by_hand
+
+
+def test_studies_select_rows_with_the_kit():
+    """`where` and `without` of attnscope.study_api.selection, the same in every study."""
+    for path in sorted((PACKAGE / "studies").rglob("*.py")):
+        lines = [*selections_by_hand(ast.parse(path.read_text()))]
+        assert lines == [], f"{path.relative_to(PACKAGE)}: lines {lines}"
+
+
 PUBLIC = sorted(name for name in set(asc.__all__) - {"__version__"} if inspect.isfunction(getattr(asc, name)))
 
 

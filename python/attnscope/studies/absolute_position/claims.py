@@ -24,6 +24,7 @@ from attnscope.studies.absolute_position.arms import FIXED
 from attnscope.studies.absolute_position.checks import absolute_positions
 from attnscope.studies.absolute_position.removals import ALL_REPLACEMENTS
 from attnscope.study_api.claims import ClaimSet, Control, Estimate, Untestable, above, below
+from attnscope.study_api.selection import matching, where
 
 if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun
@@ -55,13 +56,10 @@ class Evidence:
         """Return a table; an empty one where the run has none."""
         return self.tables.get(name, pd.DataFrame())
 
-    def rows(self, name: str, **only: Any) -> pd.DataFrame:
+    def rows(self, name: str, **values: Any) -> pd.DataFrame:
         """Return the rows of a table with these values; none where the run has no such table."""
         table = self.table(name)
-        for column, value in only.items():
-            if len(table):
-                table = table[table[column] == value]
-        return table
+        return where(table, **values) if len(table) else table
 
     def overall(self, statistic: str) -> dict[str, float] | None:
         """Return the numbers of a statistic of all layers, None where it was not measured."""
@@ -91,10 +89,7 @@ def write(run: StageRun, options: Any) -> None:
 
 def evidence_of(stored: Mapping[str, pd.DataFrame], checkpoint: Mapping[str, Any]) -> Evidence:
     """Return the rows of one checkpoint in every table, and the controls of its model."""
-    tables = {}
-    for name, table in stored.items():
-        keys = [key for key in checkpoint if key in table]
-        tables[name] = table[(table[keys] == pd.Series(checkpoint)[keys]).all(axis=1)]
+    tables = {name: matching(table, checkpoint) for name, table in stored.items()}
     controls: dict[str, list[float]] = {}
     if "control_overall" in tables:
         for statistic, rows in tables["control_overall"].groupby("statistic", sort=False):
@@ -132,10 +127,7 @@ def mask_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
     means, heads = (_early(evidence.table(name)) for name in ("layer_means", "position"))
     if means.empty or heads.empty:
         return Untestable("no attention was measured")
-    means, heads = (
-        table[(table["layer"] == 0) & table["input"].isin(["windows", "shuffled"])]
-        for table in (means, heads)
-    )
+    means, heads = (where(table, layer=0, input=["windows", "shuffled"]) for table in (means, heads))
     means = means[np.isfinite(means["moved_l2"]) & (means["mask_share"] > 0)]
     if means.empty:
         return Untestable("layer 0 was left out, no map of it is finite, or its mask cuts nothing")
@@ -180,7 +172,7 @@ def residual_is_there(evidence: Evidence, options: Any) -> Estimate | Untestable
     heads = _early(evidence.table("position"))
     heads = heads[heads["layer"] >= 1]
     shares = [
-        f"{name} {100 * float((heads[heads['input'] == name]['p_adjusted'] <= options.alpha).mean()):.0f} %"
+        f"{name} {100 * float((where(heads, input=name)['p_adjusted'] <= options.alpha).mean()):.0f} %"
         for name in inputs
     ]
     return Estimate(
@@ -220,7 +212,7 @@ def first_token_supplies(evidence: Evidence, options: Any) -> Estimate | Untesta
     table = evidence.table("removed_arms")
     if table.empty or not (table["arm"] == ALL_REPLACEMENTS).any():
         return Untestable("no arm replaces the first embedding")
-    rows = table[(table["arm"] == ALL_REPLACEMENTS) | (table["kind"] == "difference")]
+    rows = pd.concat([where(table, arm=ALL_REPLACEMENTS), where(table, kind="difference")])
     if rows["energy_removed"].isna().all():
         return Untestable("there is no residual that could be removed")
     margins = {
@@ -229,7 +221,7 @@ def first_token_supplies(evidence: Evidence, options: Any) -> Estimate | Untesta
     }
     value = min(margin[0] for margin in margins.values())
     low, high = min(margin[1] for margin in margins.values()), max(margin[2] for margin in margins.values())
-    fixed = table[table["arm"].isin(FIXED)]["energy_removed"].dropna()
+    fixed = where(table, arm=FIXED)["energy_removed"].dropna()
     controls = []
     if len(fixed):
         controls = [evidence.control("energy_removed", float(fixed.mean()))]
@@ -251,13 +243,13 @@ def first_token_supplies(evidence: Evidence, options: Any) -> Estimate | Untesta
 
 def replaced_words(table: pd.DataFrame) -> str:
     """Return what replacements and controls remove, in words, from rows of `removed_arms`."""
-    together = table[table["arm"] == ALL_REPLACEMENTS].iloc[0]
+    together = where(table, arm=ALL_REPLACEMENTS).iloc[0]
     words = [
         f"{name} {number(together[f'{name}_removed'])} "
         f"{interval(together[f'{name}_removed_low'], together[f'{name}_removed_high'])}"
         for name in ("energy", "pattern")
     ]
-    controls = table[table["kind"] == "control"]
+    controls = where(table, kind="control")
     if len(controls):
         words.append(f"the same at other positions: energy up to {number(controls['energy_removed'].max())}")
     return ", ".join(words)
@@ -273,7 +265,7 @@ def replaced_words(table: pd.DataFrame) -> str:
 def readers_pass_it_on(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Measure what the readers' reads carry, against sets of heads of their size."""
     rows = evidence.rows("removed", scope="from_1", queries="early", measure="uniform", arm="unread")
-    readers = rows[rows["draw"] == 0] if len(rows) else rows
+    readers = where(rows, draw=0) if len(rows) else rows
     if readers.empty:
         return Untestable("no head outside the last layer reads position 0")
     value, low, high = (float(readers[f"energy_removed{end}"].iloc[0]) for end in ("", "_low", "_high"))
@@ -513,4 +505,4 @@ def _early(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the base arm's early queries."""
     if table.empty:
         return table
-    return table[(table["arm"] == "base") & (table["queries"] == "early")]
+    return where(table, arm="base", queries="early")

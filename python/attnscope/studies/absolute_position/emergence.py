@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.statistics.emergence import Curve, emergence_splits
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun
@@ -23,10 +24,7 @@ def write(run: StageRun) -> None:
     if "layer_means" not in run.stored.tables():
         return  # no model went beyond its checks
     means = run.read("layer_means")
-    means = means[
-        (means["queries"] == "early") & (means["arm"] == "base") & (means["input"] == "windows")
-        & (means["step"] >= 0)
-    ]  # fmt: skip
+    means = where(means[means["step"] >= 0], queries="early", arm="base", input="windows")  # fmt: skip
     keys: list[dict[str, Any]] = []
     curves: list[Curve] = []
     for model, rows in means.groupby("model", sort=False):

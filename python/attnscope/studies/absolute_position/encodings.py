@@ -18,6 +18,7 @@ from attnscope.capture.sites import INTERFACE
 from attnscope.plots.selection import last_step
 from attnscope.statistics.comparisons import welch_test
 from attnscope.study_api.claims import ClaimSet, Estimate, Untestable, above
+from attnscope.study_api.selection import where, without
 
 if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun
@@ -88,12 +89,10 @@ def compare(run: StageRun, options: Any) -> None:
     facts = last_step(run.read("encodings"))
     checks = run.read("checks")
     failed = checks[~checks["holds"].astype(bool)]["model"]
-    facts = facts[facts["model"].isin(means["model"]) & ~facts["model"].isin(failed)]
+    facts = without(where(facts, model=means["model"]), model=failed)
     if facts.empty:
         return
-    means = means[
-        (means["queries"] == "early") & (means["arm"] == "base") & (means["input"] == "windows")
-    ].dropna(subset=["moved_l2"])
+    means = where(means, queries="early", arm="base", input="windows").dropna(subset=["moved_l2"])
     slopes = _slopes(facts, means)
     run.write("depth_slopes", **{str(name): slopes[name].to_numpy() for name in slopes})
     models = facts["model"].unique()
@@ -108,7 +107,7 @@ def _slopes(facts: pd.DataFrame, means: pd.DataFrame) -> pd.DataFrame:
     """Slope on depth, the first layer 0 and the last 1, by model and measure; of two layers or more."""
     rows = []
     for encoding in facts.to_dict("records"):
-        rows_of_model = means[means["model"] == encoding["model"]].sort_values("layer")
+        rows_of_model = where(means, model=encoding["model"]).sort_values("layer")
         depth = rows_of_model["layer"].to_numpy(dtype=float) / max(1, encoding["layers"] - 1)
         for measure in MEASURES:
             values = rows_of_model[measure].to_numpy(dtype=float)
@@ -142,7 +141,7 @@ def order_of_encodings(evidence: tuple[pd.DataFrame, pd.DataFrame], options: Any
     needs_twins = "one trained model differs from another in everything at once; "
     if len(facts[list(SHAPE)].drop_duplicates()) > 1:
         return Untestable(needs_twins + "the run's models are not of one shape")
-    rotary = facts[facts["encoding"] == "rope"]
+    rotary = where(facts, encoding="rope")
     rotary = rotary.assign(label=[label(row) for row in rotary.to_dict("records")])
     windowed = rotary["windows"].str.contains("window")
     plain = rotary[~windowed].sort_values("rope_theta")
@@ -152,7 +151,7 @@ def order_of_encodings(evidence: tuple[pd.DataFrame, pd.DataFrame], options: Any
             needs_twins + "models of one shape with plain rotation, a larger base and a window are needed"
         )
     groups = [
-        slopes[(slopes["encoding"] == name) & (slopes["measure"] == "moved_l2")]["slope"].dropna().to_numpy()
+        where(slopes, encoding=name, measure="moved_l2")["slope"].dropna().to_numpy()
         for name in (bases[-1], bases[0], rotary[windowed]["label"].iloc[0])
     ]
     if min(map(len, groups)) < 2:

@@ -16,6 +16,7 @@ from attnscope.studies.absolute_position.checks import check_shuffled
 from attnscope.studies.absolute_position.options import query_sets
 from attnscope.studies.absolute_position.removals import control_removals
 from attnscope.studies.absolute_position.sums import profile_of, tokens_of, write_profile
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun
@@ -38,7 +39,7 @@ def arms_of(run: StageRun, name: str = "rows") -> list[tuple[str, str]]:
 def maps_alone(run: StageRun) -> set[str]:
     """Return the models whose scores are replaced by log A, and whose log-sums are not known."""
     checks = run.read("checks")
-    return set(checks[(checks["check"] == "scores") & checks["value"].isna()]["model"])
+    return set(where(checks[checks["value"].isna()], check="scores")["model"])
 
 
 def without_log_sums(columns: dict[str, Any], scores: bool) -> dict[str, Any]:

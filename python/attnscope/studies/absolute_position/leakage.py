@@ -15,6 +15,7 @@ import numpy as np
 from attnscope.metrics.positions.offset_fit import offset_fit
 from attnscope.protocols import ruscio2025once
 from attnscope.statistics.leakage import leakage_test
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,9 +53,9 @@ def tests(run: StageRun, options: Any) -> None:
     if "leakage" not in run.stored.tables():
         return
     table = run.read("leakage")
-    table = table[table["protocol"] == "exact"]
+    table = where(table, protocol="exact")
     index = ["sample", "layer", "head"]
-    real, null = (table[table["input"] == name].set_index(index)["leakage"].sort_index() for name in INPUTS)
+    real, null = (where(table, input=name).set_index(index)["leakage"].sort_index() for name in INPUTS)
     if real.empty or null.empty:
         return
     texts = real.index.get_level_values("sample").nunique()

@@ -10,7 +10,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from attnscope.plots.figure import Results, optional, require_table
-from attnscope.plots.selection import last_step
+from attnscope.plots.selection import final, last_step
 from attnscope.report.claims_table import claims_frame, interval
 from attnscope.report.numbers import number
 from attnscope.report.section import NamedSentence, Page, Section
@@ -21,6 +21,7 @@ from attnscope.studies.absolute_position.removals import ALL_REPLACEMENTS
 from attnscope.studies.absolute_position.sections_precursor import write_leakage
 from attnscope.studies.stated_verdicts import with_verdicts
 from attnscope.studies.stored_options import stored_options
+from attnscope.study_api.selection import where, without
 
 #: Claims by code.
 SENTENCES = {**CLAIMS.sentences, **encodings.CLAIMS.sentences}
@@ -47,7 +48,7 @@ def findings(results: Results) -> list[str]:
         return []
     lines: list[str] = []
     for model, rows_of_model in last_step(means).groupby("model", sort=False):
-        rows = rows_of_model[rows_of_model["queries"] == "early"]
+        rows = where(rows_of_model, queries="early")
         parts = {
             "C3": [_residuals(rows)],
             "": _control(results, str(model)),
@@ -64,24 +65,24 @@ def findings(results: Results) -> list[str]:
 
 
 def _residuals(rows: pd.DataFrame) -> str:
-    base = rows[(rows["arm"] == "base") & (rows["input"] == "windows")].sort_values("layer")
+    base = where(rows, arm="base", input="windows").sort_values("layer")
     above = base[base["residual_low"] > 0]
     cells = ", ".join(
         f"{number(layer.residual)} [{number(layer.residual_low)}, {number(layer.residual_high)}]"
         for layer in base.itertuples()
     )
     layers = ", ".join(str(layer) for layer in above["layer"])
-    where = (
+    place = (
         f"above 0 in layer{'s' if len(above) > 1 else ''} {layers}" if len(above) else "above 0 in no layer"
     )
-    return f"the mean residual by layer is {cells} nats²: {where}."
+    return f"the mean residual by layer is {cells} nats²: {place}."
 
 
 def _control(results: Results, model: str) -> list[str]:
     table = optional(results, "controls")
     if table is None:
         return []
-    rows = table[(table["model"] == model) & (table["queries"] == "early")]
+    rows = where(table, model=model, queries="early")
     if rows.empty:
         return []
     draws = rows["draw"].nunique()
@@ -106,16 +107,16 @@ def _trained_share(results: Results, model: str) -> str:
     table = optional(results, "layer_means")
     if table is None or "leakage_share" not in table:
         return "not measured"
-    rows = last_step(table)
-    rows = rows[(rows["model"] == model) & (rows["queries"] == "early") & (rows["arm"] == "base")]
-    rows = rows[rows["input"] == "windows"].sort_values("layer")
+    rows = where(last_step(table), model=model, queries="early", arm="base", input="windows").sort_values(
+        "layer"
+    )
     return f"{', '.join(f'{100 * share:.2g}' for share in rows['leakage_share'])} % by layer"
 
 
 def _shared(results: Results, model: str) -> str:
     """Return the residual that models with random weights have in common."""
     table = optional(results, "control_residuals")
-    rows = None if table is None else table[table["model"] == model].sort_values("layer")
+    rows = None if table is None else where(table, model=model).sort_values("layer")
     if rows is None or rows.empty:
         return "fewer than three initialisations tell nothing of what they share"
     columns = (rows["residual_shared"], rows["residual_shared_low"], rows["residual_shared_high"])
@@ -123,9 +124,9 @@ def _shared(results: Results, model: str) -> str:
         f"{number(value)} {interval(low, high)}" for value, low, high in zip(*columns, strict=True)
     )
     out = rows[(columns[1] > 0) | (columns[2] < 0)]["layer"]
-    where = ", ".join(map(str, out))
+    layers = ", ".join(map(str, out))
     judged = (
-        f"0 is outside the intervals of layer {where}" if where else "0 is in the interval of every layer"
+        f"0 is outside the intervals of layer {layers}" if layers else "0 is in the interval of every layer"
     )
     return f"the residual that initialisations share is {cells} nats² by layer ({judged})"
 
@@ -134,8 +135,7 @@ def _readers(results: Results, model: str) -> list[str]:
     table = optional(results, "fingerprints")
     if table is None:
         return []
-    rows = last_step(table)
-    rows = rows[(rows["model"] == model) & (rows["arm"] == "base")]
+    rows = where(last_step(table), model=model, arm="base")
     if rows.empty or rows["a0"].isna().all():
         return []
     reader = stored_options(results, PositionOptions).reader
@@ -161,9 +161,8 @@ def _removed(results: Results, model: str) -> list[str]:
     table = optional(results, "removed_arms")
     if table is None:
         return []
-    rows = last_step(table)
-    rows = rows[rows["model"] == model]
-    arms = rows[rows["kind"] == "replacement"].sort_values("energy_removed")
+    rows = where(last_step(table), model=model)
+    arms = where(rows, kind="replacement").sort_values("energy_removed")
     if arms["energy_removed"].isna().all():
         return ["there is no residual in the layers from 1 on that replacing position 0 could remove."]
     arms = arms.dropna(subset="energy_removed")
@@ -179,7 +178,7 @@ def _removed(results: Results, model: str) -> list[str]:
             f"replacing the embedding at position 0 removes {' to '.join(ends)} of the residual's energy; "
             f"{lost}."
         )
-    controls = rows[rows["kind"] == "control"].dropna(subset="energy_removed")
+    controls = where(rows, kind="control").dropna(subset="energy_removed")
     if len(controls):
         shares = [_percent(value) for value in sorted(controls["energy_removed"])]
         line += f" The same done to other positions removes {_range(shares)}."
@@ -238,8 +237,7 @@ def _write_split(page: Page) -> None:
     )
     for name in ("residual_depth", "position_balance", "residual_maps", "score_split", "encodings"):
         page.figure(name)
-    rows = last_step(require_table(page.results, "layer_means"))
-    rows = rows[(rows["queries"] == "early") & (rows["arm"] == "base") & (rows["input"] == "windows")]
+    rows = final(page.results, "layer_means", queries="early", arm="base", input="windows")
     several = rows["model"].nunique() > 1
     columns: dict[str, list[str]] = {"model": list(rows["model"])} if several else {}
     columns |= {"layer": [str(layer) for layer in rows["layer"]]}
@@ -275,11 +273,11 @@ def _write_emergence(page: Page) -> None:
     if table is None or table.empty:
         return
     rows = table.sort_values(["model", "scope", "layer", "metric"], kind="stable")
-    where = np.where(rows["scope"] == "from_1", "all from 1", rows["layer"].astype(str))
+    layers = np.where(rows["scope"] == "from_1", "all from 1", rows["layer"].astype(str))
     names = {"residual": "residual", "sink_advantage": "score of key 0 above others"}
     columns = {
         "model": list(rows["model"]),
-        "layer": list(where),
+        "layer": list(layers),
         "quantity": [names[metric] for metric in rows["metric"]],
         "verdict": list(rows["verdict"]),
         "step": ["–" if pd.isna(step) else str(int(step)) for step in rows["step"]],
@@ -308,8 +306,7 @@ def _write_position_0(page: Page) -> None:
     )
     for name in ("trajectory", "fingerprints", "clock"):
         page.figure(name)
-    rows = last_step(require_table(page.results, "position_shares"))
-    rows = rows[rows["arm"] == "base"]
+    rows = final(page.results, "position_shares", arm="base")
     grid = rows.pivot_table(index=["model", "layer"], columns="site", values="position_share").reset_index()
     shown = {
         str(column): [
@@ -332,20 +329,20 @@ def _write_removed(page: Page) -> None:
     table = optional(page.results, "removed_arms")
     if table is not None:
         arms = last_step(table)
-        _removed_frame(page, arms[~arms["kind"].isin(["difference"])])
-        pooled = arms[arms["arm"] == ALL_REPLACEMENTS]
+        _removed_frame(page, without(arms, kind="difference"))
+        pooled = where(arms, arm=ALL_REPLACEMENTS)
         if len(pooled) and pooled["energy_least"].notna().all():
             page.notes(
                 [
                     NamedSentence(
-                        row.model,
-                        f"by what is put at position 0 the share is {_percent(row.energy_least)} to "
-                        f"{_percent(row.energy_most)} (means of {row.count} kinds of vectors).",
+                        row["model"],
+                        f"by what is put at position 0 the share is {_percent(row['energy_least'])} to "
+                        f"{_percent(row['energy_most'])} (means of {row['count']} kinds of vectors).",
                     )
-                    for row in pooled.itertuples()
+                    for row in pooled.to_dict("records")
                 ]
             )
-    _reads_frame(page, last_step(require_table(page.results, "removed")))
+    _reads_frame(page, final(page.results, "removed"))
     page.notes(
         [
             "The one published share, 40 %, names neither its vector nor its statistic where they could be "
@@ -387,8 +384,7 @@ def _removed_frame(page: Page, arms: pd.DataFrame) -> None:
 
 def _reads_frame(page: Page, rows: pd.DataFrame) -> None:
     """Write what reads of position 0 carry: of its readers, of other sets, of all heads."""
-    rows = rows[(rows["scope"] == "from_1") & (rows["queries"] == "early") & (rows["measure"] == "uniform")]
-    rows = rows[rows["kind"] == "read"]
+    rows = where(rows, scope="from_1", queries="early", measure="uniform", kind="read")
     if rows.empty:
         return
     heads = np.select([rows["draw"] == 0, rows["draw"] > 0], ["readers", "other sets"], "all heads")

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnscope.plots.figure import optional, require_table
-from attnscope.plots.selection import last_step
+from attnscope.plots.figure import optional
+from attnscope.plots.selection import final, last_step
 from attnscope.report.numbers import number
 from attnscope.report.section import Page
 from attnscope.studies.absolute_position.options import PositionOptions
@@ -26,9 +26,9 @@ def write_leakage(page: Page) -> None:
             "position is made of means over texts instead."
         )
     )
-    table = last_step(require_table(page.results, "leakage"))
+    table = final(page.results, "leakage")
     means = table.groupby(["model", "layer", "protocol", "input"])["leakage"].mean().unstack("input")
-    tests = last_step(require_table(page.results, "leakage_tests"))
+    tests = final(page.results, "leakage_tests")
     alpha = stored_options(page.results, PositionOptions).alpha
     significant = (
         (tests["p_adjusted"] <= alpha).groupby([tests["model"], tests["layer"], tests["protocol"]]).sum()

@@ -51,6 +51,7 @@ from attnscope.studies.absolute_position.options import CONTROLS, READS, Positio
 from attnscope.studies.absolute_position.sums import PROFILES, ROWS, softmax_of, store_profile, uniform_cut
 from attnscope.studies.absolute_position.tables import SUMS, TABLES
 from attnscope.study_api.plan import megabytes
+from attnscope.study_api.selection import where
 from attnscope.study_api.stages import Stage
 from attnscope.study_api.study import Study
 from attnscope.study_api.units import Cut, Units
@@ -335,7 +336,7 @@ class AbsolutePosition(Study):
             )
             return
         table = run.read("fingerprints")
-        table = table[table["arm"] == "base"]
+        table = where(table, arm="base")
         shape = (int(table["layer"].max()) + 1, int(table["head"].max()) + 1)
         readers = table[(table["a0"] > self.options.reader) & (table["a0_low"] > table["uniform"])]
         chosen = [(int(row.layer), int(row.head)) for row in readers.itertuples()]

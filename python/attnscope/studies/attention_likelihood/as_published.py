@@ -20,6 +20,7 @@ from attnscope.studies.attention_likelihood.options import REAL
 from attnscope.studies.attention_likelihood.replacements import chosen_rows, replaced, source, store
 from attnscope.studies.attention_likelihood.targets import requested_words
 from attnscope.study_api.forward import Batch, head_mean, padded
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
@@ -81,7 +82,7 @@ def make(unit: Unit, run: StageRun, targets: pd.DataFrame, options: LikelihoodOp
 
 def measure(run: StageRun, versions: pd.DataFrame) -> None:
     """Write the rows of `words` and `head_mean_spans` under the protocol for one block of texts."""
-    versions = versions[versions["protocol"] == PROTOCOL]
+    versions = where(versions, protocol=PROTOCOL)
     by_mode = {mode: rows.set_index("sample") for mode, rows in versions.groupby("mode", sort=False)}
     for batch in run.batches() if by_mode else ():
         real = by_mode[REAL]

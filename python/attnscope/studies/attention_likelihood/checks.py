@@ -25,6 +25,7 @@ from attnscope.studies.attention_likelihood.replacements import (
 )
 from attnscope.studies.checks import Check, write_checks
 from attnscope.study_api.forward import Batch, head_mean, padded
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
@@ -47,13 +48,13 @@ class Version:
 def check(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
     """Check every identity on a few texts and store the outcomes."""
     versions = run.read("versions")
-    versions = versions[versions["protocol"] == "exact"]
-    real = versions[versions["mode"] == REAL].set_index("sample")
+    versions = where(versions, protocol="exact")
+    real = where(versions, mode=REAL).set_index("sample")
     batch, spans, _ = next(with_words(run, targets[targets.index.isin(real.index)]))
     batch, spans = chosen_rows(batch, range(min(TEXTS, len(batch.samples)))), spans[:TEXTS]
     checked = []
     for mode in [REAL, *options.modes]:
-        rows_of_mode = versions[versions["mode"] == mode].set_index("sample").loc[list(batch.samples)]
+        rows_of_mode = where(versions, mode=mode).set_index("sample").loc[list(batch.samples)]
         log_likelihood = torch.tensor(rows_of_mode["log_likelihood"].to_numpy(dtype=float), device="cpu")
         checked.append(
             Version(mode, replaced(batch, spans, list(rows_of_mode["replacement_ids"])), log_likelihood)

@@ -35,6 +35,7 @@ from attnscope.study_api.claims import (
     above,
     below,
 )
+from attnscope.study_api.selection import where, without
 
 if TYPE_CHECKING:
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
@@ -101,13 +102,11 @@ def write(run: StageRun, options: LikelihoodOptions) -> None:
     controls = pd.DataFrame(columns=["model", "statistic", "estimate"])
     if "control_overall" in run.stored.tables():
         controls = run.read("control_overall")
-    exact = {name: table[table["protocol"] == "exact"] for name, table in tables.items()}
+    exact = {name: where(table, protocol="exact") for name, table in tables.items()}
     for values, _ in exact["shifts"].groupby([*CHECKPOINT_KEYS], dropna=False, sort=False):
         keys = dict(zip(CHECKPOINT_KEYS, values, strict=True))
-        rows = {
-            name: table[(table[list(keys)] == pd.Series(keys)).all(axis=1)] for name, table in exact.items()
-        }
-        by_statistic = controls[controls["model"] == keys["model"]].groupby("statistic")["estimate"]
+        rows = {name: where(table, **keys) for name, table in exact.items()}
+        by_statistic = where(controls, model=keys["model"]).groupby("statistic")["estimate"]
         evidence = Evidence(
             rows["head_mean_associations"],
             rows["shifts"],
@@ -143,11 +142,11 @@ def _signs(rows: pd.DataFrame, column: str, alpha: float) -> tuple[pd.DataFrame,
 def follows_likelihood(evidence: Evidence, options: LikelihoodOptions) -> Estimate | Untestable:
     """Measure the correlation over the versions of a text."""
     rows = evidence.associations
-    rows = rows[(rows["design"] == "within") & (rows["predictor"] == "log_likelihood")]
+    rows = where(rows, design="within", predictor="log_likelihood")
     if rows.empty or rows["z"].isna().all():
         return Untestable("no text has three versions whose attention differs")
     above_0, below_0 = _signs(rows, "estimate", options.alpha)
-    best = rows.loc[rows["z"].abs().idxmax()]
+    best = rows.iloc[int(rows["z"].abs().argmax())]
     words = (
         f"above 0 in {layers_of(above_0)}, below 0 in {layers_of(below_0)} (family-wise); strongest in layer "
         f"{int(best['layer'])}: ρ {number(best['estimate'])}, {number(best['slope'])} share per nat"
@@ -165,7 +164,7 @@ def follows_likelihood(evidence: Evidence, options: LikelihoodOptions) -> Estima
 def unlikely_attend_less(evidence: Evidence, options: LikelihoodOptions) -> Estimate | Untestable:
     """Measure the change of the share in all modes that are less likely than the real words."""
     rows = _less_likely(evidence.shifts)
-    rows = rows[rows["measure"] == "share"]
+    rows = where(rows, measure="share")
     above_0, below_0 = _signs(rows, "difference", options.alpha)
     words = f"lowered in {layers_of(below_0)}, raised in {layers_of(above_0)} (any mode, Holm)"
     estimate = evidence.estimate("shift_of_share", below(0.0), words=words)
@@ -197,7 +196,7 @@ def expectation_counts(evidence: Evidence, options: LikelihoodOptions) -> Estima
     nats = float(evidence.statistics["estimate"]["swap_nats"])
     pairs = int(evidence.statistics["n"]["swap"])
     rows = evidence.associations
-    rows = rows[(rows["design"] == "swap") & (rows["measure"] == "share")]
+    rows = where(rows, design="swap", measure="share")
     above_0, below_0 = _signs(rows, "estimate", options.alpha)
     words = (
         f"{pairs} pairs at {number(nats)} nats; above 0 in {layers_of(above_0)}, below 0 in "
@@ -230,7 +229,7 @@ def attention_to_the_rest_changes(evidence: Evidence, options: LikelihoodOptions
     rows = _less_likely(evidence.shifts)
     words = []
     for measure, label in (("special", "special tokens"), ("context", "the rest")):
-        raised, lowered = _signs(rows[rows["measure"] == measure], "difference", options.alpha)
+        raised, lowered = _signs(where(rows, measure=measure), "difference", options.alpha)
         words.append(f"to {label}: more in {layers_of(raised)}, less in {layers_of(lowered)}")
     estimate = evidence.estimate("shift_of_rest", above(0.0), words="; ".join(words))
     if rows.empty or estimate is None:
@@ -241,7 +240,7 @@ def attention_to_the_rest_changes(evidence: Evidence, options: LikelihoodOptions
 
 def _less_likely(shifts: pd.DataFrame) -> pd.DataFrame:
     """Return the shifts of modes that are less likely than the real words; an exchange is no such mode."""
-    return shifts[(shifts["mode"] != "swap") & (shifts["log_likelihood_difference"] < 0)]
+    return without(shifts[shifts["log_likelihood_difference"] < 0], mode="swap")
 
 
 def swap_words(

@@ -15,6 +15,7 @@ from attnscope.studies.attention_likelihood import as_published, associations, s
 from attnscope.studies.attention_likelihood.associations import Row
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.panel import Panel, by_unit, correlations, panel_of, slope
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
@@ -57,7 +58,7 @@ def estimate(run: StageRun, options: LikelihoodOptions) -> None:
 
 def of_protocol(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return the rows of one protocol."""
-    return table[table["protocol"] == name]
+    return where(table, protocol=name)
 
 
 def with_units(run: StageRun) -> pd.DataFrame:
@@ -99,7 +100,7 @@ def _surveys(run: StageRun, options: LikelihoodOptions, seed: int) -> list[Row]:
     rows = []
     surveys = run.read("surveys")
     for layer in sorted(set(surveys["layer"])):
-        survey = surveys[surveys["layer"] == layer]
+        survey = where(surveys, layer=layer)
         for design, column in (("survey", "correlation"), ("survey_partial", "partial")):
             mean = bootstrap(survey[column].to_numpy(), draws=options.bootstrap, seed=seed)
             row = associations.association_row(int(layer), design, REAL, "log_likelihood", "token_boost")
@@ -115,9 +116,9 @@ def controls(run: StageRun, options: LikelihoodOptions) -> None:
     table = run.stored.table("head_mean_spans_variants")
     keys = ["model", "variant", "seed"]
     for model, variant, draw in table[keys].drop_duplicates().to_numpy().tolist():
-        rows = table[(table[keys] == [model, variant, draw]).all(axis=1)]
-        first = words[words["model"] == model]
-        first = first[first["step"] == first["step"].iloc[0]]
+        rows = where(table, model=model, variant=variant, seed=draw)
+        first = where(words, model=model)
+        first = where(first, step=first["step"].iloc[0])
         panel = panel_of(of_protocol(first, EXACT), rows)
         if panel is not None:
             keys_of_draw = {"model": model, "control": variant, "draw": int(draw)}

@@ -20,6 +20,7 @@ from attnscope.studies.attention_likelihood.replacements import chosen_rows, joi
 from attnscope.studies.attention_likelihood.tables import WORDS
 from attnscope.studies.supports import LayerVisibility
 from attnscope.study_api.forward import Batch, head_mean
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -39,9 +40,9 @@ def measure(unit: Unit, run: StageRun, targets: pd.DataFrame, options: Likelihoo
         _calibrate(run, targets, options)
         return
     versions = run.read("versions")
-    versions = versions[(versions["protocol"] == "exact") & versions["sample"].isin(targets.index)]
+    versions = where(versions, protocol="exact", sample=targets.index)
     names = [REAL, *(mode for mode in dict.fromkeys(versions["mode"]) if mode != REAL)]
-    by_mode = {mode: versions[versions["mode"] == mode].set_index("sample") for mode in names}
+    by_mode = {mode: where(versions, mode=mode).set_index("sample") for mode in names}
     keeps = not unit.variant and keeps_own(run)
     surveys = options.survey and not unit.variant
     real = by_mode[REAL]

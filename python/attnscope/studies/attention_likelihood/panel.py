@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
+from attnscope.study_api.selection import where
 
 Array = np.ndarray[Any, Any]
 #: Fields of a span's attention that are compared, by the name of their column.
@@ -99,7 +100,7 @@ def panel_of(words: pd.DataFrame, spans: pd.DataFrame) -> Panel | None:
     ids: list[list[tuple[int, ...]]] = [[()] * shape[1] for _ in samples]
     for row, column, pieces in zip(rows, columns, words["replacement_ids"], strict=True):
         ids[row][column] = tuple(int(piece) for piece in pieces)
-    real = words[words["mode"] == REAL].set_index("sample")
+    real = where(words, mode=REAL).set_index("sample")
     layers = sorted(int(layer) for layer in spans["layer"].unique())
     place = {layer: at for at, layer in enumerate(layers)}
     depth = spans["layer"].map(place).to_numpy()

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnscope.plots.figure import Results, optional, require_table
-from attnscope.plots.selection import last_step
+from attnscope.plots.figure import Results, optional
+from attnscope.plots.selection import final, last_step
 from attnscope.report.claims_table import claims_frame, interval
 from attnscope.report.numbers import number
 from attnscope.report.section import NamedSentence, Page, Section
@@ -18,6 +18,7 @@ from attnscope.studies.attention_likelihood.claims import CLAIMS, layers_of, swa
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 from attnscope.studies.stated_verdicts import claim_of, with_verdicts
 from attnscope.studies.stored_options import stored_options
+from attnscope.study_api.selection import where
 
 SENTENCES = CLAIMS.sentences
 TITLE = "Attention and likelihood of words"
@@ -37,7 +38,7 @@ def findings(results: Results) -> list[str]:
         return []
     lines: list[str] = []
     for model, rows in last_step(associations).groupby("model", sort=False):
-        exact = rows[rows["protocol"] == "exact"]
+        exact = where(rows, protocol="exact")
         alpha = stored_options(results, LikelihoodOptions).alpha
         lines += [
             NamedSentence(model, with_verdicts(line, results, str(model), "C1"))
@@ -49,7 +50,7 @@ def findings(results: Results) -> list[str]:
 
 
 def _within(rows: pd.DataFrame, alpha: float) -> list[str]:
-    rows = rows[(rows["design"] == "within") & (rows["predictor"] == "log_likelihood")]
+    rows = where(rows, design="within", predictor="log_likelihood")
     if rows["z"].isna().all():
         return ["no text has three versions whose attention differs."]
     best = rows.sort_values("z", key=abs, na_position="first").iloc[-1]
@@ -71,10 +72,7 @@ def _swap(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
     overall = optional(results, "overall")
     if overall is None:
         return []
-    statistics = last_step(overall)
-    statistics = statistics[(statistics["model"] == model) & (statistics["protocol"] == "exact")].set_index(
-        "statistic"
-    )
+    statistics = where(last_step(overall), model=model, protocol="exact").set_index("statistic")
     if "swap" not in statistics.index:
         return ["no two texts could exchange their words: expectation apart from identity is not tested."]
     swap, nats = statistics.loc["swap"], float(statistics.loc["swap_nats", "estimate"])
@@ -87,13 +85,11 @@ def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
     table = optional(results, "controls")
     if table is None:
         return []
-    rows_of_model = table[table["model"] == model]
-    plain = rows_of_model[
-        (rows_of_model["design"] == "between") & (rows_of_model["predictor"] == "log_likelihood")
-    ]
+    rows_of_model = where(table, model=model)
+    plain = where(rows_of_model, design="between", predictor="log_likelihood")
     within, swap = (
-        rows_of_model[rows_of_model["design"] == "within"],
-        rows_of_model[rows_of_model["design"] == "swap"],
+        where(rows_of_model, design="within"),
+        where(rows_of_model, design="swap"),
     )
     if plain.empty:
         return []
@@ -113,7 +109,7 @@ def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
 
 
 def _write_claims(page: Page) -> None:
-    table = last_step(require_table(page.results, "claims"))
+    table = final(page.results, "claims")
     page.words(
         "The claims of the paper and what these texts and this model show of each. No correlation is given "
         "without its slope, because ranks of very small changes correlate as well as ranks of large ones."
@@ -126,7 +122,7 @@ def _write_claims(page: Page) -> None:
 
 
 def _write_words(page: Page) -> None:
-    words = last_step(require_table(page.results, "words"))
+    words = final(page.results, "words")
     page.words(
         "One word of each text is replaced, piece by piece, by others that begin or go on in the same way, "
         "from the least likely to the likeliest. Length and place stay; the ids are never made from text "
@@ -134,11 +130,11 @@ def _write_words(page: Page) -> None:
     )
     examples = _examples(page, words)
     page.frame("examples", "What was replaced.", examples, names=examples.shape[1])
-    exact = words[words["protocol"] == "exact"]
+    exact = where(words, protocol="exact")
     rows = exact.groupby(["model", "mode"], sort=False)
     means = rows[["log_likelihood", "per_piece", "place"]].mean()
-    first = rows["replacement_ids"].agg(lambda lists: lists.map(lambda ids: int(ids[0])))
-    count = {key: pd.Series(ids).value_counts() for key, ids in first.items()} if len(first) else {}
+    first = exact["replacement_ids"].map(lambda ids: int(ids[0]))
+    count = {key: ids.value_counts() for key, ids in first.groupby([exact["model"], exact["mode"]])}
     means = means.sort_values(["model", "log_likelihood"], ascending=[True, False])
     columns = {
         "model": [str(key[0]) for key in means.index],
@@ -160,13 +156,13 @@ def _write_words(page: Page) -> None:
 def _examples(page: Page, words: pd.DataFrame) -> pd.DataFrame:
     """Return a few texts with their word and its replacements."""
     samples = page.tables["samples"].drop_duplicates("sample").set_index("sample")["text"]
-    rows = words[(words["protocol"] == "exact") & (words["model"] == words["model"].iloc[0])]
+    rows = where(words, protocol="exact", model=words["model"].iloc[0])
     chosen = [sample for sample in dict.fromkeys(rows["sample"]) if sample in samples.index][:EXAMPLES]
     modes = [mode for mode in ("highest", "nats:3", "mid", "lowest", "swap") if (rows["mode"] == mode).any()]
     replaced = rows.pivot_table(index="sample", columns="mode", values="replacement", aggfunc="first")
     columns: dict[str, list[str]] = {"text": [], "word": []}
     for sample in chosen:
-        row = rows[(rows["sample"] == sample) & (rows["mode"] == "real")].iloc[0]
+        row = where(rows, sample=sample, mode="real").iloc[0]
         columns["text"].append(_around(str(samples[sample]), str(row["word"])))
         columns["word"].append(str(row["word"]))
     columns |= {mode: [str(cell) for cell in replaced[mode].reindex(chosen).fillna("–")] for mode in modes}
@@ -194,8 +190,7 @@ def _layer_frame(rows: pd.DataFrame, several: bool, columns: dict[str, str]) -> 
 
 
 def _write_within(page: Page) -> None:
-    table = last_step(require_table(page.results, "head_mean_associations"))
-    table = table[table["protocol"] == "exact"]
+    table = final(page.results, "head_mean_associations", protocol="exact")
     several = table["model"].nunique() > 1
     page.words(
         "Between texts length, place and number of pieces differ, and attention inside a word depends on all "
@@ -211,18 +206,18 @@ def _write_within(page: Page) -> None:
     )
     for name in ("likelihood_depth", "likelihood_map", "likelihood_heads"):
         page.figure(name)
-    rows = table[(table["design"] == "within") & (table["predictor"] == "log_likelihood")]
+    rows = where(table, design="within", predictor="log_likelihood")
     labels = {"slope": "share per nat", "z": "z", "p_adjusted": "family-wise p", "n": "texts"}
     page.frame(
         "within", "Correlation within texts, head mean.", _layer_frame(rows, several, labels),
         names=1 + several,
     )  # fmt: skip
-    rows = table[table["design"].isin(["between", "between_partial"]) & (table["mode"] == "real")]
+    rows = where(table, design=["between", "between_partial"], mode="real")
     for predictor, measure, label in (
         ("per_piece", "boost", "likelihood per piece and boost (share over that of uniform attention)"),
         ("log_likelihood", "inner", "likelihood and mean attention inside the word"),
     ):
-        rows_of_measure = rows[(rows["predictor"] == predictor) & (rows["measure"] == measure)]
+        rows_of_measure = where(rows, predictor=predictor, measure=measure)
         if len(rows_of_measure):
             caption = f"Correlation over texts of real words: {label}."
             page.frame(f"between-{measure}", caption, _between(rows_of_measure, several), names=1 + several)
@@ -250,8 +245,7 @@ def _between(rows: pd.DataFrame, several: bool) -> pd.DataFrame:
 
 
 def _write_swap(page: Page) -> None:
-    table = last_step(require_table(page.results, "head_mean_associations"))
-    table = table[(table["protocol"] == "exact") & (table["design"] == "swap")]
+    table = final(page.results, "head_mean_associations", protocol="exact", design="swap")
     several = table["model"].nunique() > 1
     page.words(
         "Two texts exchange words of the same forms. Each token and each text is then once at home and "
@@ -260,7 +254,7 @@ def _write_swap(page: Page) -> None:
         "each other: expectation, but also related words nearby."
     )
     page.figure("swap_depth")
-    rows = table[table["measure"] == "share"]
+    rows = where(table, measure="share")
     labels = {"p_value": "p", "p_adjusted": "p, Holm", "n": "pairs"}
     page.frame(
         "swap", "Share at home less share away, head mean.", _layer_frame(rows, several, labels),
@@ -269,8 +263,7 @@ def _write_swap(page: Page) -> None:
     overall = optional(page.results, "overall")
     if overall is not None:
         least_nats = stored_options(page.results, LikelihoodOptions).least_nats
-        rows = last_step(overall)
-        rows = rows[rows["statistic"] == "swap_nats"]
+        rows = where(last_step(overall), statistic="swap_nats")
         page.notes(
             [
                 NamedSentence(
@@ -287,8 +280,7 @@ def _write_swap(page: Page) -> None:
 
 
 def _write_budget(page: Page) -> None:
-    table = last_step(require_table(page.results, "shifts"))
-    table = table[table["protocol"] == "exact"]
+    table = final(page.results, "shifts", protocol="exact")
     several = table["model"].nunique() > 1
     page.words(
         "What a word no longer gives to itself goes elsewhere: shares of the word, of special tokens and of "
@@ -326,10 +318,11 @@ def _write_budget(page: Page) -> None:
 
 
 def _write_published(page: Page) -> None:
-    table = last_step(require_table(page.results, "best_layers"))
-    associations = last_step(require_table(page.results, "head_mean_associations"))
-    within = associations[(associations["design"] == "within") & (associations["protocol"] == "exact")]
-    within = within[within["predictor"] == "log_likelihood"].assign(mode="")
+    table = final(page.results, "best_layers")
+    associations = final(page.results, "head_mean_associations")
+    within = where(associations, design="within", protocol="exact", predictor="log_likelihood").assign(
+        mode=""
+    )
     keys = ["model", "protocol", "layer", "mode"]
     slopes = table[keys].fillna("").merge(within[[*keys, "slope"]], on=keys, how="left")["slope"]
     columns: dict[str, list[str]] = {

@@ -25,6 +25,7 @@ from attnscope.statistics import benjamini_hochberg, control_test, holm, paired_
 from attnscope.statistics.emergence import Curve, emergence_splits
 from attnscope.studies.attention_sinks.published import compared_layers
 from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED
+from attnscope.study_api.selection import where, without
 
 #: What the numbers of a measured table are of.
 SCOPES = {"heads": "heads", "head_means": "head_mean", "layers": "layers"}
@@ -169,12 +170,12 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
     initialisations.
     """
     nulls = results.variants()
-    nulls = nulls[nulls["threshold"].isna() & (nulls["scope"] != "layers")]
+    nulls = without(nulls[nulls["threshold"].isna()], scope="layers")
     tests: list[dict[str, Any]] = []
     if nulls.empty:
         return tests
     metrics = [name for name in numbers_of(results, "heads") if (nulls["metric"] == name).any()]
-    nulls = nulls[nulls["metric"].isin(metrics)]
+    nulls = where(nulls, metric=metrics)
     measured_tables = [
         measured(results, table).assign(scope=SCOPES[table]) for table in ("heads", "head_means")
     ]
@@ -184,9 +185,9 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
             at: values.droplevel([0, 1]) for at, values in sample_means.groupby(["protocol", "scope"])
         }
         # random weights belong to the whole series, shuffled rows to their own checkpoint
-        where = (nulls["model"] == checkpoint["model"]) & nulls["revision"].isin([checkpoint["revision"], ""])
+        nulls_of_model = where(nulls, model=checkpoint["model"], revision=[checkpoint["revision"], ""])
         keys = ["metric", "variant", "protocol", "scope"]
-        for (metric, kind, protocol, scope), control in nulls[where].groupby(keys, sort=True):
+        for (metric, kind, protocol, scope), control in nulls_of_model.groupby(keys, sort=True):
             if (protocol, scope) not in means_by_scope:
                 continue
             tested = against_control(str(kind), means_by_scope[protocol, scope][metric], control)
@@ -224,7 +225,7 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
     stored_scopes = [name for name in SCOPES if name in results.tables()]
     for name in stored_scopes if series else ():
         frame = measured(results, name)
-        frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
+        frame = where(frame[frame["step"] >= 0], model=series)
         frame = frame.merge(samples, on=[*CHECKPOINT_KEYS, "sample"], how="left", validate="many_to_one")
         others = numbers_of(results, "heads") if name == "layers" and "heads" in stored_scopes else []
         metrics = [metric_name for metric_name in numbers_of(results, name) if metric_name not in others]
@@ -273,8 +274,7 @@ def _parts(
     groups = sorted(rows_of_model["group"].unique())
     if len(groups) > 1:
         parts += [
-            (rows_of_model[rows_of_model["group"] == group], metrics, {**all_layers, "group": group})
-            for group in groups
+            (where(rows_of_model, group=group), metrics, {**all_layers, "group": group}) for group in groups
         ]
     of_layer = {"heads": "layer", "head_mean": "layer_head_mean", "layers": "layer"}[scope]
     for layer, part in rows_of_model.groupby("layer", sort=True):

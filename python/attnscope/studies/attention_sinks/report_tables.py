@@ -22,6 +22,7 @@ from attnscope.results.summaries import NULLS
 from attnscope.statistics import benjamini_hochberg, holm, paired_test, per_sample, welch_test
 from attnscope.studies.attention_sinks.comparisons import difference_of
 from attnscope.studies.attention_sinks.figures.runs import ABLATED, CHANGES
+from attnscope.study_api.selection import where, without
 
 #: What the table of emergence shows; the stored one has every column of `heads`.
 EMERGING = (
@@ -43,9 +44,7 @@ def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     for row in last_step(tables["frames"]).to_dict("records"):
         consistent, place, token = "", "", ""
         if special is not None and row["group"] == "all":
-            specialised_heads = special[
-                (special["model"] == row["model"]) & (special["protocol"] == row["protocol"])
-            ]
+            specialised_heads = where(special, model=row["model"], protocol=row["protocol"])
             flags = specialised_heads[specialised_heads["head"] >= 0]["specialised"].astype(float)
             consistent = f"{int(flags.sum())} of {len(flags)}" if len(flags) else ""
         if not pd.isna(row["modal_position"]):
@@ -96,23 +95,17 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
         return pd.DataFrame({"steps of this run": [untested]})
     table = table.assign(group="") if "group" not in table else table
     # the curves of input sets may differ: the pooled step describes neither
-    apart = table[table["group"] != "all"] if table["group"].nunique() > 2 else table
+    apart = without(table, group="all") if table["group"].nunique() > 2 else table
     rows = []
     for model, group in apart[["model", "group"]].drop_duplicates().itertuples(index=False):
         for metric in EMERGING:
-            rows_of_metric = table[(table["model"] == model) & (table["metric"] == metric)]
-            rows_of_group = rows_of_metric[
-                (rows_of_metric["group"] == group) & rows_of_metric["scope"].isin(["heads", "layers"])
-            ]
-            exact, published = (
-                rows_of_group[rows_of_group["protocol"] == name] for name in ("exact", "ruscio2025")
-            )
+            rows_of_metric = where(table, model=model, metric=metric)
+            rows_of_group = where(rows_of_metric, group=group, scope=["heads", "layers"])
+            exact, published = (where(rows_of_group, protocol=name) for name in ("exact", "ruscio2025"))
             if exact.empty:
                 continue
             row = exact.iloc[0]
-            single = rows_of_metric[
-                (rows_of_metric["scope"] == "head") & (rows_of_metric["protocol"] == "exact")
-            ]
+            single = where(rows_of_metric, scope="head", protocol="exact")
             change = (single["end"] - single["start"]).abs().to_numpy(float)
             most = "" if np.isnan(change).all() else _head(single.iloc[int(np.nanargmax(change))])
             printed = ""
@@ -159,10 +152,10 @@ def fisher(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     )
     rows = []
     for model, group in sums_of_texts[["model", "group"]].drop_duplicates().itertuples(index=False):
-        rows_of_group = sums_of_texts[(sums_of_texts["model"] == model) & (sums_of_texts["group"] == group)]
+        rows_of_group = where(sums_of_texts, model=model, group=group)
         exact, published = (
-            rows_of_group[rows_of_group["protocol"] == "exact"],
-            rows_of_group[rows_of_group["protocol"] == "ruscio2025"],
+            where(rows_of_group, protocol="exact"),
+            where(rows_of_group, protocol="ruscio2025"),
         )
         size = rows_of_group["parameters"].max()
         trace, interval = mean_text(exact, "trace")
@@ -229,14 +222,12 @@ def _against_nulls(table: pd.DataFrame) -> Question:
     """Compare the model with random initialisations of itself, and, paired over sentences, with shuffled
     rows.
     """
-    exact = table[(table["protocol"] == "exact") & (table["scope"] == "heads")]
+    exact = where(table, protocol="exact", scope="heads")
     tests = []
     for kind, metric in product(NULLS, METRICS):
         # a number that a null cannot change (the entropy, by shuffling a row) is no test
-        is_tested = (
-            (exact["kind"] == kind) & (exact["metric"] == metric) & (exact["difference"].abs() > 1e-12)
-        )
-        for row in exact[is_tested].to_dict("records"):
+        rows = where(exact, kind=kind, metric=metric)
+        for row in rows[rows["difference"].abs() > 1e-12].to_dict("records"):
             # before schema 2 the text was the unit of every test
             count = row["controls" if row.get("unit") == "initialisation" else "samples"]
             tests.append({**row, "compared": f"{row['model']} − {NULLS[kind]}", "n": count})
@@ -253,7 +244,7 @@ def _between_series(heads: pd.DataFrame) -> Question:
     """Compare input sets or models: paired where the sentences are the same, by Welch's test otherwise."""
     tests, how = [], "different texts, Welch's t-tests"
     for series, other_series in combinations(list(dict.fromkeys(heads["series"]))[:6], 2):
-        a, b = heads[heads["series"] == series], heads[heads["series"] == other_series]
+        a, b = where(heads, series=series), where(heads, series=other_series)
         for metric in METRICS:
             if metric not in heads or a[metric].isna().all() or b[metric].isna().all():
                 continue
@@ -305,7 +296,7 @@ def _removal(table: pd.DataFrame) -> Question:
             "to differ in than those do, so this was no test. Run the study again to have it tested."
         )
         return Question(title, "", pd.DataFrame({"tests of this run": [untested]}))
-    rows = table[(table["protocol"] == "exact") & (table["percentile"] == 90)]
+    rows = where(table, protocol="exact", percentile=90)
     tests = [
         {**row, "compared": f"{row['model']}: layer {row['layer']}, maps − shuffled rows"}
         | {"metric": "kl_share", "n": int(row["samples"])}
@@ -330,9 +321,9 @@ def _layers(table: pd.DataFrame) -> Question:
     for (model, rows_of_model), metric in product(
         table.groupby("model", sort=False), ("mean_persistence_0", *METRICS)
     ):
-        tests = rows_of_model[rows_of_model["metric"] == metric]
-        exact = tests[(tests["protocol"] == "exact") & tests["p_holm"].notna()]
-        published = tests[(tests["protocol"] == "ruscio2025") & tests["p_value"].notna()]
+        tests = where(rows_of_model, metric=metric)
+        exact = where(tests[tests["p_holm"].notna()], protocol="exact")
+        published = where(tests[tests["p_value"].notna()], protocol="ruscio2025")
         counts = [
             f"{int((p < 0.05).sum())} of {len(p)} ({how})"
             for p, how in ((exact["p_holm"], "paired, Holm"), (published["p_value"], "Welch, uncorrected"))

@@ -15,6 +15,7 @@ from attnscope.statistics.sink_heads import LEAST_SHARE
 from attnscope.studies.attention_sinks.figures.sinks import sinks
 from attnscope.studies.attention_sinks.report_sections import ANALYSES
 from attnscope.studies.attention_sinks.report_tables import questions
+from attnscope.study_api.selection import where
 
 TITLE = "Attention sinks"
 PROTOCOL = "ruscio2025"
@@ -46,11 +47,11 @@ def findings(results: Results) -> list[str]:
     lines: list[str] = []
     verdicts = optional(results, "frames")
     for series in dict.fromkeys(final["series"]):
-        rows_of_series = final[final["series"] == series]
+        rows_of_series = where(final, series=series)
         table = estimate(rows_of_series, "sink_share", ["layer", "head"], together=True)
         top = table.sort_values("mean", ascending=False).iloc[0]
         # layers of one model may see different keys
-        layer = rows_of_series[rows_of_series["layer"] == top["layer"]]
+        layer = where(rows_of_series, layer=top["layer"])
         uniform = (
             float(layer["sink_share_uniform"].mean())
             if "sink_share_uniform" in rows_of_series
@@ -85,13 +86,12 @@ def _of_frame(rows_of_series: pd.DataFrame, verdicts: pd.DataFrame | None) -> st
     """
     if verdicts is None or "heads_tested" not in verdicts:
         return ""
-    rows = verdicts[
-        (verdicts["protocol"] == "exact") & (verdicts["model"] == rows_of_series["model"].iloc[0])
-    ]
-    rows = rows[rows["step"] == rows_of_series["step"].iloc[0]]
+    rows = where(
+        verdicts, protocol="exact", model=rows_of_series["model"].iloc[0], step=rows_of_series["step"].iloc[0]
+    )
     groups: list[str] = list(rows_of_series["group"].unique()) if "group" in rows_of_series else []
-    named = rows[rows["group"] == groups[0]] if len(groups) == 1 else rows[:0]
-    rows = named if len(named) else rows[rows["group"] == "all"]
+    named = where(rows, group=groups[0]) if len(groups) == 1 else rows[:0]
+    rows = named if len(named) else where(rows, group="all")
     if rows.empty:
         return ""
     row = rows.iloc[0]
@@ -144,7 +144,7 @@ def _comparison(page: Page) -> None:
 
     comparison = compare_published(page.results, PROTOCOL, draws=300)
     is_measured = comparison.table["measured"].notna()
-    table = comparison.table[is_measured & comparison.table["statistic"].isin(["mean", "share", "trend"])]
+    table = where(comparison.table[is_measured], statistic=["mean", "share", "trend"])
     if table.empty:
         return
     page.heading("Beside the paper's numbers")

@@ -21,6 +21,7 @@ from attnscope.statistics.sink_heads import heads_with_sinks
 from attnscope.studies.attention_sinks.comparisons import checkpoints
 from attnscope.studies.attention_sinks.layer_rows import States
 from attnscope.study_api.forward import Batch
+from attnscope.study_api.selection import where
 from attnscope.study_api.stage_run import StageRun
 
 #: Longer texts are tested by themselves: their sums would outgrow the other tables.
@@ -131,18 +132,12 @@ def by_group(
     """
     samples = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group", "tokens", "n_tokens", "causal"])
     head_rows = results.table("heads", [*HEAD_KEYS, *numbers])
-    for keys, rows_of_checkpoint in checkpoints(head_rows[head_rows["protocol"] == protocol]):
-        samples_of_checkpoint = samples[(samples[list(keys)] == list(keys.values())).all(axis=1)].set_index(
-            "sample"
-        )
+    for keys, rows_of_checkpoint in checkpoints(where(head_rows, protocol=protocol)):
+        samples_of_checkpoint = where(samples, **keys).set_index("sample")
         groups = sorted(samples_of_checkpoint["group"].unique())
         for group in ["all", *(groups if len(groups) > 1 else [])]:
-            texts = (
-                samples_of_checkpoint
-                if group == "all"
-                else samples_of_checkpoint[samples_of_checkpoint["group"] == group]
-            )
-            rows = rows_of_checkpoint[rows_of_checkpoint["sample"].isin(texts.index)]
+            texts = samples_of_checkpoint if group == "all" else where(samples_of_checkpoint, group=group)
+            rows = where(rows_of_checkpoint, sample=texts.index)
             wide = rows.pivot(index="sample", columns=["layer", "head"], values=list(numbers))
             wide = wide.sort_index(axis=0).sort_index(axis=1)
             yield keys, group, texts.loc[wide.index], wide
@@ -154,8 +149,8 @@ def classify_heads(results: Results) -> Iterator[HeadSinks]:
     sums = results.table("sink_sums") if has_sums else pd.DataFrame(columns=[*CHECKPOINT_KEYS, "group"])
     numbers = ["sink_position", "sink_count"]
     for keys, group, texts, wide in by_group(results, "exact", numbers):
-        ours = sums[(sums[list(keys)] == list(keys.values())).all(axis=1)] if len(sums) else sums
-        ours = ours if group == "all" else ours[ours["group"] == group]
+        ours = where(sums, **keys) if len(sums) else sums
+        ours = ours if group == "all" else where(ours, group=group)
         places, counts = (wide[name] for name in numbers)
         layers, heads = (sorted(places.columns.unique(level=name)) for name in ("layer", "head"))
         shape = (len(wide), len(layers), len(heads))
@@ -178,7 +173,7 @@ def _strongest_by_head(
     """Return each head's strongest sink common to the texts: by position, otherwise by token."""
     strongest: dict[tuple[int, int], Mapping[Hashable, Any]] = {}
     for kind in LABELS if texts and len(sums) else ():
-        sums_of_kind = sums[sums["label_kind"] == kind]
+        sums_of_kind = where(sums, label_kind=kind)
         tested = (
             pooled_sinks(sums_of_kind, texts=texts, by=["layer", "head"])
             if len(sums_of_kind)

@@ -17,6 +17,7 @@ from attnscope.statistics.exchange import FEWEST
 from attnscope.statistics.intervals import Interval
 from attnscope.studies.hallucination_geometry.evidence import Evidence, widen_by_draws
 from attnscope.study_api.claims import Control, Estimate, Untestable, above
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
@@ -54,7 +55,7 @@ def bypass_separates(evidence: Evidence, options: HallucinationOptions) -> Estim
     samples = rows["sample"].unique()
     labels = (prompts["bucket"].reindex(samples) == evidence.contrast).to_numpy().astype(int)
     templates = pd.factorize(prompts["template"].reindex(samples))[0]
-    layers = {layer: _forced(rows[rows["layer"] == layer], samples) for layer in sorted(set(rows["layer"]))}
+    layers = {layer: _forced(where(rows, layer=layer), samples) for layer in sorted(set(rows["layer"]))}
     if len(set(labels.tolist())) < 2:
         return Untestable("one bucket alone was asked")
     test = exchange_labels(

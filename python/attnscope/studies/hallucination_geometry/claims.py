@@ -27,11 +27,11 @@ from attnscope.studies.hallucination_geometry.evidence import (
     NOT_MEASURED,
     Evidence,
     exceedance,
-    only,
     smallest,
     widen,
 )
 from attnscope.study_api.claims import ClaimSet, Control, Estimate, Untestable, above, below
+from attnscope.study_api.selection import matching, where
 
 if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
@@ -58,10 +58,12 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
     reference, others = buckets(options)
     for key, prompts in tables["prompts"].groupby([*CHECKPOINT_KEYS], sort=False, dropna=False):
         keys = dict(zip(CHECKPOINT_KEYS, key, strict=True))
-        rows = {name: only(table, keys) for name, table in tables.items() if not name.endswith("_variants")}
+        rows = {
+            name: matching(table, keys) for name, table in tables.items() if not name.endswith("_variants")
+        }
         rows["prompts"] = _with_outcomes(prompts, rows) if options.bucket_by == "outcome" else prompts
         controls = {
-            name.removesuffix("_variants"): only(table, {"model": keys["model"]})
+            name.removesuffix("_variants"): matching(table, {"model": keys["model"]})
             for name, table in tables.items()
             if name.endswith("_variants")
         }
@@ -89,7 +91,7 @@ def confound_reason(evidence: Evidence) -> str:
 def prompt_confound(rows: pd.DataFrame, contrast: str, reference: str) -> str:
     """Return how well length and words alone tell two buckets apart, where that rules every claim out."""
     for score, feature in (("auc_length", "length"), ("auc_words", "a count of words")):
-        scores = rows[rows["score"] == score] if len(rows) else rows
+        scores = where(rows, score=score) if len(rows) else rows
         if scores.empty:
             continue
         value = float(scores["auc"].iloc[0])
@@ -170,18 +172,18 @@ def _dimension(evidence: Evidence, options: HallucinationOptions, layer: int | N
         layer: None takes the layer of the largest ratio, and widens the interval for the choice.
     """
     rows = _in_blocks(evidence.rows("contrasts", quantity="log_dimension_ratio"))
-    tested = only(rows, {"k": options.primary_k}).dropna(subset=["value"]) if len(rows) else rows
+    tested = matching(rows, {"k": options.primary_k}).dropna(subset=["value"]) if len(rows) else rows
     if tested.empty:
         return None
     choices = 1
     if layer is None:
         layer, choices = int(tested.iloc[int(tested["value"].argmax())]["layer"]), len(tested)
-    rows_of_layer = rows[rows["layer"] == layer].dropna(subset=["value"])
+    rows_of_layer = where(rows, layer=layer).dropna(subset=["value"])
     ends = [
         widen(row.value, row.low, row.high, choices, evidence.templates)
         for row in rows_of_layer.itertuples(index=False)
     ]
-    row = only(tested, {"layer": layer}).iloc[0]
+    row = matching(tested, {"layer": layer}).iloc[0]
     largest = evidence.largest_of_seeds(
         "contrasts", "value", quantity="log_dimension_ratio", k=options.primary_k
     )
@@ -230,7 +232,7 @@ def twice_the_dimension(evidence: Evidence, options: HallucinationOptions) -> Me
 def higher_dimension(evidence: Evidence, options: HallucinationOptions) -> Measured:
     """Measure the ratio of dimensions of the layer that differs most."""
     rows = _in_blocks(evidence.rows("contrasts", quantity="log_dimension_ratio"))
-    best = smallest(only(rows, {"k": options.primary_k}))
+    best = smallest(matching(rows, {"k": options.primary_k}))
     if best is None:
         return Untestable(NOT_MEASURED)
     estimate = _dimension(evidence, options, int(best["layer"]))
@@ -315,7 +317,7 @@ def sensitivity_falls(evidence: Evidence, options: HallucinationOptions) -> Meas
     if rows.empty or rows["layer"].nunique() < 2:
         return Untestable(NOT_MEASURED)
     prompts = evidence.tables["prompts"].set_index("sample")
-    change = _log_change(rows[rows["direction"] == "boundary"])
+    change = _log_change(where(rows, direction="boundary"))
     if change.empty:
         return Untestable("no sensitivity above 0")
     table = prompts.reindex(change.index)
@@ -337,7 +339,7 @@ def sensitivity_falls(evidence: Evidence, options: HallucinationOptions) -> Meas
         return Untestable("prompts of fewer than 5 templates have no interval")
     rising = [name for name, part in parts.items() if part.low > 0]
     name = rising[0] if rising else max(parts, key=lambda name: parts[name].high)
-    draws = rows[rows["direction"] == "covariance"]
+    draws = where(rows, direction="covariance")
     falls = [float(_log_change(draw).mean()) for _, draw in draws.groupby("draw")]
     words = "; ".join(
         f"{name} {part.estimate:.2f} [{part.low:.2f}, {part.high:.2f}]" for name, part in parts.items()
@@ -374,7 +376,7 @@ def read_little(evidence: Evidence, options: HallucinationOptions) -> Measured:
     if rows.empty or test is None:
         return Untestable(NOT_MEASURED)
     layer = int(test["layer"])
-    gain = float(only(rows, {"layer": layer})["readout_gain"].iloc[0])
+    gain = float(matching(rows, {"layer": layer})["readout_gain"].iloc[0])
     null = evidence.rows("readout", direction="covariance", layer=layer)
     ends = f"{null['low'].iloc[0]:.2g} to {null['high'].iloc[0]:.2g}" if len(null) else "not measured"
     return Estimate(
@@ -402,7 +404,7 @@ def gradients_blocked(evidence: Evidence, options: HallucinationOptions) -> Meas
     if rows.empty:
         return Untestable(evidence.check_reason("refusal_token") or NOT_MEASURED)
     layers = sorted(rows["layer"].unique())
-    row = rows[rows["layer"] == (layers[-2] if len(layers) > 1 else layers[-1])].iloc[0]
+    row = where(rows, layer=layers[-2] if len(layers) > 1 else layers[-1]).iloc[0]
     ends = f"{row['null_low']:.3f} to {row['null_high']:.3f}"
     return Estimate(
         float(row["value"]),
@@ -595,7 +597,6 @@ def _untrained_changes(evidence: Evidence, prompts: pd.DataFrame) -> list[float]
     rows = evidence.controls.get("lens", pd.DataFrame())
     if rows.empty:
         return []
-    samples = prompts.index[prompts["bucket"] == evidence.contrast]
-    rows = rows[rows["sample"].isin(samples)]
+    rows = where(rows, sample=where(prompts, bucket=evidence.contrast).index)
     changes = [_entropy_change(draw) for _, draw in rows.groupby("seed")]
     return [float(change.mean()) for change in changes if change is not None and len(change)]

@@ -11,6 +11,7 @@ import pandas as pd
 
 from attnscope.statistics.exchange import Exchange, exchange_labels
 from attnscope.studies.hallucination_geometry.questions import FOLDS, apart
+from attnscope.study_api.selection import where, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,11 +70,11 @@ def contrasts(table: pd.DataFrame, options: HallucinationOptions, rng: np.random
     reference, others = buckets(options)
     all_contrasts = []
     for other in others:
-        prompts = table[table["bucket"].isin([reference, other])]
-        paired = prompts[prompts["pair"] != ""].groupby("pair")["bucket"].nunique()
+        prompts = where(table, bucket=[reference, other])
+        paired = without(prompts, pair="").groupby("pair")["bucket"].nunique()
         complete_pairs = paired.index[paired == 2]
         if len(complete_pairs):
-            prompts = prompts[prompts["pair"].isin(complete_pairs)]
+            prompts = where(prompts, pair=complete_pairs)
         else:
             size = int(prompts["bucket"].value_counts().min())
             parts = [stratified(part, size, rng) for _, part in prompts.groupby("bucket")]
@@ -108,11 +109,11 @@ def buckets(options: HallucinationOptions) -> tuple[str, list[str]]:
 def balanced(table: pd.DataFrame, options: HallucinationOptions, rng: np.random.Generator) -> pd.DataFrame:
     """Return as many prompts of every bucket: those of whole pairs, or a draw spread over templates."""
     reference, others = buckets(options)
-    prompts = table[table["bucket"].isin([reference, *others])]
-    paired = prompts[prompts["pair"] != ""].groupby("pair")["bucket"].nunique()
+    prompts = where(table, bucket=[reference, *others])
+    paired = without(prompts, pair="").groupby("pair")["bucket"].nunique()
     complete_pairs = paired.index[paired == 1 + len(others)]
     if len(complete_pairs):
-        return prompts[prompts["pair"].isin(complete_pairs)].sort_values("sample")
+        return where(prompts, pair=complete_pairs).sort_values("sample")
     size = int(prompts["bucket"].value_counts().min())
     parts = [stratified(part, size, rng) for _, part in prompts.groupby("bucket")]
     return pd.concat(parts).sort_values("sample")

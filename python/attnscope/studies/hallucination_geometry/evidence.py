@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from attnscope.study_api.selection import matching, where
+
 if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 
@@ -39,15 +41,15 @@ class Evidence:
     def templates(self) -> int:
         """Templates of the two buckets, the unit of intervals."""
         prompts = self.tables["prompts"]
-        return int(prompts[prompts["bucket"].isin([self.contrast, self.reference])]["template"].nunique())
+        return int(where(prompts, bucket=[self.contrast, self.reference])["template"].nunique())
 
     def rows(self, table: str, **keys: Any) -> pd.DataFrame:
         """Return the rows of a table of this contrast."""
-        return only(self.tables.get(table, pd.DataFrame()), {"contrast": self.contrast, **keys})
+        return matching(self.tables.get(table, pd.DataFrame()), {"contrast": self.contrast, **keys})
 
     def largest_of_seeds(self, table: str, column: str, **keys: Any) -> list[float]:
         """Return each initialisation's largest value over layers, as the trained model's is chosen."""
-        rows = only(self.controls.get(table, pd.DataFrame()), {"contrast": self.contrast, **keys})
+        rows = matching(self.controls.get(table, pd.DataFrame()), {"contrast": self.contrast, **keys})
         rows = rows[rows["layer"] >= 0] if len(rows) else rows
         if rows.empty:
             return []
@@ -55,16 +57,8 @@ class Evidence:
 
     def check_reason(self, check: str) -> str:
         """Return why a check of the model does not apply, "" if it does."""
-        rows = only(self.tables.get("checks", pd.DataFrame()), {"check": check})
+        rows = matching(self.tables.get("checks", pd.DataFrame()), {"check": check})
         return "" if rows.empty else str(rows["reason"].fillna("").iloc[0])
-
-
-def only(table: pd.DataFrame, keys: dict[str, Any]) -> pd.DataFrame:
-    """Return the rows whose columns, as far as the table has them, have these values."""
-    for name, value in keys.items():
-        if name in table:
-            table = table[table[name] == value]
-    return table
 
 
 def smallest(rows: pd.DataFrame, column: str = "p_adjusted") -> pd.Series[Any] | None:

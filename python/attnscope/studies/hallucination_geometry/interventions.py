@@ -32,6 +32,7 @@ from attnscope.studies.hallucination_geometry.direction_sensitivity import (
     within_buckets,
 )
 from attnscope.studies.hallucination_geometry.states import Stored
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions, InterventionOptions
@@ -121,7 +122,7 @@ def ask(
     if target is not None and not how.every_step:
         longer = torch.cat([prompt[0], torch.tensor([target], device=prompt.device)])
         forced = decoded(tokenizer, steered(model, longer, 0, no_move, how.tokens, choice)[1][0])
-    answer = str(table.loc[table["sample"] == sample, "answer"].iloc[0])
+    answer = str(where(table, sample=sample)["answer"].iloc[0])
     text = decoded(tokenizer, new[0])
     return AskedPrompt(sample, prompt[0], answer, logits[0], text, forced, again, choice)
 

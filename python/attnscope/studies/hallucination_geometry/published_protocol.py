@@ -19,6 +19,7 @@ from torch import Tensor
 from attnscope.capture.preflight import structure_of
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts
 from attnscope.studies.hallucination_geometry.states import Stored
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
@@ -44,7 +45,7 @@ def measure(
     for contrast in all_contrasts:
         chosen = chosen_prompts(contrast, options.sensitivity.prompts, run.rng("sensitivity"))
         inputs = {
-            suffix: padded(run, chosen.loc[chosen["other"] == other, "sample"].tolist())
+            suffix: padded(run, where(chosen, other=other)["sample"].tolist())
             for other, suffix in ((1, ""), (0, "_reference"))
         }
         for layer in layers:

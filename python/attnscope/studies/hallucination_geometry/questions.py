@@ -15,6 +15,7 @@ import pandas as pd
 from attnscope._nearest import nearest
 from attnscope.errors import ConfigError
 from attnscope.statistics.detection import detection
+from attnscope.study_api.selection import where, without
 
 if TYPE_CHECKING:
     from attnscope.models import Encoder
@@ -213,7 +214,7 @@ def _check(rows: Sequence[Sentence], encoder: Encoder, options: HallucinationOpt
 def compared(table: pd.DataFrame, options: HallucinationOptions) -> int:
     """Return the number of prompts of each bucket that are compared: whole pairs where there are any."""
     buckets = (options.reference, *options.others)
-    pairs = table[table["pair"] != ""].groupby("pair")["bucket"].nunique()
+    pairs = without(table, pair="").groupby("pair")["bucket"].nunique()
     complete_pairs = int((pairs == len(buckets)).sum())
     counts = table["bucket"].value_counts()
     return complete_pairs or int(min(counts[bucket] for bucket in buckets))
@@ -270,7 +271,7 @@ def confounds(table: pd.DataFrame, tokens: Sequence[int], options: Hallucination
     areas_of_contrasts = []
     table = table.assign(tokens=list(tokens))
     for other in options.others if options.bucket_by == "label" else ():
-        prompts = table[table["bucket"].isin([options.reference, other])]
+        prompts = where(table, bucket=[options.reference, other])
         labels = (prompts["bucket"] == other).to_numpy().astype(int)
         nested = apart(prompts)
         folds = np.random.default_rng(0).permutation(len(prompts)) % FOLDS if nested else prompts["fold"]
@@ -281,7 +282,7 @@ def confounds(table: pd.DataFrame, tokens: Sequence[int], options: Hallucination
             draws=1,
             baselines={"auc_words": bag_of_words(prompts["question"].tolist())},
         ).set_index("score")["auc"]
-        pairs = prompts[prompts["pair"] != ""].groupby("pair")["bucket"].nunique()
+        pairs = without(prompts, pair="").groupby("pair")["bucket"].nunique()
         areas_of_contrasts.append(
             Confound(other, _either(scores["auc"]), scores["auc_words"], nested, int((pairs == 2).sum()))
         )

@@ -14,6 +14,7 @@ from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.hallucination_geometry.claims import CLAIMS
 from attnscope.study_api.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED
+from attnscope.study_api.selection import where
 
 WORDS = CLAIMS.sentences
 TITLE = "Signals of not knowing in a model's states"
@@ -33,7 +34,7 @@ def _place(code: str) -> tuple[int, str]:
 
 
 def _claim(table: pd.DataFrame, code: str, contrast: str) -> pd.Series[Any] | None:
-    rows = table[table["claim"] == f"{code} {contrast}"]
+    rows = where(table, claim=f"{code} {contrast}")
     return None if rows.empty else rows.iloc[0]
 
 
@@ -247,7 +248,7 @@ def findings(results: Any) -> list[str]:
 
 def excess(table: pd.DataFrame) -> float:
     """Return the largest excess of a table of detection."""
-    areas = table[table["score"] == "auc_excess"]["auc"]
+    areas = where(table, score="auc_excess")["auc"]
     return float(areas.max()) if len(areas) else float(np.nan)
 
 

@@ -18,6 +18,7 @@ from attnscope.errors import ConfigError
 from attnscope.studies.hallucination_geometry import questions, states
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.hallucination_geometry.tables import TABLES
+from attnscope.study_api.selection import without
 from attnscope.study_api.stages import Stage
 from attnscope.study_api.study import Study
 from attnscope.study_api.units import Unit, Units
@@ -181,7 +182,7 @@ class HallucinationGeometry(Study):
         answers = run.read("answers", ["sample", "correct"]).set_index("sample")["correct"]
         right = answers.reindex(table["sample"]).astype("boolean").to_numpy(dtype=object, na_value=None)
         prompts = table.assign(bucket=["right" if is_right else "wrong" for is_right in right], pair="")
-        prompts = prompts[prompts["answer"] != ""]
+        prompts = without(prompts, answer="")
         mixed = prompts.groupby("template")["bucket"].transform("nunique") > 1
         prompts = prompts[mixed].reset_index(drop=True)
         counts = {name: int((prompts["bucket"] == name).sum()) for name in ("right", "wrong")}

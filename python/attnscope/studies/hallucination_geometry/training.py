@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.statistics.emergence import Curve, emergence_splits
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun
@@ -25,18 +26,18 @@ def curves(tables: dict[str, pd.DataFrame]) -> dict[tuple[str, str, str], Curve]
     curves_by_name: dict[tuple[str, str, str], Curve] = {}
     detection = tables.get("detection", pd.DataFrame())
     if len(detection):
-        rows = detection[detection["score"] == "auc_excess"]
+        rows = where(detection, score="auc_excess")
         best = rows.groupby(["model", "contrast", "step"], as_index=False)["auc"].max().assign(sample=0)
         curves_by_name |= _curves(best, "auc", "auc_excess")
     for table, column in (("readout", "readout_gain"), ("sensitivity", "relative_fisher")):
         rows = tables.get(table, pd.DataFrame())
         if rows.empty:
             continue
-        rows = rows[rows["direction"] == "boundary"]
+        rows = where(rows, direction="boundary")
         if "k" in rows:
             rows = rows.drop_duplicates(["model", "contrast", "step", "layer"])
         layers = sorted(rows["layer"].unique())
-        rows = rows[rows["layer"] == layers[-2 if len(layers) > 1 else -1]]
+        rows = where(rows, layer=layers[-2 if len(layers) > 1 else -1])
         with np.errstate(divide="ignore", invalid="ignore"):
             rows = rows.assign(**{column: np.log(rows[column].astype(float))})
         curves_by_name |= _curves(

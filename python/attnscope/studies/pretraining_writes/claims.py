@@ -20,6 +20,7 @@ from attnscope.studies.pretraining_writes.evidence import Mean, Pair, pairs_of
 from attnscope.studies.pretraining_writes.fractions import FLOOR, spread_over
 from attnscope.studies.pretraining_writes.options import MATCHED
 from attnscope.study_api.claims import ClaimSet, Estimate, Region, Untestable, above, between
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.studies.pretraining_writes.options import WeightsOptions
@@ -211,7 +212,7 @@ def write_side(pair: Pair, options: WeightsOptions) -> Measured:
 def inherited(pair: Pair, options: WeightsOptions) -> Measured:
     """Return the correlation, which is no test: whitened training is."""
     reason = "the test is training with whitened gradients: python -m attnscope.demo.tuning"
-    rows = pair.mechanism[pair.mechanism["side"] == "in"]
+    rows = where(pair.mechanism, side="in")
     rows = rows[(rows["predicted"] > 0) & (rows["observed"] > 0)]
     if len(rows) < 3:
         return Untestable(f"fewer than three matrices; {reason}")
@@ -228,7 +229,7 @@ def rank_one_moves(rows: pd.DataFrame, options: WeightsOptions) -> Measured:
     """Return the ratio of divergences, which follows from the unembedding alone."""
     if rows.empty:
         return Untestable("no changes of rank one in this run")
-    rows = rows[(rows["role"] == "down") & (rows["layer"] == rows["layer"].max())]
+    rows = where(rows, role="down", layer=rows["layer"].max())
     kl = rows.groupby(["sample", "direction"])["kl"].mean().unstack()
     if not {"prediction", "complement"} <= set(kl.columns) or len(kl) < 2:
         return Untestable("fewer than two texts")

@@ -12,6 +12,7 @@ import pandas as pd
 
 from attnscope.studies.pretraining_writes.fractions import jackknifed
 from attnscope.studies.pretraining_writes.tables import PAIR
+from attnscope.study_api.selection import matching, where
 
 
 class Mean(NamedTuple):
@@ -80,10 +81,10 @@ class Pair:
     def __init__(self, keys: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> None:
         self.keys = dict(keys)
         tables_of_pair = {
-            name: rows_with(tables.get(name), self.keys)
+            name: matching(tables.get(name, pd.DataFrame()), self.keys)
             for name in ("deltas", "fractions", "left_out", "mechanism")
         }
-        self._controls = rows_with(tables.get("fractions_variants"), self.keys)
+        self._controls = matching(tables.get("fractions_variants", pd.DataFrame()), self.keys)
         deltas = tables_of_pair["deltas"]
         blocks = deltas[deltas["layer"] >= 0]
         energy = blocks["delta_energy"]
@@ -106,10 +107,10 @@ class Pair:
         table = self._fractions
         if null:
             table = self._controls
-            table = table[table["variant"] == null] if len(table) else table
+            table = where(table, variant=null) if len(table) else table
         if not len(table):
             return table
-        rows = table[table["role"].isin(roles) & (table["side"] == side) & (table["subspace"] == subspace)]
+        rows = where(table, role=roles, side=side, subspace=subspace)
         return rows[rows["relative"] > 0]
 
     def mean(self, roles: Sequence[str], side: str, subspace: str, null: str = "") -> Mean | None:
@@ -140,7 +141,7 @@ class Pair:
         table = self._left_out
         if not len(table):
             return {}
-        left_out = table[(table["side"] == side) & (table["subspace"] == subspace)]
+        left_out = where(table, side=side, subspace=subspace)
         left_out = left_out.merge(rows[["layer", "role", "expert"]], on=["layer", "role", "expert"])
         means = np.log2(left_out["relative"]).groupby(left_out["group"]).mean()
         return {int(group): float(value) for group, value in means.items()}
@@ -155,15 +156,6 @@ def _deviation(rows: pd.DataFrame) -> float:
     """Return the deviation of the mean of log2 r over random subspaces, each of deviation·d/k around 1."""
     deviations = rows["deviation"] * rows["relative"] / rows["fraction"]
     return float(np.sqrt((deviations**2).sum()) / len(rows) / math.log(2))
-
-
-def rows_with(table: pd.DataFrame | None, keys: Mapping[str, Any]) -> pd.DataFrame:
-    if table is None:
-        return pd.DataFrame()
-    is_of_pair = np.ones(len(table), dtype=bool)
-    for name, value in keys.items():
-        is_of_pair &= (table[name] == value).to_numpy()
-    return table[is_of_pair]
 
 
 def pairs_of(tables: Mapping[str, pd.DataFrame]) -> list[Pair]:

@@ -11,6 +11,7 @@ from attnscope.metrics.weights.subspace_fraction import overlap
 from attnscope.models.architecture import weight_map
 from attnscope.studies.pretraining_writes.subspaces import RESIDUAL, Subspaces
 from attnscope.studies.pretraining_writes.sums import Sums, rank_of, title_of
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.studies.pretraining_writes.options import WeightsOptions
@@ -22,8 +23,7 @@ def describe(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     """Write `moments` of a checkpoint that others are compared with; nothing of another one."""
     assert unit.checkpoint is not None
     energies = run.read("token_energies")
-    for name in ("model", "revision"):
-        energies = energies[energies[name] == getattr(unit.checkpoint, name)]
+    energies = where(energies, model=unit.checkpoint.model, revision=unit.checkpoint.revision)
     if energies.empty:
         return
     of = title_of(unit.checkpoint)
@@ -31,7 +31,7 @@ def describe(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     sums = Sums(run, of, rank_of(options, matrices))
     subspaces = Subspaces(run, sums, run.folder(), options)
     errors = energies.groupby(["layer", "role"])["identity_error"].max()
-    energies = energies[energies["side"] == "in"]
+    energies = where(energies, side="in")
     largest = energies.groupby(["layer", "role"])["largest_token_share"].max().reset_index()
     first = {
         (int(row["layer"]), site_of(row["role"], "in")): row["largest_token_share"]

@@ -13,6 +13,7 @@ from attnscope.report.claims_table import LONGEST, claims_frame
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.pretraining_writes.claims import sentences
 from attnscope.study_api.claims import NOT_TESTABLE
+from attnscope.study_api.selection import where, without
 
 TITLE = "What training changes in the weights that read and write"
 INTERVALS = (
@@ -133,7 +134,7 @@ def _fractions(page: Page) -> None:
         return
     tested = table[table["tested"].astype(bool)]
     models = list(dict.fromkeys(tested["model"]))
-    tested = tested[tested["model"].isin(models[:_SHOWN])]
+    tested = where(tested, model=models[:_SHOWN])
     controls = page.tables.get("fractions_variants")
     rows = []
     keys = ["model", "revision", "side", "subspace", "role"]
@@ -172,9 +173,7 @@ def _fractions(page: Page) -> None:
 def _null(controls: pd.DataFrame | None, keys: dict[str, Any], variant: str) -> str:
     if controls is None:
         return "–"
-    rows = controls[controls["variant"] == variant]
-    for name, value in keys.items():
-        rows = rows[rows[name].isna()] if value is None else rows[rows[name] == value]
+    rows = where(controls, variant=variant, **keys)
     return _number(2 ** np.log2(rows["relative"].clip(lower=1e-12)).mean()) if len(rows) else "–"
 
 
@@ -201,10 +200,10 @@ def findings(results: Any) -> list[str]:
     if "claims" not in results.tables():
         return []
     table = results.table("claims")
-    of_run = table[is_of_the_run(table) & (table["verdict"] != NOT_TESTABLE)]
+    of_run = without(table[is_of_the_run(table)], verdict=NOT_TESTABLE)
     chosen = of_run
     if of_run.empty:
-        chosen = table[~is_of_the_run(table) & table["claim"].isin(["C1", "C1b", "C2"])]
+        chosen = where(table[~is_of_the_run(table)], claim=["C1", "C1b", "C2"])
     names = (chosen["model"] + " " + chosen["revision"].fillna("")).str.strip()
     shown = list(dict.fromkeys(names))[:_MOST]
     lines: list[str] = [

@@ -47,6 +47,7 @@ from attnscope.plots.style import (
 )
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.results.summaries import in_series, rows_of_protocol
+from attnscope.study_api.selection import where
 
 FIGURES: dict[str, Figure] = {}
 figure = declared_in(FIGURES)
@@ -96,8 +97,8 @@ def scalograms(results: Results, options: Options) -> Drawn:
     long_signals = signals[signals["signal"].map(_has_scales).astype(bool)]
     if long_signals.empty:
         raise NotDrawable(f"no stored signal has {FEWEST} tokens or more, all with values")
-    long_signals = long_signals[long_signals["model"] == long_signals["model"].iloc[0]]
-    long_signals = long_signals[long_signals["sample"] == long_signals["sample"].min()]
+    long_signals = where(long_signals, model=long_signals["model"].iloc[0])
+    long_signals = where(long_signals, sample=long_signals["sample"].min())
     layers = sorted(long_signals["layer"].unique())
     across = min(3, len(layers), max(1, int(options.width / NARROWEST)))
     layers = [layers[round(at)] for at in np.linspace(0, len(layers) - 1, across)]
@@ -105,7 +106,7 @@ def scalograms(results: Results, options: Options) -> Drawn:
         4, len(layers), height=4.6, width=options.width, height_ratios=[1, 2.2, 1, 2.2], sharex=True
     )
     for column, layer in enumerate(layers):
-        for place, row in enumerate(_wide_and_middling(long_signals[long_signals["layer"] == layer])):
+        for place, row in enumerate(_wide_and_middling(where(long_signals, layer=layer))):
             above, below = axes[2 * place][column], axes[2 * place + 1][column]
             signal = np.asarray(row["signal"], dtype=float)
             above.fill_between(range(len(signal)), signal, color=INK, alpha=0.75, linewidth=0.4, step="mid")
@@ -215,7 +216,7 @@ def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     layers = sorted(spectra["layer"].unique())
     table = estimate(spectra, "power_share", ["layer", "frequency"])
     for layer, color in zip(layers, layer_colors(len(layers)), strict=True):
-        rows = table[table["layer"] == layer]
+        rows = where(table, layer=layer)
         draw_curve(ax, rows["frequency"], rows, f"layer {layer}", color, dash="-")
     for edge in (0.25, 0.75):  # bounds of the bands
         ax.axvline(edge, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=0.5)
@@ -238,9 +239,9 @@ def power_spectra(results: Results, options: Options) -> Drawn:
     figure_, (axes,) = panels(1, len(names), most=columns, height=2.35, above=0.35, width=width, sharey=True)
     floor = float(final["power_share"].min())
     for ax, name in zip(axes, names, strict=True):
-        power_by_layer(final[final["series"] == name], ax=ax)
+        power_by_layer(where(final, series=name), ax=ax)
         if (before["series"] == name).any():
-            untrained = before[before["series"] == name].groupby("frequency")["power_share"].mean()
+            untrained = where(before, series=name).groupby("frequency")["power_share"].mean()
             floor = np.nanmin([floor, *untrained])
             ax.plot(untrained.index, untrained, label=BEFORE, gid="untrained", **UNTRAINED)
         ax.set_title(name)
@@ -362,7 +363,7 @@ def scale_sensitivity(results: Results, options: Options) -> Drawn:
         estimates = estimate(table, column, ["series", "fraction", "layer"])
         for name, color in colors.items():
             for place, fraction in enumerate(fractions):
-                rows = estimates[(estimates["series"] == name) & (estimates["fraction"] == fraction)]
+                rows = where(estimates, series=name, fraction=fraction)
                 label = f"{name}, {fraction:g}" if len(colors) > 1 else f"first {fraction:g} of the text"
                 draw_curve(
                     ax, rows["layer"], rows, label, color, marker=len(rows) < 40,

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from attnscope.report.numbers import number
 from attnscope.report.section import NamedSentence, Section, analysis
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from attnscope.plots.figure import Results
@@ -135,9 +136,7 @@ def findings(results: Results) -> list[str]:
     lines: list[str] = []
     nulls = results.variants()
     for model, phases_of_model in table.groupby("model", sort=False):
-        last = phases_of_model[phases_of_model["step"] == phases_of_model["step"].max()].set_index("metric")[
-            "mean"
-        ]
+        last = where(phases_of_model, step=phases_of_model["step"].max()).set_index("metric")["mean"]
         if "low_band" in last:
             sentence = (
                 f"{number(last['low_band'])} of the power lies in the low band, selectivity "
@@ -150,9 +149,10 @@ def findings(results: Results) -> list[str]:
             line = f"position and spectral entropy of a sentence's heads correlate at {rho}"
             if len(nulls):
                 kinds = {"row_permutation": "shuffled rows", "random_weights": "random weights"}
-                nulls_of_rho = nulls[(nulls["model"] == model) & (nulls["metric"] == "rho")]
-                nulls_of_rho = nulls_of_rho[nulls_of_rho["step"].isin([phases_of_model["step"].max(), -1])]
+                nulls_of_rho = where(
+                    nulls, model=model, metric="rho", step=[phases_of_model["step"].max(), -1]
+                )
                 null_means = nulls_of_rho.groupby("variant")["value"].mean()
-                line += "".join(f"; {kinds[kind]} {number(value)}" for kind, value in null_means.items())
+                line += "".join(f"; {kinds[str(kind)]} {number(value)}" for kind, value in null_means.items())
             lines.append(NamedSentence(model, f"{line}."))
     return lines

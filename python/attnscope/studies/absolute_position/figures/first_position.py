@@ -16,6 +16,7 @@ from attnscope.plots.figure import Drawn, Options, Results, captioned, optional,
 from attnscope.plots.selection import first_model, last_step
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.absolute_position.figures.declared import figure
+from attnscope.study_api.selection import where
 
 #: The share that the paper prints, of a statistic and a vector that it does not name where it could be read.
 PUBLISHED = 0.40
@@ -31,7 +32,7 @@ def trajectory(results: Results, options: Options) -> Drawn:
     """Draw position 0 through the layers: its norm next to other positions, and its path as a system."""
     table, subject = first_model(results, "trajectory", "norm", "gap")
     figure_, axes = panels(1, 2, height=2.5, width=options.width, narrowest=2.0)
-    base = table[table["arm"] == "base"]
+    base = where(table, arm="base")
     ax = axes[0][0]
     for at, (arm, rows) in enumerate(table.groupby("arm", sort=False)):
         label = f"position 0, {READING.get(str(arm), str(arm))}"
@@ -81,7 +82,7 @@ def _plain_ticks(ax: Axes) -> None:
 
 def _dynamics(ax: Axes, table: pd.DataFrame, model: str) -> bool:
     """Draw distances between tokens and gains by layer; return False where there is nothing to draw."""
-    rows = table[table["model"] == model].sort_values("layer")
+    rows = where(table, model=model).sort_values("layer")
     if rows["distance"].isna().all():
         return False
     ax.plot(
@@ -130,9 +131,7 @@ def removed(results: Results, options: Options) -> Drawn:
     below a line.
     """
     table, subject = first_model(results, "removed", "energy_removed", "pattern_removed")
-    table = table[
-        (table["scope"] == "from_1") & (table["queries"] == "early") & (table["measure"] == "uniform")
-    ]
+    table = where(table, scope="from_1", queries="early", measure="uniform")
     if table["energy_removed"].isna().all():
         raise NotDrawable("no layer from 1 on has a residual that could be removed")
     rows = list(_rows(table))
@@ -212,12 +211,12 @@ def _rows(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     }  # fmt: skip
     rows = []
     for arm in ORDER:
-        rows_of_arm = table[table["arm"] == arm]
+        rows_of_arm = where(table, arm=arm)
         if arm in ("unread", "hidden"):
             for label, part in (
-                ("readers", rows_of_arm[rows_of_arm["draw"] == 0]),
+                ("readers", where(rows_of_arm, draw=0)),
                 ("as many others", rows_of_arm[rows_of_arm["draw"] > 0]),
-                ("all heads", rows_of_arm[rows_of_arm["draw"] == -1]),
+                ("all heads", where(rows_of_arm, draw=-1)),
             ):
                 if len(part):
                     rows.append((f"key 0 {arm}: {label}", part))
@@ -256,7 +255,7 @@ def fingerprints(results: Results, options: Options) -> Drawn:
     for ax in axes[0]:
         layers_below(ax)
     legend_over(figure_, named_artists(axes[0][:1]))
-    best = table[table["arm"] == "base"].sort_values("a0").iloc[-1]
+    best = where(table, arm="base").sort_values("a0").iloc[-1]
     return captioned(
         figure_,
         "Each point a head, lines their means. Left: unbiased cosine between the fingerprints of two "
@@ -277,11 +276,11 @@ def clock(results: Results, options: Options) -> Drawn:
     table, subject = first_model(results, "clocks", "a0", "a0_mask")
     with_values(table, "clocks", ("a0", "a0_mask"))
     heads, _ = first_model(results, "fingerprints", "a0", "clock")
-    heads = heads[heads["arm"] == "base"].sort_values("a0", ascending=False).head(4)
+    heads = where(heads, arm="base").sort_values("a0", ascending=False).head(4)
     figure_, axes = panels(1, 1, height=2.7, width=min(options.width, 4.6))
     ax = axes[0][0]
     for at, head in enumerate(heads.itertuples()):
-        rows = table[(table["arm"] == "base") & (table["layer"] == head.layer) & (table["head"] == head.head)]
+        rows = where(table, arm="base", layer=head.layer, head=head.head)
         rows = rows[rows["query"] >= 1]
         label = f"layer {head.layer} head {head.head}: clock {head.clock:.2f}, mask {head.clock_mask:.2f}"
         ax.plot(rows["query"], rows["a0"], color=PALETTE[at], label=label)

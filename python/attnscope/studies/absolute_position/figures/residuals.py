@@ -13,7 +13,7 @@ from matplotlib.colors import LogNorm, TwoSlopeNorm
 from attnscope.errors import NotDrawable
 from attnscope.plots.axes import layers_below
 from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, require_table, with_values
-from attnscope.plots.selection import first_model, last_step
+from attnscope.plots.selection import final, first_model
 from attnscope.plots.style import (
     INK,
     MUTED,
@@ -27,13 +27,14 @@ from attnscope.plots.style import (
 from attnscope.studies.absolute_position.figures.declared import ARMS, figure
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.stored_options import stored_options
+from attnscope.study_api.selection import where
 
 
 @figure("offset_means")
 def position_balance(results: Results, options: Options) -> Drawn:
     """Draw the effects of the mask and of the residual stream on attention at one offset, over depth."""
     table, subject = first_model(results, "offset_means", "mask", "residual")
-    table = table[(table["arm"] == "base") & (table["input"] == "windows")]
+    table = where(table, arm="base", input="windows")
     offsets = [offset for offset in (1, 4, 16) if (table["offset"] == offset).any()]
     if not offsets:
         raise NotDrawable("the windows are too short for an offset to have three queries")
@@ -43,9 +44,9 @@ def position_balance(results: Results, options: Options) -> Drawn:
         "residual": ("residual: Var ρ", PALETTE[1], "-"),
         "cross": ("−2 Cov(Λᴹ, ρ)", PALETTE[2], "--"),
     }
-    shown = table[table["offset"].isin(offsets)]
+    shown = where(table, offset=offsets)
     for ax, offset in zip(axes[0], offsets, strict=True):
-        rows = table[table["offset"] == offset]
+        rows = where(table, offset=offset)
         for column, (label, color, dash) in parts.items():
             ax.plot(
                 rows["layer"],
@@ -89,7 +90,7 @@ def _signed(ax: Axes, values: pd.DataFrame, widths: pd.Series[float]) -> None:
 def residual_depth(results: Results, options: Options) -> Drawn:
     """Draw the residual as attention feels it, and the distance that it moves attention, over depth."""
     table, subject = first_model(results, "layer_means", "felt", "moved_tv")
-    table = table[table["queries"] == "early"]
+    table = where(table, queries="early")
     control = optional(results, "controls")
     figure_, axes = panels(1, 2, height=2.7, width=options.width, narrowest=2.0)
     for ax, column, title in zip(
@@ -99,7 +100,7 @@ def residual_depth(results: Results, options: Options) -> Drawn:
         strict=True,
     ):
         for (arm, kind), (label, color, dash) in ARMS.items():
-            rows = table[(table["arm"] == arm) & (table["input"] == kind)]
+            rows = where(table, arm=arm, input=kind)
             if rows.empty or rows[column].isna().all():
                 continue
             ax.plot(rows["layer"], rows[column], dash, color=color, marker="o", markersize=3, label=label)
@@ -107,7 +108,7 @@ def residual_depth(results: Results, options: Options) -> Drawn:
                 ends = (rows["layer"], rows["felt_low"], rows["felt_high"])
                 ax.fill_between(*ends, color=color, alpha=0.12, linewidth=0)
         if column == "moved_tv":
-            floor = table[(table["arm"] == "base") & (table["input"] == "windows")]
+            floor = where(table, arm="base", input="windows")
             ax.fill_between(
                 floor["layer"],
                 0,
@@ -118,7 +119,7 @@ def residual_depth(results: Results, options: Options) -> Drawn:
                 label="floor: noise alone",
             )
         if control is not None and control[column].notna().any():
-            rows_of_controls = control[control["queries"] == "early"].groupby("layer")[column].mean()
+            rows_of_controls = where(control, queries="early").groupby("layer")[column].mean()
             ax.plot(
                 rows_of_controls.index,
                 rows_of_controls,
@@ -144,7 +145,7 @@ def residual_depth(results: Results, options: Options) -> Drawn:
 def residual_maps(results: Results, options: Options) -> Drawn:
     """Residual and advantage of key 0 of every head."""
     table, subject = first_model(results, "position", "residual", "sink_advantage")
-    table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
+    table = where(table, queries="early", arm="base", input="windows")
     with_values(table, "position", ("residual", "sink_advantage"))
     alpha = stored_options(results, PositionOptions).alpha
     layers, heads = table["layer"].nunique(), table["head"].nunique()
@@ -201,10 +202,7 @@ def score_split(results: Results, options: Options) -> Drawn:
     table, subject = first_model(results, "residual_maps", "mean", "profile")
     layer, head = int(table["layer"].iloc[0]), int(table["head"].iloc[0])
     position, _ = first_model(results, "position", "residual")
-    rows = position[
-        (position["layer"] == layer) & (position["head"] == head) & (position["queries"] == "early")
-        & (position["arm"] == "base") & (position["input"] == "windows")
-    ]  # fmt: skip
+    rows = where(position, layer=layer, head=head, queries="early", arm="base", input="windows")  # fmt: skip
     if rows.empty:
         raise NotDrawable(f"there is no estimate of layer {layer}, head {head}")
     row_of_head = rows.iloc[0]
@@ -250,10 +248,9 @@ _NAMED = 2.1
 @figure("layer_means", "encodings", "depth_slopes")
 def encodings(results: Results, options: Options) -> Drawn:
     """Draw felt residual and moved attention by depth for each encoding, and the latter's slope."""
-    table = last_step(require_table(results, "layer_means", "felt", "moved_tv"))
-    table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
+    table = final(results, "layer_means", "felt", "moved_tv", queries="early", arm="base", input="windows")
     slopes = require_table(results, "depth_slopes", "slope")
-    slopes = slopes[slopes["measure"] == "moved_l2"]
+    slopes = where(slopes, measure="moved_l2")
     models = list(dict.fromkeys(table["model"]))
     if len(models) < 2:
         raise NotDrawable("the run has one model; encodings are compared between models")
@@ -264,13 +261,13 @@ def encodings(results: Results, options: Options) -> Drawn:
     narrow = options.width < 3 * _NAMED
     figure_, axes = panels(1, 3, height=2.2 if narrow else 3.0, width=options.width, narrowest=_NAMED)
     for at, name in enumerate(shown):
-        rows = table[table["model"].isin(names.index[names == name])]
+        rows = where(table, model=names.index[names == name])
         means = rows.groupby("layer")[["felt", "moved_tv", "moved_floor"]].mean()
         depth = means.index / max(1, means.index.max())
         for ax, column in zip(axes[0], ("felt", "moved_tv"), strict=False):
             ax.plot(depth, means[column], marker="o", markersize=3, color=PALETTE[at], label=name)
         axes[0][1].plot(depth, means["moved_floor"], color=PALETTE[at], linewidth=0.7, linestyle=":")
-        values = slopes[slopes["encoding"] == name]["slope"].dropna().to_numpy()
+        values = where(slopes, encoding=name)["slope"].dropna().to_numpy()
         place = np.full(len(values), at)
         axes[0][2].plot(values, place, "o", color=PALETTE[at], markersize=3, alpha=0.6)
         if len(values):

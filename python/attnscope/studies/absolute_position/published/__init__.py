@@ -16,6 +16,7 @@ from attnscope.published import Compared, Measured, comparison_row, pairs
 from attnscope.results.results import Results
 from attnscope.studies.absolute_position.options import REPLACEMENTS, PositionOptions
 from attnscope.studies.stored_options import stored_options
+from attnscope.study_api.selection import where
 
 #: Note wherever the precursor's q-values are shown.
 Q_VALUES = (
@@ -46,19 +47,16 @@ def compare(
         return _precursor(results, numbers, chosen)
     if "removed" not in results.tables():
         raise MissingError("compare: the run has no table 'removed'")
-    removed = last_step(results.table("removed"))
-    removed = removed[
-        (removed["scope"] == "from_1") & (removed["queries"] == "early") & (removed["measure"] == "uniform")
-    ]
+    removed = where(last_step(results.table("removed")), scope="from_1", queries="early", measure="uniform")
     statements = [
         "The published share names neither its vector nor its statistic where they could be read: it is "
         "compared with each replacement, as energy, and none of them reproduces it.",
     ]
     rows: list[dict[str, Any]] = []
     for model, number in pairs(dict.fromkeys(removed["model"]), numbers, chosen, statements):
-        rows_of_model = removed[removed["model"] == model]
+        rows_of_model = where(removed, model=model)
         for arm in (*REPLACEMENTS, "no_bos"):
-            rows_of_arm = rows_of_model[rows_of_model["arm"] == arm]
+            rows_of_arm = where(rows_of_model, arm=arm)
             if len(rows_of_arm):
                 rows.append(_row(model, arm, rows_of_arm, number))
     return Compared(pd.DataFrame(rows), statements)
@@ -90,9 +88,9 @@ def _precursor(results: Results, numbers: pd.DataFrame, chosen: str | None) -> C
             measured, exact = (_probed(results, model, protocol) for protocol in ("ruscio2025once", "exact"))
             rows.append(comparison_row(model, number, measured=measured, exact=exact, note=PROBES))
             continue
-        tests_of_model = tests[tests["model"] == model]
-        measured = _tested(tests_of_model[tests_of_model["protocol"] == "ruscio2025once"], number, alpha)
-        exact = _tested(tests_of_model[tests_of_model["protocol"] == "exact"], number, alpha)
+        tests_of_model = where(tests, model=model)
+        measured = _tested(where(tests_of_model, protocol="ruscio2025once"), number, alpha)
+        exact = _tested(where(tests_of_model, protocol="exact"), number, alpha)
         rows.append(comparison_row(model, number, measured=measured, exact=exact))
     return Compared(pd.DataFrame(rows), statements)
 
@@ -103,7 +101,7 @@ def _tested(tests: pd.DataFrame, number: dict[Any, Any], alpha: float) -> Measur
         return Measured()
     if number["quantity"] == "leakage_gap":
         head = int(number["token"].removeprefix("H"))
-        rows = tests[(tests["layer"] == number["layer"]) & (tests["head"] == head)]
+        rows = where(tests, layer=number["layer"], head=head)
         if rows.empty:
             return Measured()
         return Measured(*(float(value) for value in rows.iloc[0][["gap", "gap_low", "gap_high"]]))
@@ -120,9 +118,8 @@ def _probed(results: Results, model: str, protocol: str) -> Measured:
     name, column = ("position_shares", "position_share") if protocol == "exact" else ("probes", "r2")
     if name not in results.tables():
         return Measured()
-    table = last_step(results.table(name))
-    table = table[(table["model"] == model) & table["site"].isin(["mlp_input", "mlp_output"])]
+    table = where(last_step(results.table(name)), model=model, site=["mlp_input", "mlp_output"])
     if protocol == "exact":
-        table = table[table["arm"] == ("no_bos" if (table["arm"] == "no_bos").any() else "base")]
+        table = where(table, arm="no_bos" if (table["arm"] == "no_bos").any() else "base")
     values = table[column].dropna()
     return Measured(*map(float, (values.mean(), values.min(), values.max()))) if len(values) else Measured()

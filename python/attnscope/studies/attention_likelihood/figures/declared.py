@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.figure import Figure, Options, Results, declared_in, require_table
-from attnscope.plots.selection import last_step
+from attnscope.plots.figure import Figure, Options, Results, declared_in
+from attnscope.plots.selection import final
 from attnscope.plots.style import MUTED, legend_columns
+from attnscope.study_api.selection import where
 
 FIGURES: dict[str, Figure] = {}
 figure = declared_in(FIGURES)
@@ -23,8 +24,8 @@ ZERO: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (5, 2
 
 def exact(results: Results, name: str, *columns: str) -> pd.DataFrame:
     """Return the rows of the exact protocol at each model's last checkpoint."""
-    table = last_step(require_table(results, name, *columns))
-    return table[table["protocol"] == "exact"]
+    table = final(results, name, *columns)
+    return where(table, protocol="exact")
 
 
 def models_of(table: pd.DataFrame) -> tuple[list[str], list[str]]:
@@ -39,7 +40,7 @@ def by_model(table: pd.DataFrame, axes: list[Axes]) -> Iterator[tuple[Axes, pd.D
     for ax, model in zip(axes, models, strict=True):
         if len(models) > 1:
             ax.set_title(model)
-        yield ax, table[table["model"] == model]
+        yield ax, where(table, model=model)
 
 
 def legend_of(figure_: Any, ax: Axes, columns: int = 4) -> None:

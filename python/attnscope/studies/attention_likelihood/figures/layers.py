@@ -9,8 +9,8 @@ from matplotlib.colors import TwoSlopeNorm
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.axes import layers_below
-from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, require_table
-from attnscope.plots.selection import last_step
+from attnscope.plots.figure import Drawn, Options, Results, captioned, optional
+from attnscope.plots.selection import final
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
 from attnscope.report.numbers import number
 from attnscope.studies.attention_likelihood.figures.declared import (
@@ -24,6 +24,7 @@ from attnscope.studies.attention_likelihood.figures.declared import (
 )
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 from attnscope.studies.stored_options import stored_options
+from attnscope.study_api.selection import where
 
 #: What the map shows: title, protocol, design, predictor, measure.
 MAPS = (
@@ -38,13 +39,10 @@ NO_LAYER = "0.75"
 @figure("head_mean_associations")
 def likelihood_map(results: Results, options: Options) -> Drawn:
     """Draw the correlation of likelihood and attention of a word to itself, models by layers."""
-    table = last_step(require_table(results, "head_mean_associations", "estimate"))
+    table = final(results, "head_mean_associations", "estimate")
     grids, modes = [], []
     for title, protocol, design, predictor, measure in MAPS:
-        rows_of_design = table[
-            (table["protocol"] == protocol) & (table["design"] == design)
-            & (table["predictor"] == predictor) & (table["measure"] == measure)
-        ]  # fmt: skip
+        rows_of_design = where(table, protocol=protocol, design=design, predictor=predictor, measure=measure)
         if rows_of_design["estimate"].notna().any():
             grids.append((title, rows_of_design))
     if not grids:
@@ -63,12 +61,7 @@ def likelihood_map(results: Results, options: Options) -> Drawn:
         )
         if published:
             modes += [f"{model} {mode}" for model, mode in best.items() if mode]
-        chosen = pd.concat(
-            [
-                rows_of_design[(rows_of_design["model"] == model) & (rows_of_design["mode"] == best[model])]
-                for model in best
-            ]
-        )
+        chosen = pd.concat([where(rows_of_design, model=model, mode=best[model]) for model in best])
         maps.append(
             (title, chosen.pivot_table(index="model", columns="layer", values="estimate").reindex(models))
         )
@@ -121,25 +114,19 @@ def likelihood_depth(results: Results, options: Options) -> Drawn:
     control = optional(results, "controls")
     figure_, axes = panels(1, len(models), height=2.6, width=width_of(options, len(models)), sharey=True)
     for ax, rows_of_model in by_model(table, axes[0]):
-        rows = rows_of_model[
-            (rows_of_model["design"] == "within") & (rows_of_model["predictor"] == "log_likelihood")
-        ].sort_values("layer")
+        rows = where(rows_of_model, design="within", predictor="log_likelihood").sort_values("layer")
         reach = 1.96 * (rows["estimate"] / rows["z"]).abs()
         ax.fill_between(
             rows["layer"], -reach, reach, color=MUTED, alpha=0.25, linewidth=0, label="chance (permutations)"
         )
         _line(ax, rows, "within texts", PALETTE[0], "-")
         ax.fill_between(rows["layer"], rows["low"], rows["high"], color=PALETTE[0], alpha=0.18, linewidth=0)
-        partial = rows_of_model[
-            (rows_of_model["design"] == "between_partial")
-            & (rows_of_model["mode"] == "real")
-            & (rows_of_model["measure"] == "boost")
-        ].sort_values("layer")
+        partial = where(rows_of_model, design="between_partial", mode="real", measure="boost").sort_values(
+            "layer"
+        )
         _line(ax, partial, "between texts, given length and place", PALETTE[1], "--")
         if control is not None:
-            untrained = control[
-                (control["model"] == rows_of_model["model"].iloc[0]) & (control["design"] == "within")
-            ]
+            untrained = where(control, model=rows_of_model["model"].iloc[0], design="within")
             if len(untrained):
                 mean = untrained.groupby("layer")["estimate"].mean()
                 ax.plot(mean.index, mean, label="within, random weights", **NULL_LINES["random_weights"])
@@ -164,11 +151,11 @@ def _line(ax: Axes, rows: pd.DataFrame, label: str, color: str, dash: str) -> No
 def swap_depth(results: Results, options: Options) -> Drawn:
     """Draw the gain of a word's share at home, next to the effect of the least likely word."""
     table = exact(results, "head_mean_associations", "estimate")
-    table = table[(table["design"] == "swap") & (table["measure"] == "share")]
+    table = where(table, design="swap", measure="share")
     if table["estimate"].isna().all():
         raise NotDrawable("no two texts exchange words")
     shifts = exact(results, "shifts", "difference")
-    shifts = shifts[shifts["measure"] == "share"]
+    shifts = where(shifts, measure="share")
     overall, control = optional(results, "overall"), optional(results, "controls")
     least_nats = stored_options(results, LikelihoodOptions).least_nats
     models, left_out = models_of(table)
@@ -176,12 +163,12 @@ def swap_depth(results: Results, options: Options) -> Drawn:
     figure_, axes = panels(len(models), 2, height=height, width=options.width, narrowest=2.0)
     words = []
     for (first, second), model in zip(axes, models, strict=True):
-        shifts_of_model = shifts[shifts["model"] == model]
+        shifts_of_model = where(shifts, model=model)
         mode = str(shifts_of_model.sort_values("log_likelihood_difference")["mode"].iloc[0])
-        rows_of_model = table[table["model"] == model].sort_values("layer")
+        rows_of_model = where(table, model=model).sort_values("layer")
         _points(first, rows_of_model, "estimate", PALETTE[0])
         if control is not None:
-            mine_control = control[(control["model"] == model) & (control["design"] == "swap")]
+            mine_control = where(control, model=model, design="swap")
             ends = mine_control.groupby("layer")["estimate"].agg(["min", "max"])
             if len(ends):
                 first.fill_between(
@@ -190,7 +177,7 @@ def swap_depth(results: Results, options: Options) -> Drawn:
                 )  # fmt: skip
         _points(
             second,
-            shifts_of_model[shifts_of_model["mode"] == mode].sort_values("layer"),
+            where(shifts_of_model, mode=mode).sort_values("layer"),
             "difference",
             PALETTE[1],
         )
@@ -201,7 +188,7 @@ def swap_depth(results: Results, options: Options) -> Drawn:
         if first.get_legend_handles_labels()[1]:
             first.legend(fontsize=6.5)
         if overall is not None:
-            nats = overall[(overall["model"] == model) & (overall["statistic"] == "swap_nats")]
+            nats = where(overall, model=model, statistic="swap_nats")
             words += [f"{model} {number(value)} nats" for value in nats["estimate"].tail(1)]
     return captioned(
         figure_,
@@ -236,7 +223,7 @@ def copy_or_context(results: Results, options: Options) -> Drawn:
     reverse.
     """
     table = exact(results, "head_mean_associations", "estimate")
-    table = table[table["design"] == "within_given"]
+    table = where(table, design="within_given")
     if table["estimate"].isna().all():
         raise NotDrawable("no encoder with a vocabulary head was measured")
     models, left_out = models_of(table)
@@ -247,7 +234,7 @@ def copy_or_context(results: Results, options: Options) -> Drawn:
     )
     for ax, rows_of_model in by_model(table, axes[0]):
         for name, label, color, dash in lines:
-            rows = rows_of_model[rows_of_model["predictor"] == name].sort_values("layer")
+            rows = where(rows_of_model, predictor=name).sort_values("layer")
             _line(ax, rows, label, color, dash)
             ax.fill_between(rows["layer"], rows["low"], rows["high"], color=color, alpha=0.15, linewidth=0)
         ax.axhline(0, **ZERO)

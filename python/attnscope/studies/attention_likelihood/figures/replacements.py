@@ -23,6 +23,7 @@ from attnscope.studies.attention_likelihood.figures.declared import (
     models_of,
     width_of,
 )
+from attnscope.study_api.selection import where, without
 
 #: Colour and marker of the layers that a line is a mean over: thirds of the depth, where there are as many.
 LAYERS = {
@@ -39,7 +40,7 @@ PARTS = {"share": "the word itself", "special": "special tokens", "context": "th
 def dose(results: Results, options: Options) -> Drawn:
     """Draw the change of the share by the loss of likelihood, a line for each third of the depth."""
     table = exact(results, "shifts", "difference", "log_likelihood_difference")
-    table = table[(table["measure"] == "share") & (table["mode"] != "swap")]
+    table = without(where(table, measure="share"), mode="swap")
     if table["difference"].isna().all():
         raise NotDrawable("no replacement was measured")
     models, left_out = models_of(table)
@@ -49,9 +50,9 @@ def dose(results: Results, options: Options) -> Drawn:
     for ax, rows_of_model in by_model(table, axes[0]):
         _draw_thirds(ax, rows_of_model)
         untrained = (
-            pd.DataFrame() if control is None else control[control["model"] == rows_of_model["model"].iloc[0]]
+            pd.DataFrame() if control is None else where(control, model=rows_of_model["model"].iloc[0])
         )
-        untrained = untrained[untrained["design"] == "shift"] if len(untrained) else untrained
+        untrained = where(untrained, design="shift") if len(untrained) else untrained
         named = rows_of_model.groupby("mode")["log_likelihood_difference"].first().sort_values()
         if len(untrained):
             means = untrained.groupby("mode")["estimate"].mean().reindex(named.index)
@@ -128,7 +129,7 @@ def _name_modes(ax: Axes, nats: pd.Series[float]) -> None:
 def attention_budget(results: Results, options: Options) -> Drawn:
     """Draw the attention of real and of least likely words: to the word, special tokens, the rest."""
     table = exact(results, "shifts", "difference", "real")
-    table = table[table["measure"].isin(PARTS)]
+    table = where(table, measure=PARTS)
     if table["real"].isna().all():
         raise NotDrawable("no word's attention was measured")
     models, left_out = models_of(table)
@@ -136,7 +137,7 @@ def attention_budget(results: Results, options: Options) -> Drawn:
     mode = ""
     for ax, rows_of_model in by_model(table, axes[0]):
         mode = str(rows_of_model.sort_values("log_likelihood_difference")["mode"].iloc[0])
-        rows_of_model = rows_of_model[rows_of_model["mode"] == mode]
+        rows_of_model = where(rows_of_model, mode=mode)
         layers = np.array(sorted(rows_of_model["layer"].unique()))
         grid = rows_of_model.pivot_table(index="layer", columns="measure", values=["real", "difference"])
         grid = grid.reindex(layers)
@@ -174,7 +175,7 @@ def attention_budget(results: Results, options: Options) -> Drawn:
 def likelihood_heads(results: Results, options: Options) -> Drawn:
     """Draw the correlation within texts of every head."""
     table = exact(results, "associations", "estimate", "p_adjusted")
-    table = table[table["design"] == "within"]
+    table = where(table, design="within")
     if table["estimate"].isna().all():
         raise NotDrawable("no head has a correlation")
     models, left_out = models_of(table)

@@ -12,6 +12,7 @@ from attnscope.errors import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, Measured, comparison_row, pairs
 from attnscope.results.results import Results
+from attnscope.study_api.selection import where
 
 #: What the published numbers may not be taken for.
 STATEMENTS = (
@@ -45,7 +46,7 @@ def compare(
         )
     best_by_model = {model: rows.set_index("protocol") for model, rows in best.groupby("model", sort=False)}
     rows = [
-        _row(model, best_by_model[model], layers[layers["model"] == model], number)
+        _row(model, best_by_model[model], where(layers, model=model), number)
         for model, number in pairs(best_by_model, numbers, chosen, statements)
     ]
     return Compared(pd.DataFrame(rows), statements)
@@ -56,15 +57,13 @@ def _row(model: str, best: pd.DataFrame, layers: pd.DataFrame, number: dict[str,
     layer, texts = int(number["layer"]), 0
     measured, exact = Measured(), Measured()
     if number["quantity"] == "layer_rho":
-        rows = layers[(layers["layer"] == layer) & (layers["measure"] == "inner")]
-        rows = rows[(rows["protocol"] == "ruscio2023") & (rows["design"] == "between")].dropna(
+        rows = where(layers, layer=layer, measure="inner", protocol="ruscio2023", design="between").dropna(
             subset="estimate"
         )
         if len(rows):
             row = rows.loc[rows["estimate"].idxmax()]
             measured, texts = _estimate(row), int(row["n"])
-        within = layers[(layers["layer"] == layer) & (layers["design"] == "within")]
-        within = within[(within["protocol"] == "exact") & (within["predictor"] == "log_likelihood")]
+        within = where(layers, layer=layer, design="within", protocol="exact", predictor="log_likelihood")
         if len(within):
             exact = _estimate(within.iloc[0])
     else:

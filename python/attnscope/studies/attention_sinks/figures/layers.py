@@ -29,6 +29,7 @@ from attnscope.plots.lines import depth_profile, draw_curve
 from attnscope.plots.selection import estimate, last_step, measured_heads
 from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 from attnscope.results.summaries import defined, in_series
+from attnscope.study_api.selection import where
 
 #: Labels of the protocols in figures that show both.
 PROTOCOL_NAMES = {"exact": "exact", "ruscio2025": "as published"}
@@ -39,7 +40,7 @@ def published_means(results: Results) -> pd.DataFrame:
     means = optional(results, "head_means")
     if means is None or "protocol" not in means:
         return pd.DataFrame(columns=["model", "step"])
-    return in_series(means[means["protocol"] == "ruscio2025"], results)
+    return in_series(where(means, protocol="ruscio2025"), results)
 
 
 def _profiles(
@@ -186,7 +187,7 @@ def protocol_profile(head_means: pd.DataFrame, column: str, ax: Axes) -> None:
     """
     series, place = str(head_means["series"].iloc[0]), depth_axis(ax, head_means)
     for (protocol, name), color in zip(PROTOCOL_NAMES.items(), PALETTE, strict=False):
-        rows = head_means[head_means["protocol"] == protocol]
+        rows = where(head_means, protocol=protocol)
         rows = rows.assign(value=np.where(np.isfinite(rows[column].astype(float)), rows[column], np.nan))
         if rows["value"].notna().any():
             means = estimate(rows, "value", ["layer"]).sort_values("layer")
@@ -200,8 +201,8 @@ def protocols(results: Results, options: Options) -> Drawn:
         raise NotDrawable("the run has one protocol; a comparison needs exact and ruscio2025")
     heads = defined(last_step(in_series(heads, results)))
     names = list(dict.fromkeys(heads["series"]))[:3]
-    heads = heads[heads["series"].isin(names)]
-    rows_by_protocol = [heads[heads["protocol"] == protocol] for protocol in PROTOCOL_NAMES]
+    heads = where(heads, series=names)
+    rows_by_protocol = [where(heads, protocol=protocol) for protocol in PROTOCOL_NAMES]
     pairs = [
         (title, column)
         for title, column in PAIRS.items()
@@ -215,7 +216,7 @@ def protocols(results: Results, options: Options) -> Drawn:
     figure, axes = panels(rows, columns, height=1.6 * rows + 0.35, width=options.width)
     for number, series in enumerate(names):
         flat = [ax for row in axes[number * rows_per_series : (number + 1) * rows_per_series] for ax in row]
-        rows_of_series = heads[heads["series"] == series]
+        rows_of_series = where(heads, series=series)
         for ax, (title, column) in zip(flat, pairs, strict=False):
             protocol_profile(rows_of_series, column, ax)
             ax.set_title(title)

@@ -27,6 +27,7 @@ from attnscope.plots.selection import estimate, last_step
 from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 from attnscope.results.summaries import in_series
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
+from attnscope.study_api.selection import where
 
 #: Percentile that makes a key a sink -> how much less heads differ without those.
 REDUCTIONS = {at: f"kl_reduction_{at}" for at in PERCENTILES}
@@ -39,7 +40,7 @@ def kl_by_threshold(rows_of_protocol: pd.DataFrame, colors: Mapping[str, str], a
     measured = with_values(rows_of_protocol, "layers", list(REDUCTIONS.values()))
     percentiles = [at for at, column in REDUCTIONS.items() if column in measured]
     for name in dict.fromkeys(rows_of_protocol["series"]):
-        rows = rows_of_protocol[rows_of_protocol["series"] == name]
+        rows = where(rows_of_protocol, series=name)
         means = pd.concat(estimate(rows, column, ["series"]) for column in measured)
         if means["mean"].notna().any():
             draw_curve(ax, percentiles, means, str(name), colors[name], marker=True)
@@ -52,7 +53,7 @@ def sink_removal(results: Results, options: Options) -> Drawn:
     """KL between heads without their sinks: over the sink percentile and over depth, both protocols."""
     layers = last_step(in_series(require_table(results, "layers", "protocol"), results))
     reductions = with_values(layers, "layers", list(REDUCTIONS.values()))
-    of_kinds = {kind: layers[layers["protocol"] == kind] for kind in PROTOCOL_NAMES}
+    of_kinds = {kind: where(layers, protocol=kind) for kind in PROTOCOL_NAMES}
     kinds = [
         kind
         for kind, rows_of_protocol in of_kinds.items()
@@ -125,7 +126,7 @@ def ablation(results: Results, options: Options) -> Drawn:
     kinds = [kind for kind in ABLATED if (table["keys"] == kind).any()]
     for ax, column in zip(axes, shown, strict=True):
         for place, series in enumerate(names):
-            means = estimate(table[table["series"] == series], column, ["keys"])
+            means = estimate(where(table, series=series), column, ["keys"])
             means = means.set_index("keys").reindex(kinds)
             x = np.arange(len(kinds)) + 0.16 * (place - (len(names) - 1) / 2)
             mean, low, high = (means[name].to_numpy(float) for name in ("mean", "low", "high"))
@@ -159,7 +160,7 @@ def fisher_profile(fisher: pd.DataFrame, column: str, ax: Axes) -> None:
     """Draw the trace of the Fisher information over depth: a line per group of blocks, a level outside."""
     groups = [name for name in GROUPS if (fisher["group"] == name).any()]
     for name, color in zip(groups, PALETTE, strict=False):
-        rows = fisher[fisher["group"] == name]
+        rows = where(fisher, group=name)
         inside = rows[rows["layer"] >= 0]
         if len(inside):
             means = estimate(inside, column, ["layer"]).sort_values("layer")
@@ -205,16 +206,16 @@ def fisher(results: Results, options: Options) -> Drawn:
             ("exact", "trace_per_parameter", "per parameter"),
             ("ruscio2025", "trace", "as published"),
         )
-        if column in table and table[table["protocol"] == protocol][column].gt(0).any()
+        if column in table and where(table, protocol=protocol)[column].gt(0).any()
     ]
     if not shown:
         raise NotDrawable("the fisher table has no value above 0")
     names = list(dict.fromkeys(table["series"]))[:3]
     figure, axes = panels(len(names), len(shown), height=1.85 * len(names) + 0.35, width=options.width)
     for axes_row, name in zip(axes, names, strict=True):
-        rows_of_series = table[table["series"] == name]
+        rows_of_series = where(table, series=name)
         for ax, (protocol, column, title) in zip(axes_row, shown, strict=True):
-            fisher_profile(rows_of_series[rows_of_series["protocol"] == protocol], column, ax)
+            fisher_profile(where(rows_of_series, protocol=protocol), column, ax)
             ax.set_title(title if name == names[0] else "")
             if name != names[-1]:
                 ax.set_xlabel("")

@@ -29,6 +29,7 @@ from attnscope.plots.style import DASHES, MUTED, PALETTE, legend_over, legend_ro
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.results.summaries import NULLS, uniform_value
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
+from attnscope.study_api.selection import where
 
 
 def sinks(results: Results) -> pd.DataFrame:
@@ -50,7 +51,7 @@ def sink_emergence(results: Results, options: Options) -> Drawn:
     top = float(np.nanmax([means["mean"].max(), means.loc[strongest, "high"].max()]))
     top = top if top > 0 else 1.0
     for ax, name in zip(axes, names, strict=True):
-        rows = heads[heads["series"] == name]
+        rows = where(heads, series=name)
         limits = (-0.02 * top, min(1.15 * top, 1.02))
         head_emergence(rows, "sink_share", baselines=baselines, ax=ax, limits=limits)
         ax.set_title(name)
@@ -83,9 +84,7 @@ def sink_maps(results: Results, options: Options) -> Drawn:
     if len(steps) > 5:
         late_steps = [step for step in steps if step >= steps[-1] / 30] or steps[-5:]
         steps = [steps[0], *late_steps[-4:]] if steps[0] not in late_steps[-4:] else late_steps[-5:]
-    tables = [
-        [heads[(heads["series"] == name) & (heads["step"] == step)] for step in steps] for name in names
-    ]
+    tables = [[where(heads, series=name, step=step) for step in steps] for name in names]
     top = highest(
         [layer_head_table(rows, "sink_share").to_numpy() for row in tables for rows in row if len(rows)]
     )
@@ -122,7 +121,7 @@ def persistence(results: Results, options: Options) -> Drawn:
     Both are heads of one sample: among the samples with the bars of two heads, the one with the strongest.
     """
     bars, heads, keys = require_table(results, "bars", *BARS), last_step(sinks(results)), MAP_KEYS
-    bars = bars[bars["protocol"] == "exact"] if "protocol" in bars else bars
+    bars = where(bars, protocol="exact") if "protocol" in bars else bars
     bars = bars[bars[["birth", "death"]].notna().all(axis=1)]
     with_bars = heads.merge(bars[keys].drop_duplicates(), on=keys).dropna(subset="sink_share")
     if with_bars.empty:
@@ -132,11 +131,11 @@ def persistence(results: Results, options: Options) -> Drawn:
     if with_bars.empty:
         raise NotDrawable("no sample has the bars of two heads to hold against each other")
     strongest = with_bars.loc[with_bars["sink_share"].idxmax()]
-    with_bars = with_bars[(with_bars[text_keys] == strongest[text_keys]).all(axis=1)]
+    with_bars = where(with_bars, **strongest[text_keys])
     chosen = [strongest, with_bars.loc[with_bars.drop(index=strongest.name)["sink_share"].idxmin()]]
     figure, axes = panels(2, 2, height=4.3, width=min(5.4, options.width))
     for axes_row, row in zip(axes, chosen, strict=True):
-        bars_of_head = bars[(bars[keys] == row[keys]).all(axis=1)]
+        bars_of_head = where(bars, **row[keys])
         persistence_diagram(bars_of_head, ax=axes_row[0])
         betti_curve(bars_of_head, ax=axes_row[1])
         name = f"L{row['layer']}H{row['head']}, first key {row['sink_share']:.2f}"
@@ -160,7 +159,7 @@ def frame_shares(evidence: pd.DataFrame, ax: Axes) -> None:
         for _, third in shares.iterrows()
     ]
     for place, (kind, label) in enumerate((("position", "by position"), ("token", "by token"))):
-        rows = evidence[evidence["kind"] == kind].set_index("third").reindex(thirds)
+        rows = where(evidence, kind=kind).set_index("third").reindex(thirds)
         # both lines can run through the same points
         offsets = np.arange(len(thirds)) + 0.05 * (2 * place - 1)
         ax.plot(
@@ -188,7 +187,7 @@ def frames(results: Results, options: Options) -> Drawn:
     evidence = require_table(results, "frame_evidence", "group", "protocol", "kind", "third", "top_1")
     verdicts = require_table(results, "frames", "group", "protocol", "frame", "token_frame")
     evidence, verdicts = (
-        table[table["group"] == "all"] if (table["group"] == "all").any() else table
+        where(table, group="all") if (table["group"] == "all").any() else table
         for table in (last_step(evidence).dropna(subset="top_1"), last_step(verdicts))
     )
     case = ["model", "protocol"]

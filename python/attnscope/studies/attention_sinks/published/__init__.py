@@ -16,6 +16,7 @@ from attnscope.errors import MissingError
 from attnscope.published import Compared, Measured, another_model, comparison_row, same_model
 from attnscope.results.results import Results
 from attnscope.statistics import bootstrap
+from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -63,7 +64,7 @@ def compare(
         rows += [
             {**run.row(model, number, int(depths[published])), "same_model": published == itself}
             for published in against
-            for number in numbers[numbers["model"] == published].to_dict("records")
+            for number in where(numbers, model=published).to_dict("records")
         ]
     return Compared(pd.DataFrame(rows), statements)
 
@@ -135,8 +136,8 @@ class _Run:
 
     def _rows_of(self, table: str, model: str, protocol: str) -> pd.DataFrame:
         rows = self.tables.get(table, pd.DataFrame(columns=["model"]))
-        rows = rows[rows["model"] == model]
-        return rows[rows["protocol"] == protocol] if "protocol" in rows else rows
+        rows = where(rows, model=model)
+        return where(rows, protocol=protocol) if "protocol" in rows else rows
 
     def _compute(
         self, protocol: str, model: str, quantity: str, layer: int, token: str, statistic: str
@@ -145,7 +146,7 @@ class _Run:
         table, column = SOURCES.loc[quantity, ["table", "column"]]
         rows = self._rows(table, model, protocol)
         if table == "layer_tests" and len(rows):
-            p_values = rows[rows["metric"] == column][
+            p_values = where(rows, metric=column)[
                 "p_value" if protocol == "ruscio2025" else "p_holm"
             ].dropna()
             return Measured(float((p_values < 0.05).sum()) if len(p_values) else math.nan), 0
@@ -153,7 +154,7 @@ class _Run:
             return Measured(), 0
         if table == "specialization":
             chosen = [layer] if layer >= 0 else compared_layers(int(rows["layer"].max()) + 1)
-            return Measured(float(rows[rows["layer"].isin(chosen)][column].astype(float).mean())), 0
+            return Measured(float(where(rows, layer=chosen)[column].astype(float).mean())), 0
         wide = rows[[column]]
         if table != "samples":
             wide = self._every_layer(protocol, model, quantity, token)

@@ -20,6 +20,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     level,
     null_range,
 )
+from attnscope.study_api.selection import where
 
 
 @figure("sensitivity", "prompts")
@@ -30,7 +31,7 @@ def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
     table = table.merge(prompts, on=["model", "sample"], how="left")
     contrasts = list(dict.fromkeys(table["contrast"]))
     shades = colors(list(table["bucket"]))
-    count = table[table["direction"] == "boundary"].groupby("bucket")["sample"].nunique().min()
+    count = where(table, direction="boundary").groupby("bucket")["sample"].nunique().min()
     names = {
         "directional_fisher": "bᵀFb (nats)",
         "relative_fisher": "‖h‖²·bᵀFb (nats)",
@@ -38,10 +39,10 @@ def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
     }
     figure_, axes = panels(len(contrasts), 3, height=0.4 + 2.2 * len(contrasts), width=options.width)
     for line, contrast in zip(axes, contrasts, strict=True):
-        rows_of_contrast = table[table["contrast"] == contrast]
+        rows_of_contrast = where(table, contrast=contrast)
         for ax, (column, label) in zip(line, names.items(), strict=True):
-            boundary = rows_of_contrast[rows_of_contrast["direction"] == "boundary"]
-            null = rows_of_contrast[rows_of_contrast["direction"] == "covariance"]
+            boundary = where(rows_of_contrast, direction="boundary")
+            null = where(rows_of_contrast, direction="covariance")
             means = null.groupby(["layer", "draw"])[column].mean().groupby("layer")
             low, high = means.min(), means.max()
             ax.fill_between(low.index, low, high, color=MUTED, alpha=0.25, linewidth=0, label="covariance")
@@ -99,15 +100,15 @@ def amplification(results: Results, options: Options) -> Drawn:
         1, len(contrasts), height=2.6, width=min(options.width, 3.0 * len(contrasts) + 0.4), narrowest=2.0
     )
     for ax, contrast in zip(axes[0], contrasts, strict=True):
-        rows = table[table["contrast"] == contrast]
+        rows = where(table, contrast=contrast)
         for kind, color in (("labels", shades[contrast]), ("isotropic", MUTED)):
-            null = rows[rows["direction"] == kind].groupby(["layer", "draw"])["amplification"].mean()
+            null = where(rows, direction=kind).groupby(["layer", "draw"])["amplification"].mean()
             low, high = null.groupby("layer").min(), null.groupby("layer").max()
             name = "exchanged labels" if kind == "labels" else "isotropic"
             ax.fill_between(low.index, low, high, color=color, alpha=0.25, linewidth=0.6, label=name)
         draw_means(
             ax,
-            rows[rows["direction"] == "boundary"],
+            where(rows, direction="boundary"),
             "amplification",
             shades[contrast],
             "boundary",
@@ -136,7 +137,7 @@ def readout_by_depth(results: Results, options: Options) -> Drawn:
     ks = sorted(table[table["chance"] < 1]["k"].unique()) or sorted(table["k"].unique())
     k = ks[len(ks) // 2]
     for (contrast, direction), rows in table.groupby(["contrast", "direction"], sort=False):
-        rows = rows[rows["k"] == k].sort_values("layer")
+        rows = where(rows, k=k).sort_values("layer")
         if direction == "boundary":
             axes[0][0].plot(
                 rows["layer"],
@@ -153,7 +154,7 @@ def readout_by_depth(results: Results, options: Options) -> Drawn:
             null_range(axes[0][0], rows["layer"], rows["low"], rows["high"], shades[contrast])
             axes[0][1].plot(rows["layer"], rows["top_share"], color=shades[contrast], linestyle=":")
     level(axes[0][0], 1)
-    for chance in table[table["k"] == k]["chance"].dropna().unique()[:1]:
+    for chance in where(table, k=k)["chance"].dropna().unique()[:1]:
         level(axes[0][1], float(chance))
     decades(axes[0][0])
     axes[0][0].set_ylabel("readout gain")
@@ -183,9 +184,9 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
     figure_, axes = panels(1, len(labels), height=2.6, width=width)
     for ax, (column, label) in zip(axes[0], labels.items(), strict=True):
         for contrast, rows in table.groupby("contrast", sort=False):
-            mean = rows[rows["direction"] == "boundary"].groupby("layer")[column].mean()
+            mean = where(rows, direction="boundary").groupby("layer")[column].mean()
             ax.plot(mean.index, mean, color=shades[contrast], marker="o", markersize=3, label=contrast)
-            null = rows[rows["direction"] == "labels"].groupby(["layer", "draw"])[column].mean()
+            null = where(rows, direction="labels").groupby(["layer", "draw"])[column].mean()
             low, high = null.groupby("layer").min(), null.groupby("layer").max()
             null_range(ax, low.index, low, high, shades[contrast])
         level(ax, 0)
@@ -217,7 +218,7 @@ def lens(results: Results, options: Options) -> Drawn:
     for ax, (column, label) in zip(axes[0], columns.items(), strict=True):
         buckets = list(dict.fromkeys(table["bucket"].dropna()))
         for at, bucket in enumerate(buckets):
-            rows = table[(table["bucket"] == bucket) & table[column].notna()]
+            rows = where(table[table[column].notna()], bucket=bucket)
             if rows.empty:
                 continue
             shift = 0.12 * (at - (len(buckets) - 1) / 2)

@@ -22,33 +22,32 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     level,
     null_range,
 )
+from attnscope.study_api.selection import where
 
 
 @figure("clouds", "contrasts")
 def dimension_by_depth(results: Results, options: Options) -> Drawn:
     """Draw the local dimension of each bucket by depth, and its ratio to that of the reference."""
     table, subject = first_model(results, "clouds", "value")
-    table = table[table["null"] == ""]
+    table = where(table, null="")
     tests, _ = first_model(results, "contrasts", "null_low")
-    tests = tests[(tests["quantity"] == "log_dimension_ratio") & tests["k"].notna()]
+    tests = where(tests[tests["k"].notna()], quantity="log_dimension_ratio")
     if tests.empty:
         raise NotDrawable("no dimension was compared")
     k = int(tests["k"].iloc[len(tests) // 2]) if 10 not in set(tests["k"]) else 10
-    dimensions = table[
-        (table["quantity"] == "local_dimension") & (table["k"] == k) & (table["protocol"] == "exact")
-    ]
+    dimensions = where(table, quantity="local_dimension", k=k, protocol="exact")
     if dimensions.empty:
         raise NotDrawable(f"the dimension of no bucket is stored (k = {k})")
     random = controls(results, "clouds", str(dimensions["model"].iloc[0]))
     shades = colors(list(dimensions["bucket"]))
     figure_, axes = panels(1, 2, height=2.7, width=options.width)
     if random is not None:
-        random = random[(random["quantity"] == "local_dimension") & (random["k"] == k)]
+        random = where(random, quantity="local_dimension", k=k)
     _draw_dimensions(axes[0][0], dimensions, random, shades)
     axes[0][0].set_ylabel(f"local dimension (k = {k})")
     axes[0][0].set_title(f"buckets (n = {dimensions['n'].max():.0f} each)")
     legend(axes[0][0])
-    _draw_ratios(axes[0][1], tests[tests["k"] == k], shades)
+    _draw_ratios(axes[0][1], where(tests, k=k), shades)
     level(axes[0][1], 1)
     axes[0][1].set_ylabel("ratio to the reference")
     axes[0][1].set_title("ratio")
@@ -86,7 +85,7 @@ def _draw_dimensions(
             label=bucket,
         )
         if random is not None:
-            means = random[random["bucket"] == bucket].groupby("layer")["value"].mean().dropna()
+            means = where(random, bucket=bucket).groupby("layer")["value"].mean().dropna()
             ax.plot(means.index, means, color=shades[bucket], linestyle="--", linewidth=1)
 
 
@@ -110,7 +109,7 @@ def _draw_ratios(ax: Axes, tests: pd.DataFrame, shades: dict[Any, str]) -> None:
 def dimension_by_k(results: Results, options: Options) -> Drawn:
     """Draw the ratio of local dimensions over the number of neighbours."""
     table, subject = first_model(results, "contrasts", "null_low")
-    table = table[table["quantity"] == "log_dimension_ratio"].dropna(subset=["value"])
+    table = where(table, quantity="log_dimension_ratio").dropna(subset=["value"])
     if table.empty or table["k"].nunique() < 2:
         raise NotDrawable("one number of neighbours has no course")
     layers = sorted(table["layer"].unique())
@@ -118,7 +117,7 @@ def dimension_by_k(results: Results, options: Options) -> Drawn:
     shades = colors(["", *table["contrast"]])
     figure_, axes = panels(1, len(shown), height=2.5, width=options.width)
     for ax, layer in zip(axes[0], shown, strict=True):
-        for contrast, rows in table[table["layer"] == layer].groupby("contrast", sort=False):
+        for contrast, rows in where(table, layer=layer).groupby("contrast", sort=False):
             rows = rows.sort_values("k")
             ax.plot(
                 rows["k"],
@@ -169,12 +168,12 @@ def betti_curves(results: Results, options: Options) -> Drawn:
     table, subject = first_model(results, "betti", "beta0", "scale")
     layers = sorted(table["layer"].unique())
     layer = layers[len(layers) // 2]
-    table = table[table["layer"] == layer]
+    table = where(table, layer=layer)
     shades = colors(list(table["bucket"]))
     figure_, axes = panels(1, 3, height=2.5, width=options.width)
     kinds = [name for name in dict.fromkeys(table["null"]) if name]
     null = "covariance" if "covariance" in kinds or not kinds else kinds[0]
-    table = table[table["null"].isin(["", null])]
+    table = where(table, null=["", null])
     for (bucket, kind), rows in table.groupby(["bucket", "null"], sort=False):
         rows = rows.assign(beta0=rows["beta0"] / rows["n"])
         for ax, column in zip(axes[0], ("beta0", "clusters", "beta1"), strict=True):
@@ -202,12 +201,12 @@ def betti_curves(results: Results, options: Options) -> Drawn:
             ax.set_xlim(smallest, largest)
         ax.set_title(title)
         ax.set_xlabel("distance")
-    draws = int(table[table["null"] == null]["draw"].nunique())
-    where = "dotted" if smallest < PUBLISHED_RADIUS else "below the smallest distance here"
+    draws = int(where(table, null=null)["draw"].nunique())
+    place = "dotted" if smallest < PUBLISHED_RADIUS else "below the smallest distance here"
     legend(axes[0][0])
     return captioned(
         figure_,
         f"Layer {layer}, {table['n'].max():.0f} prompts a bucket; {_bands(kinds, null, draws)}"
-        f"The only radius of the paper, .15: {where}.",
+        f"The only radius of the paper, .15: {place}.",
         subject,
     )

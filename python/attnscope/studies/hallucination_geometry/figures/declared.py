@@ -11,6 +11,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from attnscope.plots.figure import Figure, Results, declared_in, optional
 from attnscope.plots.style import MUTED, PALETTE, legend_row
+from attnscope.study_api.selection import where
 
 FIGURES: dict[str, Figure] = {}
 figure = declared_in(FIGURES)
@@ -25,7 +26,7 @@ def controls(results: Results, name: str, model: str) -> pd.DataFrame | None:
     table = optional(results, f"{name}_variants")
     if table is None:
         return None
-    rows = table[table["model"] == model]
+    rows = where(table, model=model)
     return None if rows.empty else rows
 
 

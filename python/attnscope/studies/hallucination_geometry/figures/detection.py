@@ -24,6 +24,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     level,
 )
 from attnscope.studies.hallucination_geometry.training import curves
+from attnscope.study_api.selection import where
 
 #: Scores besides the probe's, in the order of the bars.
 BASELINES = {
@@ -41,28 +42,28 @@ def confounds(results: Results, options: Options) -> Drawn:
     contrasts = list(dict.fromkeys(table["contrast"]))
     random = controls(results, "detection", str(table["model"].iloc[0]))
     refused = {
-        contrast: prompt_confound(table[table["contrast"] == contrast], contrast, "the reference")
+        contrast: prompt_confound(where(table, contrast=contrast), contrast, "the reference")
         for contrast in contrasts
     }
     figure_, axes = panels(
         1, len(contrasts), height=2.6, width=min(options.width, 3.0 * len(contrasts) + 0.4)
     )
     for ax, contrast in zip(axes[0], contrasts, strict=True):
-        rows_of_contrast = table[table["contrast"] == contrast]
+        rows_of_contrast = where(table, contrast=contrast)
         bars: list[tuple[str, float, float, float, str]] = []
         for score, name in BASELINES.items():
-            row = rows_of_contrast[rows_of_contrast["score"] == score]
+            row = where(rows_of_contrast, score=score)
             if len(row):
                 bars.append((name, *row[["auc", "low", "high"]].iloc[0], MUTED))
-        probe = rows_of_contrast[(rows_of_contrast["score"] == "auc") & rows_of_contrast["auc"].notna()]
+        probe = where(rows_of_contrast[rows_of_contrast["auc"].notna()], score="auc")
         if probe.empty:
             raise NotDrawable("no layer could be scored")
-        best = probe.loc[probe["auc"].idxmax()]
+        best = probe.iloc[int(probe["auc"].argmax())]
         if random is not None:
-            rows = random[(random["contrast"] == contrast) & (random["score"] == "auc")]
-            value = rows[rows["layer"] == best["layer"]].groupby("seed")["auc"].mean()
-            if len(value):
-                bars.append(("random weights", value.mean(), value.min(), value.max(), PALETTE[3]))
+            rows = where(random, contrast=contrast, score="auc")
+            areas = where(rows, layer=best["layer"]).groupby("seed")["auc"].mean()
+            if len(areas):
+                bars.append(("random weights", areas.mean(), areas.min(), areas.max(), PALETTE[3]))
         bars.append((f"layer {int(best['layer'])}", best["auc"], best["low"], best["high"], PALETTE[0]))
         for at, (_, value, low, high, color) in enumerate(bars):
             ax.bar(at, value - 0.5, bottom=0.5, color=color, width=0.7)
@@ -105,12 +106,12 @@ def detection_by_depth(results: Results, options: Options) -> Drawn:
     width = min(options.width, 3.0 * len(contrasts) + 0.4)
     figure_, axes = panels(1, len(contrasts), height=2.6, width=width, narrowest=2.0)
     for ax, contrast in zip(axes[0], contrasts, strict=True):
-        rows_of_contrast = table[table["contrast"] == contrast]
+        rows_of_contrast = where(table, contrast=contrast)
         for score, label, color in (
             ("auc", "probe", PALETTE[0]),
             ("auc_direction", "difference", PALETTE[2]),
         ):
-            rows = rows_of_contrast[rows_of_contrast["score"] == score].sort_values("layer")
+            rows = where(rows_of_contrast, score=score).sort_values("layer")
             shift = -0.06 if score == "auc" else 0.06
             reach = [(rows["auc"] - rows["low"]).clip(0), (rows["high"] - rows["auc"]).clip(0)]
             ax.errorbar(
@@ -124,14 +125,14 @@ def detection_by_depth(results: Results, options: Options) -> Drawn:
                 linewidth=1.2,
                 label=label,
             )
-        baseline = rows_of_contrast[rows_of_contrast["score"].isin(BASELINES)].groupby("layer")["auc"].max()
+        baseline = where(rows_of_contrast, score=BASELINES).groupby("layer")["auc"].max()
         ax.fill_between(baseline.index, 0, baseline, color=MUTED, alpha=0.25, linewidth=0, label="no state")
         if random is not None:
-            rows = random[(random["contrast"] == contrast) & (random["score"] == "auc")]
+            rows = where(random, contrast=contrast, score="auc")
             mean = rows.groupby("layer")["auc"].mean()
             ax.plot(mean.index, mean, label="random weights", **NULL_LINES["random_weights"])
         level(ax, 0.5)
-        areas = rows_of_contrast[rows_of_contrast["score"].isin(["auc", "auc_direction"])]
+        areas = where(rows_of_contrast, score=["auc", "auc_direction"])
         ax.set_ylim(*area_limits([*areas[["auc", "low", "high"]].to_numpy().ravel(), *baseline]))
         ax.set_title(f"{contrast} (n = {rows_of_contrast['n'].max():.0f})")
         layers_below(ax)
@@ -187,9 +188,7 @@ def training(results: Results, options: Options) -> Drawn:
                 label=f"{model}, {contrast}",
             )
             if steps is not None:
-                steps_of_contrast = steps[
-                    (steps["model"] == model) & (steps["contrast"] == contrast) & (steps["quantity"] == name)
-                ]
+                steps_of_contrast = where(steps, model=model, contrast=contrast, quantity=name)
                 for step in steps_of_contrast["step"].dropna():
                     ax.axvline(float(step), color=color, linewidth=0.8, linestyle=":")
         if name == "auc_excess":
@@ -213,23 +212,18 @@ def published(results: Results, options: Options) -> Drawn:
     from attnscope.published import published_numbers
 
     table, subject = first_model(results, "clouds", "value")
-    dimensions = table[
-        (table["quantity"] == "local_dimension")
-        & (table["protocol"] == "exact")
-        & (table["layer"] >= 0)
-        & (table["null"] == "")
-    ]
+    dimensions = where(table[table["layer"] >= 0], quantity="local_dimension", protocol="exact", null="")
     if dimensions["k"].isna().all():
         raise NotDrawable("no local dimension")
     k = int(dimensions["k"].max())
-    dimensions = dimensions[dimensions["k"] == k].pivot_table(index="layer", columns="bucket", values="value")
+    dimensions = where(dimensions, k=k).pivot_table(index="layer", columns="bucket", values="value")
     numbers = published_numbers("ruscio2026")
-    numbers = numbers[(numbers["quantity"] == "local_dimension") & numbers["control"].notna()]
+    numbers = where(numbers[numbers["control"].notna()], quantity="local_dimension")
     if "factual" not in dimensions or dimensions.shape[1] < 2 or numbers.empty:
         raise NotDrawable("no bucket besides factual")
     figure_, axes = panels(1, 1, height=2.7, width=min(options.width, 4.4))
     ax = axes[0][0]
-    _draw_printed(ax, numbers[numbers["token"] == "impossible"])
+    _draw_printed(ax, where(numbers, token="impossible"))
     other = (
         "impossible" if "impossible" in dimensions else next(name for name in dimensions if name != "factual")
     )
@@ -276,8 +270,8 @@ def _draw_printed(ax: Axes, numbers: pd.DataFrame) -> None:
 
 def _draw_random_weights(ax: Axes, random: pd.DataFrame, bucket: str) -> None:
     """Draw the ratio of a bucket's dimension to that of factual prompts under random weights, by depth."""
-    rows = random[(random["quantity"] == "local_dimension") & (random["layer"] >= 0)]
-    rows = rows[rows["k"] == rows["k"].max()]
+    rows = where(random[random["layer"] >= 0], quantity="local_dimension")
+    rows = where(rows, k=rows["k"].max())
     wide = rows.pivot_table(index="layer", columns="bucket", values="value")
     line = wide[bucket] / wide["factual"]
     ax.plot(

@@ -10,6 +10,7 @@ from attnscope.plots.figure import Drawn, Options, Results, captioned, require_t
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE, panels
 from attnscope.studies.hallucination_geometry.figures.declared import figure, legend, level
+from attnscope.study_api.selection import where
 
 DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
 
@@ -19,24 +20,23 @@ def bypass_curve(results: Results, options: Options) -> Drawn:
     """Refusals of the other bucket against false refusals of the reference, over the gain."""
     table, subject = first_model(results, "interventions", "forced")
     prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
-    table = table[table["arm"] == "bypass"].merge(prompts, on=["model", "sample"], how="left")
+    table = where(table, arm="bypass").merge(prompts, on=["model", "sample"], how="left")
     if table.empty:
         raise NotDrawable("no detector was wired to a refusal")
     layers = sorted(table["layer"].unique())
     layer = layers[len(layers) // 2]
-    table = table[table["layer"] == layer]
+    table = where(table, layer=layer)
     contrasts = list(dict.fromkeys(table["contrast"]))
     figure_, axes = panels(
         1, len(contrasts), height=2.9, width=min(options.width, 3.0 * len(contrasts) + 0.4)
     )
     for ax, contrast in zip(axes[0], contrasts, strict=True):
-        rows_of_contrast = table[table["contrast"] == contrast]
+        rows_of_contrast = where(table, contrast=contrast)
         for at, control in enumerate(
             name for name in DETECTORS if (rows_of_contrast["control"] == name).any()
         ):
-            rows = rows_of_contrast[rows_of_contrast["control"] == control].assign(
-                other=lambda d, c=contrast: d["bucket"] == c
-            )
+            rows = where(rows_of_contrast, control=control)
+            rows = rows.assign(other=rows["bucket"] == contrast)
             rates = rows.pivot_table(index="strength", columns="other", values="forced", aggfunc="mean")
             if rates.shape[1] < 2:
                 continue
@@ -65,13 +65,13 @@ def bypass_curve(results: Results, options: Options) -> Drawn:
 def steering_curve(results: Results, options: Options) -> Drawn:
     """Draw the share of answers that change when the state moves along the boundary or random directions."""
     table, subject = first_model(results, "interventions", "changed")
-    table = table[table["arm"] == "steering"]
+    table = where(table, arm="steering")
     if table.empty:
         raise NotDrawable("no state was moved")
     layers = sorted(table["layer"].unique())
     figure_, axes = panels(1, len(layers), height=2.6, width=options.width)
     for ax, layer in zip(axes[0], layers, strict=True):
-        rows_of_layer = table[table["layer"] == layer].assign(changed=lambda d: d["changed"].astype(float))
+        rows_of_layer = where(table, layer=layer).assign(changed=lambda d: d["changed"].astype(float))
         for at, (control, rows) in enumerate(rows_of_layer.groupby("control", sort=False)):
             mean = rows.groupby("strength")["changed"].mean()
             if control == "boundary":
@@ -104,7 +104,7 @@ def compression_curve(results: Results, options: Options) -> Drawn:
     """Refusals and changed answers when states are drawn to the reference's main directions."""
     table, subject = first_model(results, "interventions", "refused", "changed")
     prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
-    table = table[table["arm"] == "compression"].merge(prompts, on=["model", "sample"], how="left")
+    table = where(table, arm="compression").merge(prompts, on=["model", "sample"], how="left")
     if table.empty:
         raise NotDrawable("no state was compressed")
     table = table[table["bucket"] == table["contrast"]]
@@ -115,10 +115,10 @@ def compression_curve(results: Results, options: Options) -> Drawn:
     figure_, axes = panels(len(contrasts), 2, height=0.5 + 2.1 * len(contrasts), width=options.width)
     names = {"reference": "the reference's", "other": "the other bucket's", "haar": "random"}
     for line, contrast in zip(axes, contrasts, strict=True):
-        rows_of_contrast = table[table["contrast"] == contrast]
+        rows_of_contrast = where(table, contrast=contrast)
         for ax, (column, label) in zip(line, columns.items(), strict=True):
             for at, (control, name) in enumerate(names.items()):
-                rows = rows_of_contrast[rows_of_contrast["control"] == control]
+                rows = where(rows_of_contrast, control=control)
                 draws = rows.assign(value=rows[column].astype(float)).groupby(["strength", "draw"])["value"]
                 means = draws.mean().groupby("strength")
                 if control == "haar":

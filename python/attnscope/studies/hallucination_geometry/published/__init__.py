@@ -13,6 +13,7 @@ from attnscope.errors import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, comparison_row, pairs, same_model
 from attnscope.results.results import Results
+from attnscope.study_api.selection import where
 
 #: Their buckets, and the buckets that replace them here.
 BUCKETS = {"factual": "factual", "impossible": "impossible", "hallucination": "unknown"}
@@ -38,7 +39,7 @@ def compare(
     rows: list[dict[str, Any]] = []
     tables = {name: last_step(results.table(name)) for name in results.tables() if name in _NEEDED}
     for model, number in pairs(dict.fromkeys(tables["clouds"]["model"]), numbers, chosen, statements):
-        tables_of_model = {name: table[table["model"] == model] for name, table in tables.items()}
+        tables_of_model = {name: where(table, model=model) for name, table in tables.items()}
         if isinstance(number["void"], str) and number["void"]:
             statements.append(f"{number['model']}, {number['quantity']}: void, {number['void']}.")
         rows.append(
@@ -54,7 +55,7 @@ def _row(
     model: str, number: dict[Any, Any], numbers: pd.DataFrame, tables: dict[str, pd.DataFrame], depth: int
 ) -> dict[str, Any]:
     is_same_model = same_model(str(number["model"]), model)
-    deepest = int(numbers[numbers["model"] == number["model"]]["layer"].max())
+    deepest = int(where(numbers, model=number["model"])["layer"].max())
     layer = int(number["layer"])
     layer_of_run = layer if is_same_model or layer < 0 else round(layer / max(deepest + 1, 1) * depth)
     void = isinstance(number["void"], str) and bool(number["void"])
@@ -89,10 +90,9 @@ def _ours(quantity: str, bucket: str, layer: int, tables: dict[str, pd.DataFrame
     """Return a number by the published protocol, and by the exact one; NaN where the run has none."""
     if quantity in ("local_dimension", "effective_rank", "isotropy"):
         rows = tables["clouds"]
-        rows = rows[rows["null"] == ""]
-        rows = rows[(rows["layer"] == layer) & (rows["bucket"] == bucket) & (rows["quantity"] == quantity)]
-        theirs = rows[rows["protocol"] == "ruscio2026"]["value"]
-        exact = rows[rows["protocol"] == "exact"].sort_values("k", ascending=False)["value"]
+        rows = where(rows, null="", layer=layer, bucket=bucket, quantity=quantity)
+        theirs = where(rows, protocol="ruscio2026")["value"]
+        exact = where(rows, protocol="exact").sort_values("k", ascending=False)["value"]
         return _first(theirs), _first(exact)
     exact = math.nan
     if quantity in ("norm", "stability"):
@@ -100,21 +100,21 @@ def _ours(quantity: str, bucket: str, layer: int, tables: dict[str, pd.DataFrame
         exact = _first(rows[quantity]) if len(rows) else math.nan
     elif quantity in SENSITIVITY:
         rows = _of(tables, "sensitivity", layer, bucket)
-        rows = rows[rows["direction"] == "boundary"] if len(rows) else rows
+        rows = where(rows, direction="boundary") if len(rows) else rows
         if len(rows) and rows[SENSITIVITY[quantity]].notna().any():
             exact = float(rows[SENSITIVITY[quantity]].mean())
         exact = exact / 2 if quantity in ("directional_fisher", "one_sided_kl") else exact
     elif quantity == "top_norm":
         rows = _of(tables, "readout", layer, bucket)
-        rows = rows[(rows["direction"] == "boundary") & (rows["k"] == 100)] if len(rows) else rows
+        rows = where(rows, direction="boundary", k=100) if len(rows) else rows
         exact = float(np.sqrt(_first(rows["top_share"]))) if len(rows) else math.nan
     if quantity == "norm" or quantity == "stability":
         return exact, exact
-    theirs = _of(tables, "contrasts", layer, bucket)
-    if quantity in THEIRS and len(theirs):
+    contrasts = _of(tables, "contrasts", layer, bucket)
+    if quantity in THEIRS and len(contrasts):
         name, k = THEIRS[quantity]
-        is_quantity = (theirs["protocol"] == "ruscio2026") & (theirs["quantity"] == name) & (theirs["k"] == k)
-        return _first(theirs[is_quantity]["value"]), exact
+        published = where(contrasts, protocol="ruscio2026", quantity=name, k=k)
+        return _first(published["value"]), exact
     return math.nan, exact
 
 
@@ -145,11 +145,8 @@ def _answered(quantity: str, bucket: str, tables: dict[str, pd.DataFrame]) -> fl
     rows = tables["interventions"]
     # theirs steers factual prompts alone, and changes the logits and states of uncertain ones alone
     bucket_asked = "factual" if arm == "steering" else bucket
-    samples = tables["prompts"].loc[tables["prompts"]["bucket"] == bucket_asked, "sample"]
-    rows = rows[
-        (rows["arm"] == arm) & (rows["control"] == control) & (rows["strength"] == strength)
-        & (rows["contrast"] == bucket) & rows["sample"].isin(samples)
-    ]  # fmt: skip
+    samples = where(tables["prompts"], bucket=bucket_asked)["sample"]
+    rows = where(rows, arm=arm, control=control, strength=strength, contrast=bucket, sample=samples)
     return float(rows[column].astype(float).mean()) if len(rows) else math.nan
 
 
@@ -157,7 +154,7 @@ def _of(tables: dict[str, pd.DataFrame], table: str, layer: int, contrast: str) 
     """Return the rows of a table of one layer and contrast; none where the run has no such table."""
     rows = tables.get(table, pd.DataFrame())
     if len(rows):
-        rows = rows[(rows["layer"] == layer) & (rows["contrast"] == contrast)]
+        rows = where(rows, layer=layer, contrast=contrast)
     return rows
 
 

@@ -29,6 +29,7 @@ from attnscope.studies.pretraining_writes.figures.declared import (
 )
 from attnscope.studies.pretraining_writes.fractions import spread_over
 from attnscope.studies.pretraining_writes.options import MATCHED, ROLES
+from attnscope.study_api.selection import where
 
 _SIDES = (
     (("q", "k"), "in", "inputs", "q, k on own inputs"),
@@ -50,7 +51,7 @@ def trajectory(results: Results, options: Options) -> Drawn:
     if table.empty:
         raise NotDrawable("the run has no series of checkpoints with steps")
     model = table["model"].iloc[0]
-    table = table[table["model"] == model]
+    table = where(table, model=model)
     shown = [
         name for name in _REFERENCES if any(f"{kind}{name}" in set(table["subspace"]) for kind in _KINDS)
     ]
@@ -59,9 +60,9 @@ def trajectory(results: Results, options: Options) -> Drawn:
     )
     for reference, row in zip(shown, rows_of_axes, strict=True):
         for (kind, words), ax in zip(_KINDS.items(), row, strict=True):
-            rows_of_subspace = table[table["subspace"] == f"{kind}{reference}"]
+            rows_of_subspace = where(table, subspace=f"{kind}{reference}")
             for role in ROLES:
-                rows = rows_of_subspace[rows_of_subspace["role"] == role]
+                rows = where(rows_of_subspace, role=role)
                 if len(rows):
                     course = rows.groupby("step")["relative"].apply(mean_log2)
                     ax.plot(course.index, course, marker="o", markersize=3, color=COLORS[role], label=role)
@@ -86,27 +87,23 @@ def _arms(results: Results) -> pd.DataFrame:
     arms = dict(dict(getattr(results, "study", None) or {}).get("options", {}).get("arms", {}))
     arms = {model: arm for model, arm in arms.items() if not arm.endswith(MATCHED)}
     table = measured(results)
-    table = table[table["model"].isin(arms)]
+    table = where(table, model=arms)
     if table.empty:
         raise NotDrawable(
             "no model of the run has an arm (options.arms): python -m attnscope.demo.tuning makes them"
         )
     rows = []
     for model, arm in arms.items():
-        rows_of_model = table[table["model"] == model]
+        rows_of_model = where(table, model=model)
         row: dict[str, object] = {"model": model, "arm": arm}
         for roles, side, subspace, label in _SIDES:
-            rows_of_side = rows_of_model[
-                rows_of_model["role"].isin(roles)
-                & (rows_of_model["side"] == side)
-                & (rows_of_model["subspace"] == subspace)
-            ]
+            rows_of_side = where(rows_of_model, role=roles, side=side, subspace=subspace)
             row[label] = mean_log2(rows_of_side["relative"]) if len(rows_of_side) else math.nan
             row[f"{label} spread"] = spread_of(rows_of_side) if len(rows_of_side) else math.nan
             nulls = controls(results, subspace)
-            nulls = nulls[(nulls["model"] == model) & nulls["role"].isin(roles)]
+            nulls = where(nulls, model=model, role=roles)
             for variant in NULLS:
-                null = nulls[nulls["variant"] == variant]["relative"]
+                null = where(nulls, variant=variant)["relative"]
                 row[f"{label} {variant}"] = mean_log2(null) if len(null) else math.nan
         rows.append(row)
     return pd.DataFrame(rows)
@@ -122,10 +119,10 @@ def objectives(results: Results, options: Options) -> Drawn:
     for ax, (*_, label), color in zip(axes, _SIDES, PALETTE, strict=False):
         isotropic(ax, float(table[f"{label} spread"].mean()))
         for place, arm in enumerate(arms):
-            values = table[table["arm"] == arm][label].dropna()
+            values = where(table, arm=arm)[label].dropna()
             if not len(values):
                 continue
-            rows = table[table["arm"] == arm]
+            rows = where(table, arm=arm)
             ax.plot(np.full(len(values), place - 0.2), values, ".", color=color, markersize=4)
             centre = mean_log2(values)
             low, high = (2.0**end for end in spread_over(np.log2(values).tolist()))
@@ -192,7 +189,7 @@ def _slope_interval(results: Results) -> tuple[float, float] | None:
     claims = optional(results, "claims")
     if claims is None:
         return None
-    rows = claims[(claims["claim"] == "C5") & (claims["model"] == "all arms") & claims["low"].notna()]
+    rows = where(claims[claims["low"].notna()], claim="C5", model="all arms")
     return None if rows.empty else (float(rows["low"].iloc[0]), float(rows["high"].iloc[0]))
 
 
@@ -214,10 +211,10 @@ def rank_one(results: Results, options: Options) -> Drawn:
         # what reads and what writes differ by orders of magnitude
         if (other := first.setdefault(role in ("o", "down"), ax)) is not ax:
             ax.sharey(other)
-        rows_of_matrix = table[(table["layer"] == layer) & (table["role"] == role)]
+        rows_of_matrix = where(table, layer=layer, role=role)
         order = [name for name in _CLASSES if name in set(rows_of_matrix["direction"])]
         for place, name in enumerate(order):
-            rows = rows_of_matrix[rows_of_matrix["direction"] == name]
+            rows = where(rows_of_matrix, direction=name)
             color = MUTED if name == "haar" else PALETTE[place]
             ax.plot(np.full(len(rows), place), rows["kl"], ".", color=color, alpha=0.35)
             ax.plot(place, rows["kl"].mean(), "o", color=color, markersize=6)

@@ -14,6 +14,7 @@ from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Figure, Options, Results, declared_in, optional, require_table
 from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, panels
 from attnscope.studies.pretraining_writes.options import ROLES
+from attnscope.study_api.selection import where
 
 FIGURES: dict[str, Figure] = {}
 figure = declared_in(FIGURES)
@@ -46,9 +47,9 @@ def grid(
 def measured(results: Results, subspace: str = "") -> pd.DataFrame:
     """Return the measured fractions at the tested k of the seven roles."""
     table = require_table(results, "fractions", "relative")
-    tested = table[table["tested"].astype(bool) & table["role"].isin(ROLES) & (table["relative"] > 0)]
+    tested = where(table[table["tested"].astype(bool) & (table["relative"] > 0)], role=ROLES)
     if subspace:
-        tested = tested[tested["subspace"] == subspace]
+        tested = where(tested, subspace=subspace)
     if tested.empty:
         raise NotDrawable(f"the run has no fractions on the subspace {subspace or 'of any kind'}")
     return tested
@@ -60,7 +61,7 @@ def controls(results: Results, subspace: str) -> pd.DataFrame:
     columns = ["variant", "role", "layer", "relative", *PAIR]
     if table is None or not {*columns, "subspace"} <= set(table):
         return pd.DataFrame(columns=columns)
-    rows = table[table["role"].isin(ROLES) & (table["subspace"] == subspace)]
+    rows = where(table, role=ROLES, subspace=subspace)
     return rows[rows["relative"] > 0]
 
 

@@ -27,6 +27,7 @@ from attnscope.studies.pretraining_writes.figures.declared import (
     titles,
 )
 from attnscope.studies.pretraining_writes.options import ROLES
+from attnscope.study_api.selection import where
 
 #: Position of each role in the figures.
 _SUBSPACES = (("inputs", "own inputs"), ("prediction", "predictions"))
@@ -41,14 +42,14 @@ def asymmetry(results: Results, options: Options) -> Drawn:
     columns = max(1, sum(ax.get_position().y0 == axes[0].get_position().y0 for ax in axes))
     for ax, name in zip(axes, names, strict=True):
         rows_of_pair = table[titles(table) == name]
-        isotropic(ax, spread_of(rows_of_pair[rows_of_pair["subspace"] == "inputs"]))
+        isotropic(ax, spread_of(where(rows_of_pair, subspace="inputs")))
         for subspace, label in _SUBSPACES:
-            rows = rows_of_pair[rows_of_pair["subspace"] == subspace]
+            rows = where(rows_of_pair, subspace=subspace)
             nulls = controls(results, subspace)
             nulls = nulls[titles(nulls) == name] if len(nulls) else nulls
             shift = -0.16 if subspace == "inputs" else 0.16
             for place, role in enumerate(ROLES):
-                values = rows[rows["role"] == role]["relative"]
+                values = where(rows, role=role)["relative"]
                 if not len(values):
                     continue
                 x = place + shift
@@ -56,7 +57,7 @@ def asymmetry(results: Results, options: Options) -> Drawn:
                 face = COLORS[role] if subspace == "inputs" else "white"
                 ax.plot(x, mean_log2(values), "o", color=COLORS[role], markerfacecolor=face, markersize=6)
                 for variant, style in NULLS.items():
-                    null = nulls[(nulls["role"] == role) & (nulls["variant"] == variant)]["relative"]
+                    null = where(nulls, role=role, variant=variant)["relative"]
                     if len(null):
                         ends = [x - 0.14, x + 0.14]
                         ax.plot(ends, [mean_log2(null)] * 2, **style, gid=f"null:{variant}:{label}")
@@ -83,25 +84,25 @@ def asymmetry(results: Results, options: Options) -> Drawn:
 def fraction_curves(results: Results, options: Options) -> Drawn:
     """Draw the fraction against the number of directions, between isotropic and the best possible."""
     table = require_table(results, "fractions", "fraction", "ceiling")
-    table = table[table["role"].isin(ROLES)]
+    table = where(table, role=ROLES)
     names, left_out = chosen_pairs(table, 2)
     drawn, axes = grid(2 * len(names), options, 2.3, 2)
     for row, name in enumerate(names):
         rows_of_pair = table[titles(table) == name]
         for column, (subspace, label) in enumerate(_SUBSPACES):
             ax = axes[2 * row + column]
-            rows = rows_of_pair[rows_of_pair["subspace"] == subspace].copy()
+            rows = where(rows_of_pair, subspace=subspace).copy()
             rows = rows[rows["fraction"] > 0]
             rows["share"] = rows["k"] / (rows["k"] * rows["relative"] / rows["fraction"]).round()
             for role in ROLES:
-                curve = rows[rows["role"] == role].groupby("share")[["fraction", "ceiling"]].mean()
+                curve = where(rows, role=role).groupby("share")[["fraction", "ceiling"]].mean()
                 if len(curve):
                     ax.plot(curve.index, curve["fraction"], color=COLORS[role], label=role)
                     ax.plot(curve.index, curve["ceiling"], color=COLORS[role], linestyle=":", linewidth=0.8)
             ax.plot([], [], color=INK, linestyle=":", linewidth=0.8, label="best possible")
             if len(rows):
                 # of one width: roles of another have other k/d
-                first = rows[rows["role"] == next(role for role in ROLES if role in set(rows["role"]))]
+                first = where(rows, role=next(role for role in ROLES if role in set(rows["role"])))
                 energy = first.groupby("share")["share_of_energy"].mean()
                 ax.plot(
                     energy.index,
@@ -141,14 +142,14 @@ def depth(results: Results, options: Options) -> Drawn:
     drawn, axes = grid(len(roles), options, 1.9, 4, 1.0)
     seen = set()
     for ax, role in zip(axes, roles, strict=True):
-        rows = rows_of_pair[rows_of_pair["role"] == role].groupby("layer")[["relative", "low", "high"]].mean()
+        rows = where(rows_of_pair, role=role).groupby("layer")[["relative", "low", "high"]].mean()
         isotropic(ax)
         ax.plot(rows.index, rows["relative"], marker="o", markersize=3, color=COLORS[role])
         if rows["low"].notna().any():
             low = rows["low"].clip(lower=0.5)
             ax.fill_between(rows.index, low, rows["high"], color=COLORS[role], alpha=0.2, linewidth=0)
         for variant, style in NULLS.items():
-            null = nulls[(nulls["role"] == role) & (nulls["variant"] == variant)]
+            null = where(nulls, role=role, variant=variant)
             null = null[titles(null) == names[0]] if len(null) else null
             if len(null):
                 seen.add(variant)
@@ -171,16 +172,16 @@ def depth(results: Results, options: Options) -> Drawn:
 def mechanism(results: Results, options: Options) -> Drawn:
     """Draw observed fractions against those of independent inputs and gradients."""
     table = require_table(results, "mechanism", "predicted", "observed")
-    table = table[table["role"].isin(ROLES) & (table["predicted"] > 0) & (table["observed"] > 0)]
+    table = where(table[(table["predicted"] > 0) & (table["observed"] > 0)], role=ROLES)
     if table.empty:
         raise NotDrawable("the mechanism table has no fractions above 0")
     names, left_out = chosen_pairs(table, 1)
     rows_of_pair = table[titles(table) == names[0]]
     drawn, axes = grid(2, options, 2.3, 2)
     for ax, (side, label) in zip(axes, (("in", "inputs"), ("out", "output gradients")), strict=True):
-        rows = rows_of_pair[rows_of_pair["side"] == side]
+        rows = where(rows_of_pair, side=side)
         for role in ROLES:
-            points = rows[rows["role"] == role]
+            points = where(rows, role=role)
             ax.plot(
                 points["predicted"], points["observed"], "o", color=COLORS[role], markersize=4, label=role
             )
@@ -222,7 +223,7 @@ def rounding(results: Results, options: Options) -> Drawn:
     for ax, name in zip(axes, names, strict=True):
         pair = changes[titles(changes) == name]
         for role in ROLES:
-            rows = pair[pair["role"] == role]
+            rows = where(pair, role=role)
             for below in (False, True):
                 points = rows[rows["below_floor"].astype(bool) == below]
                 face = "white" if below else COLORS[role]

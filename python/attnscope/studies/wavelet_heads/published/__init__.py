@@ -16,6 +16,7 @@ import pandas as pd
 from attnscope.errors import MissingError
 from attnscope.published import Compared, another_model, comparison_row, same_model
 from attnscope.results.results import Results
+from attnscope.study_api.selection import where
 
 #: Pythia's last step; statements on the trained model are about it.
 _TRAINED = 143_000
@@ -63,7 +64,7 @@ def compare(
         against = [chosen] if chosen else [name] if name else published_models
         itself = f"{model} is the published {name} by name."
         statements.append(itself if name in against else another_model(str(model), against))
-        theirs = numbers[numbers["model"].isin(against)]
+        theirs = where(numbers, model=against)
         rows += [_row(str(model), phases_of_model, number) for number in theirs.to_dict("records")]
     statements += [
         "The study has one protocol, so nothing stands under exact.",
@@ -76,7 +77,7 @@ def compare(
 def _row(model: str, phases: pd.DataFrame, number: dict[Any, Any]) -> dict[str, Any]:
     """Return the row of one published number, with the run's number."""
     place, metric = str(number["table"]), str(number["quantity"])
-    phases_of_metric = phases[phases["metric"] == metric]
+    phases_of_metric = where(phases, metric=metric)
     training = place.startswith("steps")
     if training or same_model(str(number["model"]), model):
         phases_of_metric = phases_of_metric[
