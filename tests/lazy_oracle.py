@@ -6,6 +6,16 @@ import torch
 
 import attnscope as asc
 
+MASK = torch.rand(96, 96, generator=torch.Generator().manual_seed(3)) > 0.3
+#: Options, and the support under which metrics of the map see the same pairs.
+KINDS = {
+    "causal": ({}, "causal"),
+    "full": ({"causal": False}, "full"),
+    "window": ({"window": 30}, torch.ones(96, 96).tril().triu(-29).bool()),
+    "mask": ({"mask": MASK}, MASK & torch.ones(96, 96).tril().bool()),
+    "learned sink": ({"sink_logits": torch.tensor([0.0, 1.0, 5.0])}, "causal"),
+}
+
 
 def as_numbers(values):
     return np.asarray(torch.as_tensor(values).double())
@@ -94,3 +104,22 @@ def lazy_and_map(query, key, **options):
     precision = options.pop("precision", "exact")
     lazy = asc.LazyAttention(query, key, precision=precision, **options)
     return lazy, dense_attention(query, key, **options)[1]
+
+
+def sink_like_vectors(**options):
+    query, key = random_vectors(heads=3, rows=96, **options)
+    query[:2] += 1.0
+    key[0, 0] += 1.5
+    return query, key
+
+
+def assert_equal_results(ours, expected, tolerance):
+    if isinstance(ours, torch.Tensor):
+        assert ours.dtype == expected.dtype
+        if ours.dtype.is_floating_point:
+            np.testing.assert_allclose(ours.numpy(), expected.numpy(), rtol=tolerance, atol=tolerance)
+        else:
+            assert torch.equal(ours, expected)
+        return
+    for field in ours._fields:
+        assert_equal_results(getattr(ours, field), getattr(expected, field), tolerance)

@@ -72,6 +72,8 @@ from attnscope.metrics.clouds.null_clouds import null_clouds as null_clouds
 from attnscope.metrics.clouds.null_clouds import null_directions as null_directions
 from attnscope.metrics.clouds.representation_similarity import cka as cka
 from attnscope.metrics.clouds.representation_similarity import neighbourhood_overlap as neighbourhood_overlap
+from attnscope.metrics.estimates import IntervalEstimate as IntervalEstimate
+from attnscope.metrics.estimates import LeadingSingularValues as LeadingSingularValues
 from attnscope.metrics.graphs.fiedler import fiedler_value as fiedler_value
 from attnscope.metrics.graphs.fiedler import fiedler_vector as fiedler_vector
 from attnscope.metrics.graphs.graph_signal import GraphSignal as GraphSignal

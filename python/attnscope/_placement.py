@@ -95,6 +95,10 @@ class Unmaterialized:
         """Return the maps of some heads of each layer."""
         raise NotImplementedError
 
+    def diagonal(self) -> Tensor:
+        """Return the attention of every token to itself, [..., n]."""
+        raise NotImplementedError
+
     def measure(self, function: str) -> Callable[..., Any] | None:
         """Return what computes a function of the core for such a map, None where nothing does."""
         raise NotImplementedError

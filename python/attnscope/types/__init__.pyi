@@ -15,8 +15,10 @@ from attnscope import Frames as Frames
 from attnscope import GraphSignal as GraphSignal
 from attnscope import GraphStatistics as GraphStatistics
 from attnscope import HeadCircuits as HeadCircuits
+from attnscope import IntervalEstimate as IntervalEstimate
 from attnscope import LaplacianShape as LaplacianShape
 from attnscope import Layer as Layer
+from attnscope import LeadingSingularValues as LeadingSingularValues
 from attnscope import LocalDimension as LocalDimension
 from attnscope import Lookback as Lookback
 from attnscope import LowRank as LowRank

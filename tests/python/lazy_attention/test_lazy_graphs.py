@@ -148,7 +148,6 @@ def test_components_of_8192_tokens_are_planted():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda lazy: asc.fiedler_value(lazy), "give threshold="),
         (lambda lazy: asc.persistence(lazy), "give at_least="),
         (lambda lazy: asc.persistence(lazy, max_dimension=0, metric="hellinger"), "'attention' alone"),
         (lambda lazy: asc.betti_numbers(lazy, 0.1, symmetrize="mean"), "got 'mean'"),

@@ -7,17 +7,8 @@ import torch
 
 import attnscope as asc
 from attnscope.metrics.lazy import lazy_attention
-from lazy_oracle import random_vectors
+from lazy_oracle import KINDS, assert_equal_results, random_vectors, sink_like_vectors
 
-MASK = torch.rand(96, 96, generator=torch.Generator().manual_seed(3)) > 0.3
-#: Options, and the support under which metrics of the map see the same pairs.
-KINDS = {
-    "causal": ({}, "causal"),
-    "full": ({"causal": False}, "full"),
-    "window": ({"window": 30}, torch.ones(96, 96).tril().triu(-29).bool()),
-    "mask": ({"mask": MASK}, MASK & torch.ones(96, 96).tril().bool()),
-    "learned sink": ({"sink_logits": torch.tensor([0.0, 1.0, 5.0])}, "causal"),
-}
 CALLS = {
     "attention_entropy": [{}, {"base": 2}, {"normalized": True}],
     "incoming_attention": [{}],
@@ -30,25 +21,6 @@ CALLS = {
     "top_mass": [{}, {"k": 5}, {"k": 500}],
     "local_global_ratio": [{}, {"window": 0.1}, {"window": 3, "drop_first": True}],
 }
-
-
-def sink_like_vectors(**options):
-    query, key = random_vectors(heads=3, rows=96, **options)
-    query[:2] += 1.0
-    key[0, 0] += 1.5
-    return query, key
-
-
-def assert_equal_results(ours, expected, tolerance):
-    if isinstance(ours, torch.Tensor):
-        assert ours.dtype == expected.dtype
-        if ours.dtype.is_floating_point:
-            np.testing.assert_allclose(ours.numpy(), expected.numpy(), rtol=tolerance, atol=tolerance)
-        else:
-            assert torch.equal(ours, expected)
-        return
-    for field in ours._fields:
-        assert_equal_results(getattr(ours, field), getattr(expected, field), tolerance)
 
 
 @pytest.mark.filterwarnings("ignore::attnscope.errors.NotAttentionWarning")
@@ -92,9 +64,8 @@ def test_lengths_are_those_of_the_call_or_of_the_attention(function):
 @pytest.mark.filterwarnings("ignore::attnscope.errors.NotAttentionWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_functions_of_all_heads_equal_those_of_the_maps(kind, monkeypatch):
-    from attnscope.metrics.lazy import layer_functions
 
-    monkeypatch.setattr(layer_functions, "_SLAB_ENTRIES", 3 * 96 * 17)  # several slabs, the last a part
+    monkeypatch.setattr(lazy_attention, "_SLAB_ENTRIES", 3 * 96 * 17)  # several slabs, the last a part
     options, support = KINDS[kind]
     lazy = asc.LazyAttention(*sink_like_vectors(), precision="exact", **options)
     maps = lazy.dense()

@@ -42,7 +42,9 @@ def fiedler_value(
 
     Returns:
         [...] float64, in [0, n/(n−1)·min degree] ([0, n/(n−1)] when normalized); one token gives 0.
-        Negative weights, which `validate` refuses, give the second smallest eigenvalue as it is.
+        Negative weights, which `validate` refuses, give the second smallest eigenvalue as it is. Of
+        `LazyAttention` without a threshold an `IntervalEstimate`, which holds λ2 with a probability of at
+        least 1 − 10⁻⁶; the value is NaN, with a warning, where the interval is wider than 1 %.
 
     Raises:
         ValueError: not square, empty, wrong dtype, threshold outside (0, 1), lengths outside 1..n.

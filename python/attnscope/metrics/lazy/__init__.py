@@ -3,11 +3,18 @@
 
 import inspect
 
-from attnscope.metrics.lazy import core_functions, graph_functions, layer_functions
+from attnscope.metrics.lazy import (
+    core_functions,
+    graph_functions,
+    layer_functions,
+    position_functions,
+    spectral_functions,
+)
 from attnscope.metrics.lazy.passes import FUNCTIONS
 
+_MODULES = (core_functions, graph_functions, layer_functions, position_functions, spectral_functions)
 # each of these modules holds functions under the names of the core's
-for _module in (core_functions, graph_functions, layer_functions):
+for _module in _MODULES:
     for _name, _function in inspect.getmembers(_module, inspect.isfunction):
         if _function.__module__ == _module.__name__ and not _name.startswith("_"):
             FUNCTIONS[_name] = _function

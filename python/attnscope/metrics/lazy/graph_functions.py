@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.metrics.estimates import IntervalEstimate
+from attnscope.metrics.lazy.connectivity import fiedler_intervals
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
 from attnscope.metrics.lazy.spanning_tree import spanning_trees
 from attnscope.metrics.lazy.threshold_graphs import (
@@ -68,14 +70,16 @@ def fiedler_value(
     threshold: float | None,
     normalized: bool,
     precision: str,
-) -> tuple[Tensor, int]:
-    """Return λ2 of the graph at a threshold, [..., h]."""
+) -> tuple[Tensor | IntervalEstimate, int]:
+    """Return λ2 of the graph at a threshold, [..., h], or of that of all weights with its interval."""
     attention = _prepare("fiedler_value", attention, lengths, "max")
     if threshold is None:
-        raise ValueError(
-            "fiedler_value: λ2 of all weights of lazy attention is not computed; give threshold= for that of "
-            "the graph of its entries, or LazyAttention.dense()"
-        )
+        if symmetrize != "mean":
+            raise ValueError(
+                "fiedler_value: the graph of all weights of lazy attention is (A + Aᵀ)/2, expected "
+                f"symmetrize='mean', got {symmetrize!r}"
+            )
+        return fiedler_intervals(attention, normalized)
     values = [
         second_eigenvalue(edges, normalized) if edges.n else math.nan
         for edges in edges_of_maps(attention, threshold)

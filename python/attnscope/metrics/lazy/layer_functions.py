@@ -8,7 +8,6 @@ log Z, and for the rows. A slab takes a fixed amount of memory at any length.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,16 +16,13 @@ from torch import Tensor
 from attnscope.metrics.lazy.core_functions import prepare
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
 
-#: Entries of all heads in a slab of rows.
-_SLAB_ENTRIES = 1 << 21
-
 
 def head_divergence(
     heads: LazyAttention, lengths: Tensor | None, support: Any, entropy: Tensor | None
 ) -> tuple[Tensor, int]:
     """Return each head's divergence from the head mean, the mean over its queries, [..., h]."""
     heads = prepare(heads, lengths, support)
-    rows = torch.cat([_divergence(maps, maps.mean(-3, keepdim=True)) for _, maps in _slabs(heads)], -1)
+    rows = torch.cat([_divergence(maps, maps.mean(-3, keepdim=True)) for _, maps in heads.row_slabs()], -1)
     real = heads.visibility.real
     total = torch.where(real, rows, 0.0).sum(-1)
     non_finite = _non_finite_layers(heads, rows)
@@ -49,7 +45,7 @@ def sink_removal(
         )
     heads = prepare(heads, lengths, support)
     parts = []
-    for _, maps in _slabs(heads):
+    for _, maps in heads.row_slabs():
         left = torch.where(keys[..., None, None, :], 0.0, maps)
         mass = left.sum(-1, keepdim=True)
         survives = mass > 0
@@ -65,15 +61,6 @@ def sink_removal(
         torch.where(valid, torch.where(survives, rows, 0.0), math.nan) for rows in (before, after)
     )
     return before, after, ~survives & valid, None, int(non_finite.sum())
-
-
-def _slabs(heads: LazyAttention) -> Iterator[tuple[int, Tensor]]:
-    """Yield rows of all heads, float64 [..., h, r, k], with the number of the first query."""
-    *leading, queries, keys = heads.shape
-    step = max(1, _SLAB_ENTRIES // (keys * math.prod(leading)))
-    with_log_z = heads.with_log_z(heads.log_z)
-    for begin in range(0, queries, step):
-        yield begin, with_log_z.rows(slice(begin, begin + step))
 
 
 def _divergence(rows: Tensor, mean: Tensor) -> Tensor:

@@ -41,6 +41,12 @@ _NAME = "LazyAttention"
 
 #: Bytes of a callable bias that are evaluated together.
 _BIAS_BYTES = 8 << 20
+#: Entries of all maps in a slab of rows.
+_SLAB_ENTRIES = 1 << 21
+#: Tokens of a block of the diagonal.
+_DIAGONAL = 128
+#: Columns of a transposed product are a multiple of this.
+_CHANNELS = 16
 #: Queries of a slab are a multiple of the queries that the kernel works on together.
 _SLAB = 32
 
@@ -326,6 +332,32 @@ class LazyAttention(Unmaterialized):
         """Return the whole map, float64 [..., h, q, k]; NaN for queries of padding."""
         return self.tile(slice(None), slice(None))
 
+    def diagonal(self) -> Tensor:
+        """Return the attention of every token to itself, float64 [..., h, n]; NaN for padding.
+
+        Raises:
+            ValueError: a map that is not square.
+        """
+        queries, keys = self.shape[-2:]
+        if queries != keys or self.query_positions is not None:
+            raise ValueError(f"LazyAttention.diagonal: the map must be square, got {queries} x {keys}")
+        attention = self.with_log_z(self.log_z)
+        blocks = (slice(begin, begin + _DIAGONAL) for begin in range(0, keys, _DIAGONAL))
+        return torch.cat([attention.tile(block, block).diagonal(dim1=-2, dim2=-1) for block in blocks], -1)
+
+    def head_mean_entropy(self) -> Tensor:
+        """Return the entropy (nats) of the mean of the heads at every query, float64 [..., q]."""
+        rows = [torch.special.entr(maps.mean(-3)).sum(-1) for _, maps in self.row_slabs()]
+        return torch.cat(rows, -1)
+
+    def row_slabs(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield rows of all maps, float64 [..., h, r, k], with the number of the first query."""
+        *leading, queries, keys = self.shape
+        step = max(1, _SLAB_ENTRIES // (keys * math.prod(leading)))
+        attention = self.with_log_z(self.log_z)
+        for begin in range(0, queries, step):
+            yield begin, attention.rows(slice(begin, begin + step))
+
     def __matmul__(self, x: Any) -> Tensor:
         """Return the product of the map with x [..., h, k, c], or [k, c], float64 [..., h, q, c]."""
         return _product(self, x, transposed=False)
@@ -364,6 +396,35 @@ class LazyAttention(Unmaterialized):
             query_positions=None if self.query_positions is None else self.query_positions[..., chosen, :],
         )
 
+    def select_map(self, index: Sequence[int], length: int) -> LazyAttention:
+        """Return one map [1, length, length] of a square attention, exact and without padding."""
+        *leading, head = index
+        kv_head = head // (self.heads // self.key.shape[-3])
+        tokens, heads = slice(length), slice(head, head + 1)
+        of_head: tuple[Any, ...] = (*leading, heads)
+        of_rows, of_map = (*of_head, tokens), (*of_head, tokens, tokens)
+        of_keys: tuple[Any, ...] = (*leading, slice(kv_head, kv_head + 1), tokens)
+        bias: Any = self._bias
+        if isinstance(bias, Tensor):
+            bias = bias[of_map]
+        elif bias is not None:
+            function = bias
+
+            def bias_of_map(queries: Tensor, columns: Tensor) -> Tensor:
+                shape = (*self.shape[:-2], len(queries), len(columns))
+                return function(queries, columns).expand(shape)[of_head]
+
+            bias = bias_of_map
+        return self._replaced(
+            query=self.query[of_rows],
+            key=self.key[of_keys],
+            bias=bias if self._slopes is None else self._slopes[heads],
+            sink_logits=None if self.sink_logits is None else self.sink_logits[heads],
+            mask=None if self._mask is None else self._mask[of_map],
+            lengths=None,
+            precision="exact",
+        )
+
     def uniform(self) -> LazyAttention:
         """Return attention with the same visibility and equal weights."""
         query, key = (part.new_zeros(*part.shape[:-1], 1).float() for part in (self.query, self.key))
@@ -394,11 +455,20 @@ class LazyAttention(Unmaterialized):
         dtype = torch.float64 if self.precision == "exact" else torch.float32
         channels = x.shape[-1]
         if transposed:
-            padding = -channels % 16
+            padding = -channels % _CHANNELS
             left = torch.nn.functional.pad(x.to(dtype), (0, padding)).contiguous()
             return self._pass(["transposed_product"], left=left)["transposed_product"][..., :channels]
         right = x.to(dtype).transpose(-1, -2).contiguous()
         return self._pass(["product"], right=right)["product"]
+
+    def multiply_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the products of the map and of its transpose with x [..., h, n, c], in one pass."""
+        dtype = torch.float64 if self.precision == "exact" else torch.float32
+        channels = x.shape[-1]
+        left = torch.nn.functional.pad(x.to(dtype), (0, -channels % _CHANNELS)).contiguous()
+        right = x.to(dtype).transpose(-1, -2).contiguous()
+        products = self._pass(["product", "transposed_product"], right=right, left=left)
+        return products["product"], products["transposed_product"][..., :channels]
 
     def _replaced(self, **changes: Any) -> LazyAttention:
         options = {

@@ -201,7 +201,7 @@ def offset_variance(
 
     Args:
         values: any numbers [..., n, n]: scores, logarithms of attention, one band's scores. -inf is left out;
-            entries above the diagonal play no part.
+            entries above the diagonal play no part. Of `LazyAttention` its visible weights.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN and +inf at j <= i instead of returning NaN for that map.
 
@@ -223,7 +223,7 @@ def offset_variance(
     """
     name = "offset_variance"
     checked = _scores_argument(name, values, lengths, validate, "values")
-    results, bad = _core.offset_variance(checked.tensor, checked.lengths)
+    results, bad = _checks.call_kernel(_core.offset_variance, checked)
     return _finished(name, checked, OffsetVariance(*results), bad)
 
 

@@ -79,15 +79,17 @@ def causal_spectrum(
     name = "causal_spectrum"
     smallest = _checks.fraction_argument(name, "floor", floor)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    if isinstance(checked.tensor, Unmaterialized):
-        _checks.entries_argument(name, checked)
+    maps: Any = checked.tensor
+    is_lazy = isinstance(maps, Unmaterialized)
     # numbers of a tensor of a class of its own are plain tensors
-    maps = checked.tensor.as_subclass(Tensor)
+    maps = maps if is_lazy else maps.as_subclass(Tensor)
     _, sums = from_one_read(name, maps, {"incoming_attention": {}}, support, checked.lengths, False)
     received = sums["incoming_attention"]
     inside = checked.inside()
-    entries = _checks.to_host(maps.diagonal(dim1=-2, dim2=-1)).double()
-    finite = _checks.call_kernel(_core.finite_matrices, _checks.Attention(maps.detach(), checked.lengths))
+    diagonal = maps.diagonal() if is_lazy else maps.diagonal(dim1=-2, dim2=-1)
+    entries = _checks.to_host(diagonal).double()
+    without_gradient = maps if is_lazy else maps.detach()
+    finite = _checks.call_kernel(_core.finite_matrices, _checks.Attention(without_gradient, checked.lengths))
     counts = inside & finite[..., None]
     diagonal = torch.where(counts, entries, torch.nan)
     # a logarithm of what does not count would have a gradient of NaN

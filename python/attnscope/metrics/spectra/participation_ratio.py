@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
+from attnscope._placement import Unmaterialized
 from attnscope.metrics.closed_forms import first_key_map, identity
 from attnscope.metrics.quantity import ClosedForm, Quantity
 
@@ -18,6 +19,7 @@ def participation_ratio(
     attention: torch.Tensor,
     *,
     spectrum: Spectrum = "singular",
+    seed: int = 0,
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -33,13 +35,15 @@ def participation_ratio(
         attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         spectrum: whose energies. Only "singular" is of maps that are not square; neither it nor
             "laplacian" needs a decomposition of square ones.
+        seed: of the random probes, for `LazyAttention` alone.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [...] float64, in [1, min(q, k)] ("laplacian": [1, n − 1]); NaN where every energy is 0. "singular"
-        and "laplacian" have a relative error below 1e-11.
+        and "laplacian" have a relative error below 1e-11. Of `LazyAttention` "singular" is an
+        `IntervalEstimate` of 95 %.
 
     Raises:
         ValueError: not square unless "singular", unknown spectrum, and as `singular_values`.
@@ -65,6 +69,9 @@ def participation_ratio(
     checked = _checks.attention_argument(
         name, attention, lengths, validate=validate, places=places if spectrum == "singular" else None
     )
+    seed = _checks.at_least(name, "seed", seed, 0)
+    if isinstance(checked.tensor, Unmaterialized):
+        return _checks.call_and_warn(_core.participation_ratio, name, checked, spectrum, seed)
     return _checks.call_and_warn(_core.participation_ratio, name, checked, spectrum)
 
 

@@ -3,16 +3,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
+from attnscope._placement import Unmaterialized
 from attnscope.metrics.closed_forms import identity, uniform_map
+from attnscope.metrics.estimates import (
+    LeadingSingularValues,
+    gap_of_leading,
+    ratio_of_leading,
+    stable_rank_of_leading,
+)
 from attnscope.metrics.quantity import ClosedForm, Quantity
 
 
 def singular_values(
     attention: Tensor,
+    k: int | None = None,
     *,
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
@@ -20,10 +30,12 @@ def singular_values(
     cross: bool = False,
     validate: bool = False,
 ) -> Tensor:
-    """All singular values of each head, descending.
+    """Singular values of each head, descending.
 
     Args:
-        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
+        attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries. Of `LazyAttention`
+            the largest with certain bounds, as `LeadingSingularValues`.
+        k: how many; all when None, of `LazyAttention` 8.
         lengths: keys per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
@@ -32,7 +44,8 @@ def singular_values(
         [..., min(q, k)] float64, in [0, ‖A‖_F], absolute error below 1e-12·σ1; NaN past a map's own size.
 
     Raises:
-        ValueError: empty, wrong dtype, and places as in `incoming_attention`.
+        ValueError: empty, wrong dtype, a number of values below 1 or above min(q, k), and places as in
+            `incoming_attention`.
 
     Example:
         A permutation is orthogonal.
@@ -51,7 +64,7 @@ def singular_values(
         Parlett, Accurate singular values and differential qd algorithms, 1994.
     """
     places = _checks.Places(query_positions, query_lengths, cross)
-    return _values("singular_values", attention, lengths, validate, places)
+    return _values("singular_values", attention, lengths, validate, places, k)
 
 
 def stable_rank(
@@ -70,7 +83,8 @@ def stable_rank(
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
-        [...] float64, in [1, min(q, k)]; NaN for a map of zeros; one token gives 1.
+        [...] float64, in [1, min(q, k)]; NaN for a map of zeros; one token gives 1. Of `LazyAttention` an
+        `IntervalEstimate` with certain bounds.
 
     Example:
         >>> import torch, attnscope as asc
@@ -177,8 +191,10 @@ def spectral_ratio(
     return spectral_ratio_of(_values("spectral_ratio", attention, lengths, validate, places))
 
 
-def stable_rank_of(sigma: Tensor) -> Tensor:
+def stable_rank_of(sigma: Tensor | LeadingSingularValues) -> Any:
     """Stable rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
+    if isinstance(sigma, LeadingSingularValues):
+        return stable_rank_of_leading(sigma)
     filled = sigma.nan_to_num(0.0)
     relative = filled / filled[..., :1]
     return torch.where(relative[..., 0].isnan(), torch.nan, _sum_in_order(relative.square()))
@@ -186,6 +202,11 @@ def stable_rank_of(sigma: Tensor) -> Tensor:
 
 def effective_rank_of(sigma: Tensor) -> Tensor:
     """Effective rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
+    if isinstance(sigma, LeadingSingularValues):
+        raise TypeError(
+            "effective_rank needs all singular values, and lazy attention has its largest alone; "
+            "LazyAttention.dense() makes the map"
+        )
     filled = sigma.nan_to_num(0.0)
     share = filled / _sum_in_order(filled).unsqueeze(-1)
     # 0·log 0 is 0, and so is its derivative
@@ -193,14 +214,18 @@ def effective_rank_of(sigma: Tensor) -> Tensor:
     return torch.where(share[..., 0].isnan(), torch.nan, entropy.exp())
 
 
-def spectral_gap_of(sigma: Tensor) -> Tensor:
+def spectral_gap_of(sigma: Tensor | LeadingSingularValues) -> Any:
     """σ1 − σ2 of descending singular values [..., n] -> [...]; NaN where there is no second."""
+    if isinstance(sigma, LeadingSingularValues):
+        return gap_of_leading(sigma)
     first, second = _first_two(sigma)
     return first - second
 
 
-def spectral_ratio_of(sigma: Tensor) -> Tensor:
+def spectral_ratio_of(sigma: Tensor | LeadingSingularValues) -> Any:
     """σ1/σ2 of descending singular values [..., n] -> [...]; NaN with no second, inf at rank one."""
+    if isinstance(sigma, LeadingSingularValues):
+        return ratio_of_leading(sigma)
     first, second = _first_two(sigma)
     count = sigma.isfinite().sum(-1)
     rank_one = (second <= count * torch.finfo(torch.float64).eps * first) & (first > 0)
@@ -218,13 +243,25 @@ def _first_two(sigma: Tensor) -> tuple[Tensor, ...]:
 
 
 def _values(
-    function: str, attention: Tensor, lengths: _checks.Lengths, validate: bool, places: _checks.Places
+    function: str,
+    attention: Tensor,
+    lengths: _checks.Lengths,
+    validate: bool,
+    places: _checks.Places,
+    k: int | None = None,
 ) -> Tensor:
     rows = function != "singular_values"  # those of any matrix are asked for
     checked = _checks.attention_argument(
         function, attention, lengths, validate=validate, rows=rows, places=places
     )
-    return _checks.call_and_warn(_core.singular_values, function, checked)
+    most = min(checked.query_count, checked.n)
+    count = most if k is None else _checks.whole_number(function, "k", k)
+    if not 1 <= count <= most:
+        raise ValueError(f"{function}: k must lie between 1 and {most}, got {k}")
+    if isinstance(checked.tensor, Unmaterialized):
+        return _checks.call_and_warn(_core.singular_values, function, checked, k)
+    values = _checks.call_and_warn(_core.singular_values, function, checked)
+    return values if k is None else values[..., :count]
 
 
 DERIVED = {
