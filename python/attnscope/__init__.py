@@ -24,14 +24,25 @@ __version__ = "0.1.0"
 # from here on, a library that is not installed says which extra brings it
 install_finder()
 
-#: Every public name, its module and what it is called there, as `__init__.pyi` imports them.
-_MODULES: dict[str, tuple[str, str]] = {
-    name.asname or name.name: (node.module, name.name)
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
-    if isinstance(node, ast.ImportFrom) and node.module is not None
-    for name in node.names
-    if not name.name.startswith("_")
-}
+
+def _public_names() -> dict[str, tuple[str, str]]:
+    """Return each public name with its module and its name there, as `__init__.pyi` imports or assigns it."""
+    imported: dict[str, tuple[str, str]] = {}
+    public: dict[str, tuple[str, str]] = {}
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for name in node.names:
+                imported[name.name] = (node.module, name.name)
+                if name.asname and not name.asname.startswith("_"):
+                    public[name.asname] = imported[name.name]
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            public |= {
+                target.id: imported[node.value.id] for target in node.targets if isinstance(target, ast.Name)
+            }
+    return public
+
+
+_MODULES = _public_names()
 
 __all__ = ["__version__", *sorted(_MODULES)]
 

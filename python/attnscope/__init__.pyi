@@ -43,7 +43,7 @@ from attnscope.capture.weights.rank_one import RankOneEffect as RankOneEffect
 from attnscope.capture.weights.rank_one import rank_one_effect as rank_one_effect
 from attnscope.capture.weights.second_moments import second_moments as second_moments
 from attnscope.cli.doctor import show_config as show_config
-from attnscope.config.run_config import RunConfig as Study
+from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import resume as resume
 from attnscope.engine.run_study import run as run
 from attnscope.errors import WeightMapError as WeightMapError
@@ -211,6 +211,8 @@ from attnscope.statistics.residuals import ResidualSize as ResidualSize
 from attnscope.statistics.residuals import removed as removed
 from attnscope.statistics.residuals import residual_size as residual_size
 from attnscope.view import view as view
+
+Study = RunConfig
 
 __version__: str
 _RESULT_CLASSES: set[str]

@@ -70,13 +70,8 @@ def attention_entropy(
         Shannon, A mathematical theory of communication, 1948. Ruscio et al., What are you sinking?, 2025.
     """
     name = "attention_entropy"
-    checked = _checks.attention_argument(
-        name,
-        attention,
-        lengths,
-        validate=validate,
-        places=_checks.Places(query_positions, query_lengths, cross),
-    )
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     base = _checks.real(name, "base", base)
     if not (0.0 < base < math.inf) or base == 1.0:
         raise ValueError(f"{name}: base must be a positive number other than 1, got {base!r}")

@@ -97,13 +97,8 @@ def span_attention(
         of A[a:b, a:b] is share/m.
     """
     name = "span_attention"
-    checked = _checks.attention_argument(
-        name,
-        attention,
-        lengths,
-        validate=validate,
-        places=_checks.Places(query_positions, query_lengths, cross),
-    )
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
     ends = spans_argument(name, "spans", spans, checked).flatten().tolist()
     if special is not None:

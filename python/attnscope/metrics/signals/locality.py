@@ -60,13 +60,8 @@ def local_global_ratio(
         Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "local_global_ratio"
-    checked = _checks.attention_argument(
-        name,
-        attention,
-        lengths,
-        validate=validate,
-        places=_checks.Places(query_positions, query_lengths, cross),
-    )
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     refuse_cross(name, checked)
     window = _checks.real(name, "window", window)
     if not 0.0 <= window < math.inf:

@@ -116,13 +116,8 @@ def power_spectrum(
         Beyond position: the emergence of wavelet-like properties in transformers, arXiv 2410.18067, 2024.
     """
     name = "power_spectrum"
-    checked = _checks.attention_argument(
-        name,
-        attention,
-        lengths,
-        validate=validate,
-        places=_checks.Places(query_positions, query_lengths, cross),
-    )
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     kernel_arguments = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
     _checks.choice_argument(name, "window", window, ("hann", "none"))
     padding = _checks.between(name, "padding", padding, 1, 64)

@@ -94,13 +94,8 @@ def spectral_uncertainty(
         systems and filter banks, 1993 (variances of sequences). Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "spectral_uncertainty"
-    checked = _checks.attention_argument(
-        name,
-        attention,
-        lengths,
-        validate=validate,
-        places=_checks.Places(query_positions, query_lengths, cross),
-    )
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     signal_options = signal_arguments(name, checked, support, signal, drop_first, "none", min_keys)
     _checks.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
     seen, signal, dropped, _, shortest = signal_options  # amplitudes have no trend

@@ -98,13 +98,8 @@ def wavelet_transform(
         analysis of electroencephalogram series III, 1998 (entropies). Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "wavelet_transform"
-    checked = _checks.attention_argument(
-        name,
-        attention,
-        lengths,
-        validate=validate,
-        places=_checks.Places(query_positions, query_lengths, cross),
-    )
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     signal_options = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
     shortest = signal_options[-1]
     most = int(_core.wavelet_levels(shortest))
@@ -243,13 +238,8 @@ def morlet_scalogram(
         Torrence and Compo, A practical guide to wavelet analysis, 1998. Ruscio et al., arXiv 2410.18067.
     """
     name = "morlet_scalogram"
-    checked = _checks.attention_argument(
-        name,
-        attention,
-        lengths,
-        validate=validate,
-        places=_checks.Places(query_positions, query_lengths, cross),
-    )
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     signal_options = signal_arguments(
         name, checked, support, signal, drop_first, detrend, min_keys, SIGNALS[1:]
     )

@@ -100,13 +100,8 @@ def marchenko_pastur(
         Haagerup, DT-operators and decomposability of Voiculescu's circular operator, 2004.
     """
     name = "marchenko_pastur"
-    checked = _checks.attention_argument(
-        name,
-        attention,
-        lengths,
-        validate=validate,
-        places=_checks.Places(query_positions, query_lengths, cross),
-    )
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     return _compared(name, checked, null, support, draws, seed, all_fields=True)
 
 
@@ -142,13 +137,8 @@ def marchenko_pastur_deviation(
         True
     """
     name = "marchenko_pastur_deviation"
-    checked = _checks.attention_argument(
-        name,
-        attention,
-        lengths,
-        validate=validate,
-        places=_checks.Places(query_positions, query_lengths, cross),
-    )
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     return _compared(name, checked, null, support, draws, seed, all_fields=False).ks
 
 

@@ -291,13 +291,8 @@ def entropy_magnitude_correlation(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "entropy_magnitude_correlation"
-    checked = _checks.attention_argument(
-        name,
-        attention,
-        lengths,
-        validate=validate,
-        places=_checks.Places(query_positions, query_lengths, cross),
-    )
+    places = _checks.Places(query_positions, query_lengths, cross)
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     entropy = attention_entropy(
         checked.tensor,
         support=support,
