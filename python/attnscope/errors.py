@@ -18,7 +18,7 @@ class ResultsError(ValueError):
     """Stored results cannot be read, or do not hold what was asked of them."""
 
 
-class MissingError(KeyError):
+class MissingError(KeyError, ValueError):
     """No table, column or metric of this name; the message carries the nearest right one."""
 
     def __str__(self) -> str:
@@ -56,6 +56,10 @@ class WeightMapError(ValueError):
 
 class LoadError(RuntimeError):
     """A checkpoint cannot be loaded; the message names it and the reason in one line."""
+
+
+class SitesRefused(LoadError):
+    """A model lets its attention be captured, and not the sites that a metric reads next to it."""
 
 
 class LinkRefused(OSError):

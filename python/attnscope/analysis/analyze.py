@@ -22,6 +22,7 @@ from attnscope.analysis.text_measurement import InputRequest, TextMeasurement
 from attnscope.analysis.text_sites import TextSites
 from attnscope.capture.module_tracing import resolve_indices
 from attnscope.config.run_config import parse_bytes
+from attnscope.errors import LoadError, SitesRefused
 from attnscope.metrics.measure import Metrics
 from attnscope.models import Encoder
 from attnscope.models.architecture import depth, largest_setting, text_config
@@ -175,7 +176,13 @@ def measure_inputs(
     sites = ((), recipe.states()) if metrics is None else (recipe.states(), ())
     measurement = TextMeasurement(request, recipe, label, sites, layers)
     with collect_warnings() as undefined:
-        stop = measurement.run(loaded, texts, spans, text_sites)
+        try:
+            stop = measurement.run(loaded, texts, spans, text_sites)
+        except LoadError as error:
+            words = f"{function}: {str(error).removeprefix('capture: ')}"
+            if isinstance(error, SitesRefused):
+                words += f"; or leave out {' and '.join(recipe.metrics_of_states())}"
+            raise type(error)(words) from None
     summarize(undefined)
     if stop is not None and not (request.keep_partial and measurement.measured):
         raise stop

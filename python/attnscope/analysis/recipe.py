@@ -110,6 +110,16 @@ class Recipe(NamedTuple):
         sites = (TEXT_SITES.get(site) or site for column in self.columns for site in column.needs)
         return tuple(dict.fromkeys(site for site in sites if site in SITES and site != "attention"))
 
+    def metrics_of_states(self) -> list[str]:
+        """Return the metrics that read captured sites beside attention."""
+        return list(
+            dict.fromkeys(
+                column.metric.lstrip("_")
+                for column in self.columns
+                if {TEXT_SITES.get(site) or site for site in column.needs} & {*SITES} - {"attention"}
+            )
+        )
+
     def measure(
         self,
         layer: Layer,

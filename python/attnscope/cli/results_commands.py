@@ -250,10 +250,11 @@ def pending_units(folder: Path) -> list[str]:
     """Return a line for every unit that `resume` would compute; no code that comes with a model is run."""
     from attnscope.config.run_config import RunConfig
     from attnscope.engine.planning import make_plan
+    from attnscope.engine.run_folder import read_settings
     from attnscope.errors import ConfigError
     from attnscope.results.store import damage
 
-    settings = RunConfig.from_yaml(folder / "study.yaml")
+    settings = read_settings(folder)
     for source in settings.models:
         if not Path(source.path).expanduser().exists() and not any(mark in source.path for mark in "*?["):
             raise ConfigError(f"check: {source.path} is no folder here; resume would fetch it from the hub")

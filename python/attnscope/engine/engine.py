@@ -29,7 +29,7 @@ from attnscope.engine.executors.executor import Executor, LocalExecutor, Outcome
 from attnscope.engine.model_cache import HeldModel, about_model
 from attnscope.engine.prepared_run import PreparedRun
 from attnscope.engine.provenance import machine, provenance, read_provenance
-from attnscope.engine.run_folder import has_content, refuse_changed, with_stored_texts
+from attnscope.engine.run_folder import folder_of_run, has_content, refuse_changed, with_stored_texts
 from attnscope.engine.stop import stop_signals
 from attnscope.errors import DiskFull, Interrupted, UnitsFailed, command
 from attnscope.models import Checkpoint, LoadedModel, LoadError
@@ -123,7 +123,7 @@ class Engine:
                 system_arrow_pool(),
                 plain_defaults(),
             ):
-                settings = with_stored_texts(self.settings)
+                settings = with_stored_texts(self.settings, self.folder)
                 facts = provenance(settings, plan.digest)
                 if resume:
                     refuse_changed(self.folder, facts)
@@ -141,10 +141,11 @@ class Engine:
 
     def _store_texts(self, stored: RunConfig) -> None:
         """Write the texts in memory where the settings to be stored name them."""
+        folder = folder_of_run(self.folder)
         for source, file in zip(self.settings.texts, stored.texts, strict=True):
             if source.rows is not None:
-                make_folder(Path(file.path).parent)
-                write_bytes(Path(file.path), json_lines(source.rows))
+                make_folder((folder / file.path).parent)
+                write_bytes(folder / file.path, json_lines(source.rows))
 
     @contextmanager
     def _locked_folder(self, refuse: Callable[[], None] | None) -> Iterator[FolderLock]:

@@ -45,10 +45,10 @@ def refuse_another(folder: Path, settings: RunConfig) -> None:
     if not (folder / "study.yaml").is_file():
         raise FileExistsError(f"{folder} exists and is no run folder; choose another --name")
     try:
-        stored_settings = RunConfig.from_yaml(folder / "study.yaml")
+        stored_settings = read_settings(folder)
     except ConfigError as error:
         raise FileExistsError(f"{folder} exists, and its study cannot be read: {error}") from error
-    if changed := changes(stored_settings, with_stored_texts(settings)):
+    if changed := changes(with_stored_texts(stored_settings, folder), with_stored_texts(settings)):
         raise FileExistsError(f"{folder} exists and holds another study ({changed}); choose another --name")
 
 
@@ -119,15 +119,46 @@ def default_name(study: RunConfig) -> str:
     return name
 
 
-def with_stored_texts(settings: RunConfig) -> RunConfig:
-    """Return the settings with the files of the run folder in the place of texts in memory."""
-    if all(source.rows is None for source in settings.texts):
-        return settings
-    folder = run_folder(settings).resolve() / INPUTS
+def read_settings(folder: Path, **values: Any) -> RunConfig:
+    """Return the settings that a run folder or a shard holds, with stored texts where the folder is now.
+
+    Args:
+        folder: with a `study.yaml`.
+        values: keys that replace those of the file.
+
+    Raises:
+        ConfigError: the file cannot be understood.
+    """
+    settings = RunConfig.from_yaml(folder / "study.yaml", **values)
+    inputs = folder_of_run(folder) / INPUTS
+    texts = []
+    for source in settings.texts:
+        file = inputs / Path(source.path).name
+        # older runs name the file by the place where they began
+        is_stored = source.path == f"{INPUTS}/{file.name}" or not os.path.lexists(source.path)
+        is_stored = is_stored and file.is_file()
+        texts.append(source.model_copy(update={"path": str(file)}) if is_stored else source)
+    return settings.model_copy(update={"texts": texts})
+
+
+def folder_of_run(folder: Path) -> Path:
+    """Return the absolute folder of the run that a folder is, or that it is a shard of."""
+    place = folder.resolve()
+    return place.parents[1] if place.parent.name == SHARDS else place
+
+
+def with_stored_texts(settings: RunConfig, folder: Path | None = None) -> RunConfig:
+    """Return the settings as a run stores them: its texts in memory by their files, relative to its folder.
+
+    Args:
+        settings: of the run.
+        folder: of the run or of a shard; None is the one that the settings name.
+    """
+    inputs = folder_of_run(run_folder(settings) if folder is None else folder) / INPUTS
     texts = [
-        source
-        if source.rows is None
-        else source.model_copy(update={"rows": None, "path": str(folder / source.path)})
+        source.model_copy(update={"rows": None, "path": f"{INPUTS}/{Path(source.path).name}"})
+        if source.rows is not None or Path(source.path).parent == inputs
+        else source
         for source in settings.texts
     ]
     return settings.model_copy(update={"texts": texts})

@@ -13,7 +13,13 @@ from attnscope.engine.executors.executor import Executor, LocalExecutor
 from attnscope.engine.executors.shards import merge_shards, shard_folders
 from attnscope.engine.prepared_run import prepare, settings_of
 from attnscope.engine.provenance import read_provenance
-from attnscope.engine.run_folder import refuse_another, refuse_existing, refuse_other_study, run_folder
+from attnscope.engine.run_folder import (
+    read_settings,
+    refuse_another,
+    refuse_existing,
+    refuse_other_study,
+    run_folder,
+)
 from attnscope.errors import ConfigError
 from attnscope.results.results import Results, load
 
@@ -107,7 +113,7 @@ def resume(
     file = (parts[0] if parts and not (path / "study.yaml").is_file() else path) / "study.yaml"
     if not file.is_file():
         raise FileNotFoundError(f"resume: {path} holds no study.yaml; a run folder is needed")
-    study = RunConfig.from_yaml(file, output=str(path.resolve().parent), name=path.resolve().name)
+    study = read_settings(file.parent, output=str(path.resolve().parent), name=path.resolve().name)
     if not trust_remote_code:
         refuse_stored_trust(study, "resume")
     with executor or LocalExecutor() as workers:

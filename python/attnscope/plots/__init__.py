@@ -81,7 +81,7 @@ class LeftOut(NamedTuple):
 
 def draw_all(
     results: Results,
-    names: Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
     options: Options | None = None,
     *,
     left_out: list[LeftOut] | None = None,
@@ -92,6 +92,7 @@ def draw_all(
     An error of one figure does not end the others: that figure is left out and named.
     """
     declared, results = figures_of(results), drawable(results)
+    names = [names] if isinstance(names, str) else names
     unknown = [name for name in names or () if name not in declared]
     if unknown:
         raise ValueError(f"figures: no figure {unknown[0]!r}{nearest(unknown[0], declared)}")
@@ -111,7 +112,7 @@ def draw_all(
 
 def draw(
     results: Results,
-    names: Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
     *,
     left_out: list[LeftOut] | None = None,
     **options: Any,
@@ -128,7 +129,7 @@ def draw(
 def figures(
     results: Results,
     folder: str | os.PathLike[str] | None = None,
-    names: Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
     *,
     formats: Sequence[str] = ("pdf", "png"),
     dpi: float | None = None,

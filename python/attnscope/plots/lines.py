@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import cbook
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from attnscope.errors import NotDrawable
 from attnscope.metrics.discovery import quantity
@@ -29,7 +27,16 @@ from attnscope.plots.axes import (
     step_axis,
 )
 from attnscope.plots.selection import averaged, estimate, first_step, last_step, rows_of
-from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, style
+from attnscope.plots.style import (
+    DASHES,
+    NULL_LINES,
+    PALETTE,
+    UNIFORM,
+    UNTRAINED,
+    axes_or_new,
+    line_keywords,
+    style,
+)
 from attnscope.results.summaries import NULLS, null_value, uniform_value
 
 #: A baseline so many times the highest measured value asks for a logarithmic axis.
@@ -71,8 +78,10 @@ def emergence_curve(
     Raises:
         NotDrawable: no row has a known step.
     """
-    heads = _of_known_step(rows_of(heads, metric, threshold=threshold))
+    line = line_keywords("emergence_curve", line)
+    heads = rows_of("emergence_curve", heads, metric, threshold=threshold)
     averaged("emergence_curve", heads, metric)
+    heads = _of_known_step("emergence_curve", heads)
     ax = axes_or_new(ax)
     table = estimate(heads, metric, [by, "step"])
     colors = colors or series_colors(list(heads[by]))
@@ -95,6 +104,7 @@ def head_emergence(
     ax: Axes | None = None,
     named: int = 3,
     limits: tuple[float, float] | None = None,
+    **line: Any,
 ) -> Axes:
     """Return a metric over training, one line per head: colours tell layers apart, the strongest heads are
     named.
@@ -109,6 +119,7 @@ def head_emergence(
         named: how many of the highest heads at the last step are drawn bold with an interval; those clearly
             above uniform attention carry their name.
         limits: of the vertical axis; None follows the data.
+        line: of matplotlib's lines, such as color, alpha, linestyle, for every head.
 
     Returns:
         The axes. Each head is a line labelled `L1H2` (layer and head, counted from 0).
@@ -116,7 +127,10 @@ def head_emergence(
     Raises:
         NotDrawable: no row has a known step.
     """
-    heads = _of_known_step(rows_of(heads, metric))
+    line = line_keywords("head_emergence", line)
+    heads = rows_of("head_emergence", heads, metric)
+    averaged("head_emergence", heads, metric)
+    heads = _of_known_step("head_emergence", heads)
     ax = axes_or_new(ax)
     # the highest of many heads are chosen by what is drawn, which their intervals allow for
     table = estimate(heads, metric, ["layer", "head", "step"], together=True)
@@ -129,6 +143,7 @@ def head_emergence(
         draw_curve(
             ax, rows["step"], rows, f"L{layer}H{head}", colors[layer],
             interval=strong, width=1.6 if strong else 0.8, alpha=1.0 if strong else 0.55, dash="-",
+            line=line,
         )  # fmt: skip
     step_axis(ax, heads["step"])
     _beside_baselines(ax, heads, baselines, metric, "step")
@@ -179,9 +194,10 @@ def depth_profile(
         The axes. Each series is a line whose label is its name and whose data are layers (of models of
         different depth: layer over the last layer) and means.
     """
-    ax = axes_or_new(ax)
-    heads = rows_of(heads, metric, threshold=threshold)
+    line = line_keywords("depth_profile", line)
+    heads = rows_of("depth_profile", heads, metric, threshold=threshold)
     averaged("depth_profile", heads, metric)
+    ax = axes_or_new(ax)
     colors = colors or series_colors(list(heads["series"]))
     place = depth_axis(ax, heads)
     final = last_step(heads)
@@ -224,9 +240,10 @@ def threshold_curve(
     Returns:
         The axes. Each series is a line whose label is its name and whose data are thresholds and means.
     """
-    ax = axes_or_new(ax)
-    graphs = last_step(rows_of(graphs, metric, "graphs"))
+    line = line_keywords("threshold_curve", line)
+    graphs = last_step(rows_of("threshold_curve", graphs, metric, "graphs"))
     averaged("threshold_curve", graphs, metric)
+    ax = axes_or_new(ax)
     colors = colors or series_colors(list(graphs["series"]))
     table = estimate(graphs, metric, ["series", "threshold"])
     for name in dict.fromkeys(graphs["series"]):
@@ -260,7 +277,7 @@ def draw_curve(
     dash = dash or (DASHES[PALETTE.index(color)] if color in PALETTE else "-")
     how: dict[str, Any] = {"label": label, "color": color, "linestyle": dash, "linewidth": width}
     how |= {"alpha": alpha, "marker": "o" if marker else None, "markersize": 2.6, "zorder": 3}
-    how |= cbook.normalize_kwargs(dict(line), Line2D)
+    how |= line
     (drawn,) = ax.plot(x, rows["mean"], **how)
     color = str(drawn.get_color())
     low, high = rows["low"].to_numpy(float), rows["high"].to_numpy(float)
@@ -298,10 +315,10 @@ def _beside_baselines(
     return ax
 
 
-def _of_known_step(rows: pd.DataFrame) -> pd.DataFrame:
+def _of_known_step(function: str, rows: pd.DataFrame) -> pd.DataFrame:
     of_known_step = rows[rows["step"] >= 0]
     if of_known_step.empty:
-        raise NotDrawable(f"none of {len(rows)} rows has a known training step, all steps are -1")
+        raise NotDrawable(f"{function}: none of {len(rows)} rows has a known training step, all steps are -1")
     return of_known_step
 
 

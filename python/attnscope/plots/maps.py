@@ -30,6 +30,7 @@ from attnscope.plots.style import (
     UNIFORM,
     axes_or_new,
     legend_above,
+    line_keywords,
     style,
 )
 
@@ -68,9 +69,9 @@ def layer_head_map(
     Returns:
         The axes; the map is `ax.collections[0]`, its array the means, row by row.
     """
-    ax = axes_or_new(ax)
-    table = rows_of(heads, metric)
+    table = rows_of("layer_head_map", heads, metric)
     table = layer_head_table(last_step(table) if hasattr(heads, "tables") else table, metric)
+    ax = axes_or_new(ax)
     cells = table.to_numpy()
     if norm is None and not np.isfinite(cells).any():
         norm = Normalize(0, 1)
@@ -160,21 +161,26 @@ def attention_map(
 
 
 @style()
-def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
+def spectrum_against_null(attention: Any, *, ax: Axes | None = None, **line: Any) -> Axes:
     """Return how far a map is from random entries: its spectrum's distribution over the null law's.
 
     Args:
         attention: `[n, n]`, causal or full.
         ax: axes to draw on; None makes them.
+        line: of matplotlib's lines, such as color, label, linestyle, for the map's own.
 
     Returns:
         The axes: the first line is the spectrum's empirical distribution, the second the null law; a bar
         marks the Kolmogorov–Smirnov distance.
     """
+    line = line_keywords("spectrum_against_null", line)
+    try:
+        law = null_spectrum(torch.tensor(np.asarray(attention, dtype=float), device="cpu"))
+    except ValueError as error:
+        raise ValueError(f"spectrum_against_null: {str(error).removeprefix('null_spectrum: ')}") from None
     ax = axes_or_new(ax)
-    law = null_spectrum(torch.tensor(np.asarray(attention, dtype=float), device="cpu"))
     share = np.arange(1, len(law.values) + 1) / len(law.values)
-    ax.step(law.values, share, where="post", color=PALETTE[0], label="this map", zorder=3)
+    ax.step(law.values, share, where="post", **{"color": PALETTE[0], "label": "this map", "zorder": 3} | line)
     ax.plot(law.law_x, law.law_cdf, label=law.law, **UNIFORM)
     ax.plot([law.at] * 2, law.between, color=PALETTE[1], linewidth=2.0, solid_capstyle="butt", zorder=4)
     ax.annotate(
@@ -193,18 +199,20 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def bars_of(bars: Any) -> pd.DataFrame:
+def bars_of(function: str, bars: Any) -> pd.DataFrame:
     """Bars as a table of `dimension`, `birth` and `death`, from a table or from the barcodes of maps.
 
     >>> import torch, attnscope
-    >>> bars_of(attnscope.persistence(torch.eye(2))).to_numpy().tolist()
+    >>> bars_of("f", attnscope.persistence(torch.eye(2))).to_numpy().tolist()
     [[0.0, 0.0, 1.0], [0.0, 0.0, inf]]
     """
     columns = ["dimension", "birth", "death"]
     frame = pd.DataFrame(bar_columns(bars, {}) if isinstance(bars, Barcodes) else bars)
     missing = [name for name in columns if name not in frame]
     if missing:
-        raise ValueError(f"bars: no column {missing[0]!r}; there are: {', '.join(map(str, frame))}")
+        raise ValueError(
+            f"{function}: the bars have no column {missing[0]!r}; there are: {', '.join(map(str, frame))}"
+        )
     return frame[columns]
 
 
@@ -221,8 +229,8 @@ def persistence_diagram(bars: Any, *, ax: Axes | None = None) -> Axes:
     Returns:
         The axes: one collection of points per dimension, in order of dimension.
     """
+    bars = bars_of("persistence_diagram", bars)
     ax = axes_or_new(ax, 2.8, 2.6)
-    bars = bars_of(bars)
     top = 1.14
     ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.7, zorder=1)
     ax.axhline(top, color=GRID, linewidth=0.8, zorder=1)
@@ -241,19 +249,21 @@ def persistence_diagram(bars: Any, *, ax: Axes | None = None) -> Axes:
 
 
 @style()
-def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) -> Axes:
+def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3, **line: Any) -> Axes:
     """β0 and β1 while the attention threshold falls from 1: strong links come first.
 
     Args:
         bars: columns `dimension`, `birth`, `death`, or what `attnscope.persistence` returns.
         ax: axes to draw on; None makes them.
         smallest: where the axis ends.
+        line: of matplotlib's lines, such as color, alpha, linewidth, for both.
 
     Returns:
         The axes: a line per dimension over falling thresholds.
     """
+    line = line_keywords("betti_curve", line)
+    bars = bars_of("betti_curve", bars)
     ax = axes_or_new(ax)
-    bars = bars_of(bars)
     thresholds = np.geomspace(1.0, smallest, 400)
     kind, birth, death = torch.from_numpy(bars[bars["dimension"] < DIMENSIONS].to_numpy(float).T)
     edges = torch.empty(0, 2, dtype=torch.float32, device="cpu")
@@ -262,10 +272,8 @@ def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) ->
     )
     counts = barcodes.betti_curve(bars_of_map, torch.from_numpy(1.0 - thresholds)).clip(min=0).numpy()
     for dimension, dash in enumerate(("-", (0, (4, 1)))):
-        ax.step(
-            thresholds, counts[:, dimension], where="post", color=PALETTE[dimension],
-            label=rf"$\beta_{dimension}$", linestyle=dash,
-        )  # fmt: skip
+        how: dict[str, Any] = {"color": PALETTE[dimension], "label": rf"$\beta_{dimension}$"}
+        ax.step(thresholds, counts[:, dimension], where="post", **how | {"linestyle": dash} | line)
     ax.set(xscale="log", xlim=(1.0, smallest), xlabel="threshold on attention", ylabel="count")
     # Loops outnumber components by orders of magnitude, and both may be 0.
     ax.set_yscale("symlog", linthresh=10)

@@ -8,13 +8,13 @@ an ambiguous request is an error that names the choices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from attnscope._nearest import nearest
-from attnscope.errors import MissingError
+from attnscope.errors import MissingError, NotDrawable
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.drawable import drawable
 from attnscope.plots.figure import Results, require_table
@@ -42,35 +42,68 @@ def series_noun(frame: pd.DataFrame) -> str:
     return "model, input" if models and inputs else "model" if models else "input"
 
 
-def rows_of(source: Any, metric: str, table: str = "heads", threshold: float | None = None) -> pd.DataFrame:
+def rows_of(
+    function: str,
+    source: Any,
+    metric: str,
+    table: Literal["heads", "graphs"] = "heads",
+    threshold: float | None = None,
+) -> pd.DataFrame:
     """Rows of single heads with their series, from any source that a drawing function takes.
 
     A source is results; a table of them or of the user's, in which a missing axis has one place; or numbers
-    [layer, head], [layer, sample, head] or [step, layer, sample, head] that are called `metric`.
+    [layer, head], [layer, sample, head] or [step, layer, sample, head] that are called `metric`. Errors begin
+    with the name of the drawing function.
+
+    Raises:
+        NotDrawable: results without the table.
+        MissingError: rows without the metric.
+        ValueError: a metric without a mean, or an object of another kind.
     """
     if hasattr(source, "tables"):
-        source = drawable(source)
+        rows = _rows_of_results(function, source, metric, table, threshold)
+    else:
+        rows = source if isinstance(source, pd.DataFrame) else _numbers(function, source, metric)
+        if "series" not in rows:
+            places: dict[str, Any] = {"model": "", "revision": "", "step": -1}
+            places |= {"sample": 0, "layer": 0, "head": 0}
+            rows = rows.assign(**{name: place for name, place in places.items() if name not in rows})
+            rows = with_groups(rows_of_protocol(rows), None)
+    if metric not in rows:
+        raise MissingError(f"{function}: no column {metric!r}{nearest(metric, map(str, rows.columns))}")
+    return rows
+
+
+def _rows_of_results(
+    function: str, results: Any, metric: str, table: str, threshold: float | None
+) -> pd.DataFrame:
+    """Return the rows of single heads of results."""
+    try:
+        source = drawable(results)
         if table == "heads":
             return measured_heads(source, ((metric, threshold),))
-        return defined(in_series(rows_of_protocol(require_table(source, table)), source))
-    frame = source if isinstance(source, pd.DataFrame) else _numbers(source, metric)
-    if "series" in frame:
-        return frame
-    defaults: dict[str, Any] = {"model": "", "revision": "", "step": -1, "sample": 0, "layer": 0, "head": 0}
-    return with_groups(
-        rows_of_protocol(frame.assign(**{k: v for k, v in defaults.items() if k not in frame})), None
-    )
+        return graph_rows(source)
+    except NotDrawable as error:
+        raise NotDrawable(f"{function}: {error}") from None
 
 
-def _numbers(source: Any, metric: str) -> pd.DataFrame:
+def graph_rows(results: Results) -> pd.DataFrame:
+    """Return the rows of the graphs of single heads, with their series."""
+    return defined(in_series(rows_of_protocol(require_table(results, "graphs")), results))
+
+
+def _numbers(function: str, source: Any, metric: str) -> pd.DataFrame:
     """Return a number per head as rows; steps, layers, samples and heads count from 0."""
-    values = np.asarray(source, dtype=float)
     axes = {2: ("layer", "head"), 3: ("layer", "sample", "head"), 4: ("step", "layer", "sample", "head")}
-    if values.ndim not in axes:
+    expected = "numbers [layer, head], [layer, sample, head] or [step, layer, sample, head]"
+    try:
+        values = np.asarray(source, dtype=float)
+    except (TypeError, ValueError):
         raise ValueError(
-            "numbers to draw are [layer, head], [layer, sample, head] or [step, layer, sample, head], got "
-            f"shape {values.shape}"
-        )
+            f"{function}: expected results, a table or {expected}, got {type(source).__name__}"
+        ) from None
+    if values.ndim not in axes:
+        raise ValueError(f"{function}: expected results, a table or {expected}, got shape {values.shape}")
     index = pd.MultiIndex.from_product([range(size) for size in values.shape], names=axes[values.ndim])
     return pd.DataFrame({metric: values.ravel()}, index=index).reset_index()
 

@@ -50,9 +50,9 @@ from attnscope.plots.maps import (
 from attnscope.plots.selection import (
     Quantities,
     averaged_columns,
+    graph_rows,
     last_step,
     measured_heads,
-    rows_of,
     series_noun,
 )
 from attnscope.plots.style import INK, NARROWEST, legend_row, panels
@@ -204,7 +204,7 @@ def thresholds(
         return threshold_curve(table, metric, logarithmic=metric in logarithmic, **rest)
 
     def draw(results: Results, options: Options) -> Drawn:
-        graphs = last_step(rows_of(results, "", "graphs"))
+        graphs = last_step(graph_rows(results))
         present = with_values(graphs, "graphs", averaged_columns(graphs) if columns is None else columns)
         figure = metric_grid(
             graphs, [(name, None) for name in present], curve, optional(results, "baselines"), columns=3,

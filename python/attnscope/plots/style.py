@@ -19,10 +19,12 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib import font_manager
+from matplotlib import cbook, font_manager
+from matplotlib.artist import ArtistInspector
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 from attnscope._nearest import nearest
@@ -150,6 +152,23 @@ def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axe
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=(width, height), layout="constrained")[1]
+
+
+def line_keywords(function: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords of a line under their full names.
+
+    Raises:
+        TypeError: a keyword that matplotlib's lines do not have, or the same one twice.
+
+    >>> line_keywords("f", {"c": "red", "lw": 2})
+    {'color': 'red', 'linewidth': 2}
+    """
+    names = ArtistInspector(Line2D).get_setters()
+    line = cbook.normalize_kwargs(dict(keywords), Line2D)
+    for name in line:
+        if name not in names:
+            raise TypeError(f"{function}: a line has no {name!r}{nearest(name, names)}")
+    return line
 
 
 def legend_above(ax: Axes) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from attnscope._warn import warn
+from attnscope.errors import SitesRefused
 from attnscope.models import Encoder, LoadError
 from attnscope.models.inputs.forward_inputs import MAIN, names_taken
 from attnscope.models.inputs.prompt_learning import virtual_tokens
@@ -199,5 +200,6 @@ def _opened(
         reasons |= {site: why for site, why in refusals.items() if why}
         extra = [site for site, why in refusals.items() if not why]
     if reason := refusal((*sites, *extra)):
-        raise LoadError(reason)
+        has_attention = len(sites) > 1 and not refusal(("attention",))
+        raise (SitesRefused if has_attention else LoadError)(reason)
     return stack.enter_context(capture(body, layers=layers, sites=(*sites, *extra)))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What capture refuses, and what it says."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -242,3 +244,39 @@ def test_a_model_without_weights_is_refused_in_words():
     model = models.tiny("llama").to("meta")
     with pytest.raises(RuntimeError, match="has parameters on the meta device"), capture(model):
         pass
+
+
+class _Rounded(NamedTuple):
+    """A pass in a type, with the map and the output that it came to."""
+
+    dtype: torch.dtype
+    prints: list
+    output: torch.Tensor
+
+
+def rounded(dtype, largest=0.0, share=0.0):
+    """Return a pass whose maps are off by `largest` in a share of the rows."""
+    rows = torch.zeros(1, 4, 250, 4, dtype=torch.float64)
+    rows[:, :, : round(250 * share)] = largest
+    print_of_map = preflight._Fingerprint(7, rows, torch.ones(1, 250, dtype=torch.bool), (1, 4, 250, 250))
+    return _Rounded(dtype, [print_of_map], torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "share", "is_right"),
+    [
+        (torch.bfloat16, 0.457, 0.009, True),  # as measured on llama2xs
+        (torch.bfloat16, 0.6, 0.009, False),
+        (torch.bfloat16, 0.457, 0.04, False),  # too many rows to be rounding
+        (torch.float16, 0.028, 0.014, True),
+        (torch.float16, 0.457, 0.009, False),
+        (torch.float32, 0.028, 0.014, False),
+        (torch.float64, 5e-4, 0.01, True),
+    ],
+)
+def test_what_rounding_explains_depends_on_the_type(dtype, largest, share, is_right):
+    words = preflight._difference(rounded(dtype), rounded(dtype, largest, share))
+    assert (words == "") == is_right
+    if not is_right:
+        assert f"the map of layer 7 differs by {largest:.2g} at most" in words
+        assert f"tolerance of {str(dtype).removeprefix('torch.')}: " in words

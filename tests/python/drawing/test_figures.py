@@ -394,20 +394,3 @@ def test_a_panel_of_steps_is_not_empty(ax) -> None:
     assert not _has_data(ax)
     ax.stairs([1.0, 2.0])
     assert _has_data(ax)
-
-
-def test_lines_take_the_words_of_matplotlib_and_names_their_nearest():
-    rows = pd.DataFrame(
-        {"model": "m", "revision": "", "step": -1, "sample": [0, 0, 1, 1], "layer": [0, 1, 0, 1], "head": 0}
-    ).assign(protocol="exact", sink_share=[0.1, 0.2, 0.3, 0.4])
-    ax = depth_profile(rows, "sink_share", color="red", label="mine", lw=3, ls=":")
-    line = ax.get_lines()[0]
-    assert (line.get_label(), line.get_color(), line.get_linewidth(), line.get_linestyle()) == (
-        "mine",
-        "red",
-        3,
-        ":",
-    )
-    with pytest.raises(KeyError) as caught:
-        depth_profile(rows, "sinkshare")
-    assert str(caught.value) == "depth_profile: no column 'sinkshare'; did you mean 'sink_share'?"

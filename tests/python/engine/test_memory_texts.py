@@ -3,6 +3,7 @@
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import attnscope as asc
 from attnscope.config.run_config import RunConfig
+from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.errors import ConfigError
 from attnscope.texts.sources import read_sentences
 from folders import tokenizer
@@ -42,7 +44,7 @@ def test_a_run_of_sentences_in_memory_is_that_of_their_file(tmp_path, llama):
     assert set(results["samples"]["source"]) == {stored[0].name}
     # the settings in the folder name that file, and hold no text
     again = RunConfig.from_yaml(tmp_path / "run" / "study.yaml")
-    assert (again.texts[0].path, again.texts[0].rows) == (str(stored[0]), None)
+    assert (again.texts[0].path, again.texts[0].rows) == (f"inputs/{stored[0].name}", None)
     assert TEXTS[0] not in (tmp_path / "run" / "study.yaml").read_text()
 
 
@@ -51,12 +53,42 @@ def test_the_same_texts_are_the_same_study_and_resume_from_the_folder(tmp_path, 
     again = asc.run(settings(tmp_path, llama, pd.Series(TEXTS)), progress=False, exist_ok=True)
     pd.testing.assert_frame_equal(pooled(first), pooled(again))
     with pytest.raises(
-        FileExistsError, match=r"holds another study \(texts\[0\].path: ….*texts-\w+.jsonl' there, ….*texts-"
+        FileExistsError, match=r"holds another study \(texts\[0\].path: 'inputs/texts-\w+.jsonl' there, "
     ):
         asc.run(settings(tmp_path, llama, TEXTS[:2]), progress=False, exist_ok=True)
     (tmp_path / "run" / "tables" / "heads.parquet").unlink()
     resumed = asc.resume(tmp_path / "run", progress=False)
     pd.testing.assert_frame_equal(pooled(first), pooled(resumed))
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_run_that_was_moved_resumes_with_its_stored_texts(tmp_path, llama, is_older):
+    first = pooled(asc.run(settings(tmp_path, llama, TEXTS), progress=False))
+    moved = tmp_path / "elsewhere" / "renamed"
+    moved.parent.mkdir()
+    if is_older:  # earlier runs named the file by the place where they began
+        file = tmp_path / "run" / "study.yaml"
+        file.write_text(file.read_text().replace("inputs/", f"{tmp_path}/run/inputs/"))
+    (tmp_path / "run").rename(moved)
+    shutil.rmtree(next((moved / "units").iterdir()))
+    (moved / "tables" / "heads.parquet").unlink()
+    resumed = asc.resume(moved, progress=False)
+    pd.testing.assert_frame_equal(first, pooled(resumed))
+    assert not (tmp_path / "run").exists()
+    assert str(tmp_path / "run") not in (moved / "study.yaml").read_text()
+    again = asc.run(settings(moved.parent, llama, TEXTS, name="renamed"), progress=False, exist_ok=True)
+    pd.testing.assert_frame_equal(first, pooled(again))
+
+
+def test_moved_shards_are_gathered_with_their_stored_texts(tmp_path, llama):
+    expected = asc.run(settings(tmp_path, llama, TEXTS, name="expected"), progress=False)
+    study = settings(tmp_path, llama, TEXTS)
+    for number in (1, 2):
+        run_shard(study, f"{number}/2", progress=False)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    results = gather([tmp_path / "moved"], progress=False)
+    pd.testing.assert_frame_equal(pooled(expected), pooled(results))
+    assert "path: inputs/texts-" in (tmp_path / "moved" / "study.yaml").read_text()
 
 
 def data_set():

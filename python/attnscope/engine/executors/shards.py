@@ -33,6 +33,7 @@ from attnscope.engine.run_folder import (
     SHARDS,
     changes,
     has_content,
+    read_settings,
     refuse_another,
     refuse_existing,
     refuse_other_study,
@@ -266,9 +267,9 @@ def gather(
     parts = shard_folders(folders)
     if not parts:
         raise FileNotFoundError(f"gather: there is no shard in {', '.join(map(str, folders))}")
-    settings = RunConfig.from_yaml(parts[0] / "study.yaml")
+    settings = read_settings(parts[0])
     for part in parts[1:]:
-        if changed := changes(RunConfig.from_yaml(part / "study.yaml"), settings):
+        if changed := changes(read_settings(part), settings):
             raise ConfigError(f"gather: {part} is of another study than {parts[0]}: {changed}")
     target = Path(into) if into else Path(settings.output) / settings.name
     if len(folders) == 1 and not into and parts[0].parent == Path(folders[0]) / SHARDS:
