@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 import attnscope
 
@@ -180,3 +181,51 @@ def test_a_notebook_becomes_a_page_with_its_figures(tmp_path):
     assert "[next](02_two.md)" in pages["notebooks/01_one.md"]
     assert "```text\n1\n```" in pages["notebooks/01_one.md"]
     assert "[![01 · One](notebooks/01_one-0.png)](notebooks/01_one.md)" in pages["gallery.md"]
+
+
+def cheatsheet():
+    """The lines of README's cheatsheet: Python as it stands, and commands."""
+    table = (ROOT / "README.md").read_text("utf-8").partition("## Cheatsheet")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| .* \| `(.*)` \|$", table, re.MULTILINE)
+    assert len(lines) > 15
+    return [line for line in lines if not line.startswith("attnscope")], [
+        line for line in lines if line.startswith("attnscope")
+    ]
+
+
+@pytest.fixture
+def cheatsheet_run(monkeypatch, tmp_path):
+    """Run the Python lines of the cheatsheet, and return what they leave behind as names."""
+    from attnscope.demo import demo_model
+
+    monkeypatch.chdir(tmp_path)
+    animals = ("dog", "fox", "goose", "old cat", "owl")
+    texts = [f"The {animal} ran home before the rain came." for animal in animals]
+    Path("lines.txt").write_text("".join(f"{text}\n" for text in texts), "utf-8")
+    shutil.copytree(demo_model(), "MODEL")
+    noise = torch.Generator().manual_seed(0)
+    names = {
+        "asc": attnscope,
+        "model": demo_model(),
+        "loaded": transformers.AutoModelForCausalLM.from_pretrained(demo_model()).eval(),
+        "texts": texts,
+        "maps": torch.rand(2, 12, 12, generator=noise).tril().softmax(-1),
+        "values": torch.rand(20, generator=noise).numpy(),
+        "others": torch.rand(20, generator=noise).numpy(),
+    }
+    for line in cheatsheet()[0]:
+        exec(f"result = {line}" if "=" not in line.partition("(")[0] else line, names)
+        assert names["result"] is not False, line
+    return names
+
+
+def test_every_python_line_of_the_cheatsheet_runs(cheatsheet_run):
+    assert not cheatsheet_run["results"]["heads"].empty
+
+
+@pytest.mark.slow
+def test_every_command_of_the_cheatsheet_runs(cheatsheet_run, call):
+    for line in cheatsheet()[1]:
+        code, out, error = call(*line.split()[1:])
+        assert code == 0, f"{line}: {error}"
+        assert out, line
