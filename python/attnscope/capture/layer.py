@@ -91,6 +91,8 @@ class Layer:
     answer_start: Tensor | None = None
     gradients: dict[str, Tensor] = field(default_factory=dict, init=False)
     _visibility: Visibility | None = field(default=None, init=False)
+    # What was said of the run already; all its layers share it.
+    notices: set[str] = field(default_factory=set, init=False)
     # Last, because attributes go in the order they came: when this one is gone, so are the tensors. (A weak
     # reference to the layer itself calls back before its tensors are freed.)
     end: End = field(default_factory=End, init=False)
@@ -116,9 +118,10 @@ class Layer:
     def __getattr__(self, name: str) -> Tensor:
         if name not in TABLE or "tensors" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if name in SQUARE and called_from_outside() and not bool(self.valid.all()):
+        is_said = "padding" in self.notices
+        if name in SQUARE and not is_said and called_from_outside() and not bool(self.valid.all()):
+            self.notices.add("padding")
             warn(
-                # without the number of the layer, so that Python says it once for a line of code
                 f"capture: {name} holds padding; layer.measure([...]) leaves it out, as do "
                 "layer.matrices() with lengths=layer.lengths[:, None]",
                 UserWarning,

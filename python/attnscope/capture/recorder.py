@@ -61,6 +61,7 @@ class Recorder:
         dual: bool = False,
     ) -> None:
         self.emit = emit
+        self.notices: set[str] = set()  # of all layers of the pass
         self.sites = frozenset(sites)
         self.layers, self.heads, self.chunk = layers, heads, chunk
         self.stacks = dict(plan.stacks) if plan else {}
@@ -310,6 +311,7 @@ class Recorder:
     def _send(self, builder: LayerBuilder) -> None:
         if builder.roots:
             self.builders.append(builder)
+        builder.layer.notices = self.notices
         # The consumer's name for the layer is the only one, so that the layer goes when the consumer lets go.
         self.emit(builder.layer if builder.roots else vars(builder).pop("layer"))
 

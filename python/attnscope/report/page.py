@@ -350,14 +350,25 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> di
         facts["models"] = isolate_names(samples["model"].unique())
         steps = sorted({int(step) for step in samples["step"]})
         if len(steps) > 1:
-            facts["checkpoints"] = f"{len(steps)}: steps {', '.join(map(str, steps))}"
+            shown_steps = f"steps {', '.join(str(step) for step in steps if step >= 0)}"
+            facts["checkpoints"] = (
+                f"{len(steps)}: {shown_steps}{' and one of no step' if steps[0] < 0 else ''}"
+            )
         texts = samples.drop_duplicates(["model", "sample"])
         # models cut and split the same sentences each in its own way
         for group, texts_of_group in texts.groupby("group", sort=False):
             lengths = " to ".join(map(str, dict.fromkeys(texts_of_group["n_tokens"].agg(["min", "max"]))))
             facts[f"input “{group}”"] = f"{texts_of_group['sample'].nunique()} texts of {lengths} tokens"
-        if "truncated" in texts and (cut := texts[texts["truncated"].astype(bool)]["sample"].nunique()):
-            facts["cut"] = f"{cut} texts were longer than the run's limit of tokens and were cut"
+        if "truncated" in texts and len(cut := texts[texts["truncated"].astype(bool)]):
+            limits = cut.groupby("model", sort=False)["n_tokens"].max()
+            words = [Markup("{}'s {}").format(isolate_name(model), limit) for model, limit in limits.items()]
+            number = cut["sample"].nunique()
+            facts["cut"] = Markup("{} text{} longer than {} tokens and {} cut").format(
+                number,
+                " was" if number == 1 else "s were",
+                Markup(" and ").join(words),
+                "was" if number == 1 else "were",
+            )
     if heads is not None and not heads.empty:
         sizes = {
             str(

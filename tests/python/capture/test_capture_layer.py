@@ -157,12 +157,16 @@ def test_a_padded_text_measures_as_it_does_alone(model, side):
 def test_padding_in_attention_is_said_where_a_user_reads_it(model):
     rows, mask = torch.tensor([LONG, [*SHORT, 0, 0, 0, 0]]), torch.tensor([[1] * 7, [1] * 3 + [0] * 4])
     with asc.capture(model) as recording:
-        for layer in recording.run(input_ids=rows, attention_mask=mask):
-            with pytest.warns(UserWarning, match="attention holds padding; layer.measure"):
-                layer.attention  # noqa: B018
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                layer.measure("fiedler_value")
+        for _ in range(2):  # once a run, whichever lines read it
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for layer in recording.run(input_ids=rows, attention_mask=mask):
+                    shapes = {layer.attention.shape, layer.attention.shape}
+                    layer.measure("fiedler_value")
+                assert shapes == {(2, 4, 7, 7)}
+            (warning,) = caught
+            assert "attention holds padding; layer.measure" in str(warning.message)
+            assert warning.filename == __file__
     with asc.capture(model) as recording, warnings.catch_warnings():
         warnings.simplefilter("error")
         for layer in recording.run(input_ids=rows[:1]):

@@ -356,7 +356,10 @@ def test_two_models_on_the_same_sentences_are_reported_as_that(monkeypatch):
     facts = dict(_facts({"samples": samples}, rows_of_protocol(heads)))
     count = samples["sample"].nunique()
     assert facts["input “text”"] == f"{count} texts of 8 tokens"
-    assert facts["cut"].startswith(f"{count} texts were longer")
+    words = Markup(facts["cut"]).striptags()
+    assert words == f"{count} texts were longer than a's 8 and b's 8 tokens and were cut"
+    mixed = samples.assign(step=samples["model"].map({"a": -1, "b": 64}))
+    assert _facts({"samples": mixed}, None)["checkpoints"] == "2: steps 64 and one of no step"
     page = render(Results({"heads": heads, "samples": samples}), "two")
     assert re.search(r">mean over heads</th>\s*<th [^>]*>model</th>", page)
 
