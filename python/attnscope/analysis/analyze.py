@@ -6,6 +6,7 @@ No study, no files: every quantity whose sites can be captured is measured, unde
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -195,6 +196,9 @@ def measure_inputs(
 def _recipe(request: InputRequest, metrics: Metrics | None, options: Mapping[str, Any]) -> Recipe:
     """Return what is measured; errors begin with the function that was called, whatever it calls."""
     answered = request.has_answers
+    for option in options:
+        if close := difflib.get_close_matches(option, _ARGUMENTS, n=1, cutoff=0.8):
+            raise TypeError(f"{request.function}: no argument {option!r}; did you mean {close[0]!r}?")
     try:
         if metrics is None:
             return complete_recipe(options, with_answers=answered)
@@ -204,6 +208,10 @@ def _recipe(request: InputRequest, metrics: Metrics | None, options: Mapping[str
         if not colon or function not in ("measure", "analyze") or function == request.function:
             raise
         raise type(error)(f"{request.function}: {words}") from error
+
+
+#: Arguments that are no options of metrics, by the names that a slip of the pen may come near to.
+_ARGUMENTS = ("tokenizer", "processor", "layers", "answer", "generate", "column", "progress", "max_memory")
 
 
 def _stopped(function: str, stop: KeyboardInterrupt, results: Results, measured: int, texts: int) -> Results:

@@ -34,8 +34,9 @@ _SAVED = frozenset(("tables", "study.yaml", "provenance.json"))
 class Results(Mapping[str, "pd.DataFrame"]):
     """The tables of one run by name, with the study and the provenance they come from.
 
-    A mapping: `results["heads"]` is a DataFrame, `"heads" in results`, `len(results)`, `dict(results)`. Two
-    results are equal if they are the same object. They can be pickled, without the model that they are of.
+    A mapping: `results["heads"]` is a DataFrame, as is `results.heads`; `"heads" in results`, `len(results)`,
+    `dict(results)`. Two results are equal if they are the same object. They can be pickled, without the model
+    that they are of.
 
     Args:
         tables: DataFrames or Arrow tables by name; key columns first.
@@ -83,6 +84,21 @@ class Results(Mapping[str, "pd.DataFrame"]):
     def __getitem__(self, name: str) -> pd.DataFrame:
         """Return the table of that name."""
         return self.table(name)
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        """Return the table of that name, where nothing else of the results is called so."""
+        # copies and pickles ask for such names before there are any tables
+        if name.startswith("_"):
+            raise AttributeError(f"Results has no attribute {name!r}")
+        if name not in self.tables():
+            raise AttributeError(
+                f"Results has no attribute and no table {name!r}{nearest(name, self.tables())}"
+            )
+        return self.table(name)
+
+    def __dir__(self) -> list[str]:
+        """Return the names of attributes and of tables, for completion."""
+        return [*super().__dir__(), *self.tables()]
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of the tables, as `tables` gives them."""

@@ -299,7 +299,8 @@ def _one_sentence(attention: Tensor | Sequence[Tensor]) -> Tensor:
     if not hasattr(stacked, "__array__"):
         layers = list(stacked) if isinstance(stacked, Sequence) else []
         if not layers or not all(hasattr(layer, "__array__") for layer in layers):
-            if stacked is None or (layers and all(layer is None for layer in layers)):
+            is_empty = isinstance(stacked, tuple) and not layers
+            if stacked is None or is_empty or (layers and all(layer is None for layer in layers)):
                 raise ValueError(
                     "view: transformers gave no attention (sdpa and flash attention give none); pass the "
                     "model and a text, or call model.set_attn_implementation('eager') before"

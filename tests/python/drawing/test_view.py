@@ -263,6 +263,7 @@ def test_one_matrix_is_one_head():
         (lambda: asc.view(attention(), tokens=["a"]), "12 tokens needs as many names, got 1"),
         (lambda: asc.view([attention()[0], attention()[0, :2]]), "one shape"),
         (lambda: asc.view([]), "got list"),
+        (lambda: asc.view(()), "transformers gave no attention"),
         (
             lambda: asc.view(5),
             "expected a model and a text, Results, a tensor, or one tensor per layer, got int",

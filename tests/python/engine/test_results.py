@@ -105,6 +105,16 @@ def test_results_are_pickled_without_their_model(run):
     pd.testing.assert_frame_equal(stored["heads"], run["heads"])
 
 
+def test_tables_are_attributes_too(run):
+    pd.testing.assert_frame_equal(run.heads, run["heads"])
+    assert {"heads", "save"} <= set(dir(run))
+    with pytest.raises(AttributeError, match="no attribute and no table 'head'; did you mean 'heads'"):
+        run.head  # noqa: B018
+    assert not hasattr(run, "_repr_svg_")
+    named = Results({"figures": heads()})  # a method stays what it is
+    assert callable(named.figures)
+
+
 def test_save_refuses_a_folder_with_something_in_it(run):
     with pytest.raises(FileExistsError, match="not empty"):
         Results({"heads": heads()}).save(run.path)

@@ -114,6 +114,12 @@ def test_own_options_per_column(llama):
         (["a", " \n"], ["fiedler_value"], {"tokenizer": tokenizer()}, r"input 1 is an empty text: ' \\n'"),
         ([[5000]], ["fiedler_value"], {}, "token id 5000 is outside the vocabulary"),
         ([[1, 2]], ["fiedler_valu"], {}, "did you mean 'fiedler_value'"),
+        (
+            [[1, 2]],
+            ["fiedler_value"],
+            {"tokeniser": None},
+            "no argument 'tokeniser'; did you mean 'tokenizer'",
+        ),
         ([[1, 2]], None, {"epsilon": 0.1}, "'epsilon' is an option of single metrics"),
     ],
 )

@@ -229,3 +229,14 @@ def test_every_command_of_the_cheatsheet_runs(cheatsheet_run, call):
         code, out, error = call(*line.split()[1:])
         assert code == 0, f"{line}: {error}"
         assert out, line
+
+
+def test_every_function_of_readme_s_table_leads_to_its_definition():
+    table = (ROOT / "README.md").read_text("utf-8").partition("## What it measures")[2].partition("\n\n")[2]
+    table = table.partition("\n\n")[0]
+    links = re.findall(r"\[`(\w+)`\]\(([\w/.]+)\)", table)
+    assert len(links) > 100
+    assert not re.findall(r"(?<!\[)`\w+`", table), "names without a link"
+    for name, path in links:
+        assert name in attnscope.__all__, name
+        assert re.search(rf"^(def|class) {name}\b", (ROOT / path).read_text("utf-8"), re.MULTILINE), path
