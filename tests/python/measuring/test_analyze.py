@@ -114,18 +114,17 @@ def test_own_options_per_column(llama):
         (["a", " \n"], ["fiedler_value"], {"tokenizer": tokenizer()}, r"input 1 is an empty text: ' \\n'"),
         ([[5000]], ["fiedler_value"], {}, "token id 5000 is outside the vocabulary"),
         ([[1, 2]], ["fiedler_valu"], {}, "did you mean 'fiedler_value'"),
-        (
-            [[1, 2]],
-            ["fiedler_value"],
-            {"tokeniser": None},
-            "no argument 'tokeniser'; did you mean 'tokenizer'",
-        ),
         ([[1, 2]], None, {"epsilon": 0.1}, "'epsilon' is an option of single metrics"),
     ],
 )
 def test_bad_input_is_refused_in_words(llama, inputs, metrics, options, message):
     with pytest.raises(ValueError, match=message):
         asc.analyze(llama, inputs, metrics, **options)
+
+
+def test_a_misspelt_argument_is_answered_with_the_nearest(llama):
+    with pytest.raises(TypeError, match="^analyze: no argument 'tokeniser'; did you mean 'tokenizer'"):
+        asc.analyze(llama, [[1, 2]], ["fiedler_value"], tokeniser=None)
 
 
 def test_what_is_no_model_is_refused(tmp_path):
