@@ -76,11 +76,6 @@ def changes(stored_settings: RunConfig, settings: RunConfig) -> str:
 def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
     """Raise ConfigError if a run that goes on would mix numbers."""
     before = read_provenance(folder)
-    if (folder / "shards").is_dir():
-        raise ConfigError(
-            f"{folder} was begun by an older attnscope, whose units are stored in another way: its "
-            "tables can be read, drawn and compared; run the study under another name to go on"
-        )
     if other := incompatibility(before, facts):
         raise ConfigError(
             f"{folder} was begun elsewhere: {other}; one table would hold numbers of both "
