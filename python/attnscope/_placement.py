@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -110,6 +111,8 @@ class NotOnDevice(Exception):
 
 _TORCH_ON_CPU: ContextVar[bool] = ContextVar("torch operations for CPU tensors", default=False)
 _WHERE: dict[str, set[str]] = {}
+# Inside `count_calls`, the calls of functions of the core that did not run in the core, by device and name.
+_CALLS: ContextVar[Counter[str] | None] = ContextVar("calls by device", default=None)
 
 
 @contextmanager
@@ -165,6 +168,21 @@ def measured_where() -> dict[str, list[str]]:
     return {device: sorted(names) for device, names in sorted(_WHERE.items())}
 
 
+@contextmanager
+def count_calls(calls: Counter[str]) -> Iterator[None]:
+    """Count the measures that tensors on an accelerator get inside the block.
+
+    Args:
+        calls: gets a count for each "device: measure", such as "cuda: attention_entropy" and "cpu (copied):
+            persistence". What the core measures of tensors on the CPU is not counted.
+    """
+    token = _CALLS.set(calls)
+    try:
+        yield
+    finally:
+        _CALLS.reset(token)
+
+
 class _Placed:
     """A function of the core as torch operations compute it, or the core itself on a copy of the tensor."""
 
@@ -195,6 +213,9 @@ class _Placed:
 
 def _note(name: str, device: str) -> None:
     _WHERE.setdefault(device, set()).add(name)
+    calls = _CALLS.get()
+    if calls is not None:
+        calls[f"{device}: {name}"] += 1
 
 
 # Inside `shared_copies`, the host copies that were made, with the tensors they were made of.

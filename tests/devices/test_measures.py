@@ -134,6 +134,19 @@ def test_measures_of_layers_and_states_equal_the_core(device, n, kind):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n", [2, 9])
+@pytest.mark.parametrize("batch", [(), (2,), (0,)], ids=str)
+def test_states_of_grouped_queries_are_those_of_their_heads(device, n, batch):
+    """Four heads read the states of two, as in models whose keys are fewer than their queries."""
+    generator = torch.Generator().manual_seed(5)
+    maps = torch.randn(*batch, 4, n, n, generator=generator).softmax(-1)
+    states = torch.randn(*batch, 2, n, 3, generator=generator)
+    marked = torch.arange(n) % 2 == 0
+    assert_equal(asc.geometric_semantic_alignment, device, maps, states, bound=1e-9)
+    assert_equal(asc.reference_influence, device, maps, states, marked)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [2, 9, 34])
 @pytest.mark.parametrize("kind", ["causal", "full", "sink"])

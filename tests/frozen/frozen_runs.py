@@ -120,15 +120,17 @@ def digest_run(name):
     """Return the digests of a run by name: tables, claims, report, figures."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="frozen-run-") as folder:
-        results = RUNS[name](Path(folder))
-        tables = {table: digest_table(results.table(table)) for table in results.tables()}
-        claims = list_claims(results)
-        report = digest_report(asc.report(results, Path(folder) / "report.html").read_text("utf-8"))
-        # panels are not arranged: that takes half of the time, and moves with the fonts of a machine
-        with mock.patch(
-            "attnscope.plots.figure.freeze_layout", lambda figure: figure.set_layout_engine("none")
-        ):
-            figures = {figure: digest_figure(drawn) for figure, drawn in asc.plots.draw(results).items()}
+        return digest_results(RUNS[name](Path(folder)), Path(folder))
+
+
+def digest_results(results, folder):
+    """Return the digests of results by name: tables, claims, report (written to the folder), figures."""
+    tables = {table: digest_table(results.table(table)) for table in results.tables()}
+    claims = list_claims(results)
+    report = digest_report(asc.report(results, folder / "report.html").read_text("utf-8"))
+    # panels are not arranged: that takes half of the time, and moves with the fonts of a machine
+    with mock.patch("attnscope.plots.figure.freeze_layout", lambda figure: figure.set_layout_engine("none")):
+        figures = {figure: digest_figure(drawn) for figure, drawn in asc.plots.draw(results).items()}
     return {"tables": tables, "claims": claims, "report": report, "figures": figures}
 
 

@@ -145,6 +145,16 @@ def test_influence_of_a_reference(part: int, causal: bool, is_ragged: bool) -> N
     )
 
 
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["a layer", "two layers"])
+def test_states_of_grouped_queries(batch: tuple[int, ...]) -> None:
+    """Four heads read the states of two, whose gradients are those of both heads together."""
+    generator = torch.Generator().manual_seed(4)
+    states = torch.randn(*batch, 2, 5, 3, dtype=torch.float64, generator=generator)
+    maps = maps_of(*batch, 4, causal=True)
+    check(lambda a, s: defined(asc.geometric_semantic_alignment(a, s, support="causal")), maps, states)
+    check(lambda a, s: defined(asc.reference_influence(a, s, REFERENCE, support="causal")[0]), maps, states)
+
+
 @pytest.mark.parametrize("is_ragged", [False, True], ids=["whole", "ragged"])
 def test_clouds_of_points(is_ragged: bool) -> None:
     lengths = torch.tensor([6, 4]) if is_ragged else None

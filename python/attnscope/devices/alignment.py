@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnscope._placement import NotOnDevice
-from attnscope.devices.slab import Slab
+from attnscope.devices.slab import Slab, states_by_head
 from attnscope.devices.slabs import per_map
 
 #: Cosines of float64 states are known to this much; less variation than that is none.
@@ -61,7 +61,9 @@ def geometric_semantic_alignment(
         r = torch.where(varies & finite, (ac / aa.sqrt() / cc.sqrt()).clamp(-1, 1), math.nan)
         return r, finite
 
-    result: tuple[Tensor, int] = per_map(compute, attention, lengths, support, (states, without))
+    result: tuple[Tensor, int] = per_map(
+        compute, attention, lengths, support, (states_by_head(states, attention), without)
+    )
     return result
 
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope.devices.slab import Slab
+from attnscope.devices.slab import Slab, states_by_head
 from attnscope.devices.slabs import per_map
 
 
@@ -49,7 +49,8 @@ def reference_influence(
         return [*(torch.where(answered, rows, math.nan) for rows in (relative, direction, change)), finite]
 
     marks = reference.expand(*attention.shape[:-1])
+    vectors = states_by_head(states, attention)
     result: tuple[Tensor, Tensor, Tensor, int] = per_map(
-        compute, attention, lengths, support, (states, marks)
+        compute, attention, lengths, support, (vectors, marks)
     )
     return result

@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 
+def states_by_head(states: Tensor, maps: Tensor) -> Tensor:
+    """Return states [..., h, n, d], also of grouped queries: [..., groups, heads of a group, n, d]."""
+    return states.flatten(-4, -3) if states.ndim > maps.ndim else states
+
+
 class Slab:
     """Some maps of a batch, [m, n, n], and what a measure asks about them; each answer is computed once.
 

@@ -352,6 +352,15 @@ def _print_line(text: str) -> None:
         tqdm.write(f"attnscope: {escape_controls(text)}", file=sys.stderr)
 
 
+def _by_device(calls: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Return the calls of measures by device, of those that did not run in the core."""
+    by_device: dict[str, dict[str, int]] = {}
+    for key, count in sorted(calls.items()):
+        device, _, name = key.partition(": ")
+        by_device.setdefault(device, {})[name] = count
+    return by_device
+
+
 def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> None:
     """Write `provenance.json` of the run so far; models and machines of earlier processes stay in it."""
     plan, tally, before = engine.plan, engine.tally, read_provenance(engine.folder)
@@ -375,6 +384,7 @@ def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> No
         "forward_seconds": round(tally.forward_seconds, 3),
         "metric_seconds": round(tally.metric_seconds, 3),
         "unit_seconds": round(tally.unit_seconds, 3),
+        "measured_on": _by_device(tally.device_calls),
         "non_finite": tally.non_finite,
         "undefined": tally.undefined,
     }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnscope.devices.alignment import states_in_block
+from attnscope.devices.slab import states_by_head
 from attnscope.gradients import operators
 
 
@@ -105,5 +106,5 @@ def geometric_semantic_alignment(
             "geometric_semantic_alignment: query_states have no derivative; detach the tensors"
         )
     seen = operators.split_support(support)
-    correlation, non_finite = _OPERATOR(maps, lengths, *seen, states, without)
+    correlation, non_finite = _OPERATOR(maps, lengths, *seen, states_by_head(states, maps), without)
     return correlation, non_finite

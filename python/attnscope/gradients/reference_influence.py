@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attnscope.devices.slab import states_by_head
 from attnscope.gradients import operators
 
 
@@ -118,5 +119,6 @@ def reference_influence(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return magnitude, direction and change [..., n], and the count of maps that are not finite."""
     seen = operators.split_support(support)
-    magnitude, direction, change, non_finite = _OPERATOR(maps, lengths, *seen, states, reference)
+    vectors = states_by_head(states, maps)
+    magnitude, direction, change, non_finite = _OPERATOR(maps, lengths, *seen, vectors, reference)
     return magnitude, direction, change, non_finite

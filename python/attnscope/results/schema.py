@@ -33,7 +33,14 @@ AXES = (
     *VARIANT_KEYS,
 )
 #: Types of the entries of a provenance that a later process reads; those it lacks are left out.
-_ENTRIES: dict[str, type] = {"machines": dict, "models": dict, "skipped": list, "tables": dict, "shard": str}
+_ENTRIES: dict[str, type] = {
+    "machines": dict,
+    "models": dict,
+    "measured_on": dict,
+    "skipped": list,
+    "tables": dict,
+    "shard": str,
+}
 
 
 def head_means_of(table: str) -> str:
@@ -92,7 +99,7 @@ def check_provenance(facts: Any) -> None:
     for name, kind in _ENTRIES.items():
         if name in facts and not isinstance(facts[name], kind):
             raise DocumentError(f"{name!r} must be a {kind.__name__}, got {facts[name]!r:.60}")
-    for name in ("machines", "models", "tables"):
+    for name in ("machines", "measured_on", "models", "tables"):
         for key, entry in facts.get(name, {}).items():
             if not isinstance(entry, dict):
                 raise DocumentError(f"{name!r}: {key!r:.60} must be a dict, got {entry!r:.60}")

@@ -17,13 +17,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from attnscope._placement import count_calls
 from attnscope._warn import collect_warnings
 from attnscope.errors import NonFiniteWarning, NotAttentionWarning
 
 
 @dataclass
 class Tally:
-    """The counts of a run that its provenance and its report contain."""
+    """The counts of a run that its provenance and its report contain.
+
+    Attributes:
+        device_calls: calls of measures that did not run in the core, by "device: measure".
+    """
 
     units: int = 0
     forward_seconds: float = 0.0
@@ -31,12 +36,16 @@ class Tally:
     unit_seconds: float = 0.0
     non_finite: Counter[str] = field(default_factory=Counter)
     undefined: Counter[str] = field(default_factory=Counter)
+    device_calls: Counter[str] = field(default_factory=Counter)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count the metrics' warnings on maps without a value: a number per run, not a line per layer."""
-        with collect_warnings() as collected:
+        """Count warnings on maps without a value, and the measures that did not run in the core.
+
+        A number per run, not a line per layer.
+        """
+        with collect_warnings() as collected, count_calls(self.device_calls):
             yield
         for warning in collected:
             # captured rows are a softmax; with a learned sink they sum to less
