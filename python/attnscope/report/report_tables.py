@@ -2,7 +2,7 @@
 """Tables of a report from rows of a stored table: the keys of each row, then cells by heading.
 
     show(
-        page, "within", "Correlation within texts.", rows, ["model", "layer"],
+        page, "within", "Correlation within texts.", rows, layer_keys(rows),
         {"estimate": number_cells("estimate"), "95 %": interval_cells(), "texts": count_cells("n")},
     )
 
@@ -12,8 +12,8 @@ nothing itself.
 Example:
     >>> import pandas as pd
     >>> from attnscope.report.report_tables import estimate_cells, frame_of, number_cells
-    >>> rows = pd.DataFrame({"model": "m", "layer": [0, 1], "rho": [0.5, 0.25], "low": 0.1, "high": 0.9})
-    >>> frame_of(rows, ["model", "layer"], {"ρ": estimate_cells("rho"), "least": number_cells("low")})
+    >>> rows = pd.DataFrame({"layer": [0, 1], "rho": [0.5, 0.25], "low": 0.1, "high": 0.9})
+    >>> frame_of(rows, ["layer"], {"ρ": estimate_cells("rho"), "least": number_cells("low")})
       layer                     ρ  least
     0     0  0.500 [0.100, 0.900]  0.100
     1     1  0.250 [0.100, 0.900]  0.100
@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pandas as pd
 
 from attnscope.report.claims_table import interval
-from attnscope.report.numbers import interval_text, number
+from attnscope.report.numbers import number
 from attnscope.report.section import Page
 
 #: The cells of a column, one for each row.
@@ -54,9 +54,9 @@ def interval_cells(low: str = "low", high: str = "high") -> Cells:
 
 
 def estimate_cells(column: str, low: str = "low", high: str = "high") -> Cells:
-    """Return cells of numbers followed by their intervals."""
+    """Return cells of numbers followed by their intervals, a dash in the place of either that is missing."""
     return lambda rows: [
-        f"{number(value)} {interval_text(*ends)}".rstrip()
+        f"{number(value)} {interval(*ends)}"
         for value, *ends in zip(rows[column], rows[low], rows[high], strict=True)
     ]
 
@@ -69,21 +69,27 @@ def spread_cells(column: str) -> Cells:
     ]
 
 
-def frame_of(rows: pd.DataFrame, keys: Sequence[str], cells: Mapping[str, Cells]) -> pd.DataFrame:
-    """Return the text cells of a table; the model is among its keys only where there are several.
+def layer_keys(rows: pd.DataFrame) -> list[str]:
+    """Return the keys of rows of layers: the model is among them where there are several.
+
+    >>> layer_keys(pd.DataFrame({"model": ["a", "a"], "layer": [0, 1]}))
+    ['layer']
+    """
+    return ["model", "layer"] if rows["model"].nunique() > 1 else ["layer"]
+
+
+def frame_of(
+    rows: pd.DataFrame, keys: Sequence[str] | Mapping[str, Cells], cells: Mapping[str, Cells]
+) -> pd.DataFrame:
+    """Return the text cells of a table.
 
     Args:
         rows: of the table, in order.
-        keys: columns that name a row.
+        keys: columns that name a row, or heading -> cells of what names it.
         cells: heading -> cells of a further column.
     """
-    columns = {key: text_cells(key)(rows) for key in shown_keys(rows, keys)}
-    return pd.DataFrame(columns | {heading: fill(rows) for heading, fill in cells.items()})
-
-
-def shown_keys(rows: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Return the keys without the model where all rows are of a single model."""
-    return [key for key in keys if key != "model" or rows[key].nunique() > 1]
+    names = keys if isinstance(keys, Mapping) else {key: text_cells(key) for key in keys}
+    return pd.DataFrame({heading: fill(rows) for heading, fill in {**names, **cells}.items()})
 
 
 def show(
@@ -91,7 +97,7 @@ def show(
     name: str,
     caption: str,
     rows: pd.DataFrame,
-    keys: Sequence[str],
+    keys: Sequence[str] | Mapping[str, Cells],
     cells: Mapping[str, Cells],
     *,
     folded: bool = False,
@@ -103,11 +109,9 @@ def show(
         name: of the table, unique in its section.
         caption: a sentence.
         rows: of the table, in order.
-        keys: columns that name a row; the model is shown only where there are several.
+        keys: columns that name a row, or heading -> cells of what names it.
         cells: heading -> cells of a further column.
         folded: the table is behind its caption.
     """
     if len(rows):
-        page.frame(
-            name, caption, frame_of(rows, keys, cells), names=len(shown_keys(rows, keys)), folded=folded
-        )
+        page.frame(name, caption, frame_of(rows, keys, cells), names=len(keys), folded=folded)

@@ -22,6 +22,7 @@ from attnscope.report.report_tables import (
     estimate_cells,
     frame_of,
     interval_cells,
+    layer_keys,
     number_cells,
     show,
     spread_cells,
@@ -153,7 +154,7 @@ ROWS = pd.DataFrame(
         (text_cells("mode"), ["lowest", "–"]),
         (text_cells("mode", ""), ["lowest", ""]),
         (interval_cells(), ["[0.250, 0.750]", "–"]),
-        (estimate_cells("estimate"), ["0.500 [0.250, 0.750]", "–"]),
+        (estimate_cells("estimate"), ["0.500 [0.250, 0.750]", "– –"]),
         (spread_cells("estimate"), ["0.500 (±0.250)", "–"]),
     ],
 )
@@ -161,13 +162,17 @@ def test_cells_are_the_numbers_of_their_column(cells, expected):
     assert cells(ROWS) == expected
 
 
-def test_the_model_is_a_key_only_where_there_are_several():
+def test_keys_are_columns_or_cells_under_headings():
     cells = {"ρ": number_cells("estimate")}
-    assert frame_of(ROWS, ["model", "layer"], cells).to_numpy().tolist() == [
-        ["a", "0", "0.500"],
-        ["b", "3", "–"],
-    ]
-    assert list(frame_of(ROWS[:1], ["model", "layer"], cells)) == ["layer", "ρ"]
+    frame = frame_of(ROWS, ["model", "layer"], cells)
+    assert frame.to_numpy().tolist() == [["a", "0", "0.500"], ["b", "3", "–"]]
+    frame = frame_of(ROWS, {"replaced by": text_cells("mode")}, cells)
+    assert list(frame) == ["replaced by", "ρ"]
+
+
+def test_the_model_is_a_key_of_layers_only_where_there_are_several():
+    assert layer_keys(ROWS) == ["model", "layer"]
+    assert layer_keys(ROWS[:1]) == ["layer"]
 
 
 def test_a_table_is_shown_under_the_address_of_its_section():

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
@@ -13,6 +10,17 @@ from attnscope.plots.figure import Results, optional
 from attnscope.plots.selection import final, last_step
 from attnscope.report.claims_table import claims_frame, interval
 from attnscope.report.numbers import number
+from attnscope.report.report_tables import (
+    Cells,
+    count_cells,
+    estimate_cells,
+    interval_cells,
+    layer_keys,
+    number_cells,
+    show,
+    spread_cells,
+    text_cells,
+)
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.attention_likelihood.claims import CLAIMS, layers_of, swap_words
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
@@ -130,27 +138,36 @@ def _write_words(page: Page) -> None:
     )
     examples = _examples(page, words)
     page.frame("examples", "What was replaced.", examples, names=examples.shape[1])
-    exact = where(words, protocol="exact")
-    rows = exact.groupby(["model", "mode"], sort=False)
-    means = rows[["log_likelihood", "per_piece", "place"]].mean()
-    first = exact["replacement_ids"].map(lambda ids: int(ids[0]))
-    count = {key: ids.value_counts() for key, ids in first.groupby([exact["model"], exact["mode"]])}
-    means = means.sort_values(["model", "log_likelihood"], ascending=[True, False])
-    columns = {
-        "model": [str(key[0]) for key in means.index],
-        "mode": [str(key[1]) for key in means.index],
-        "L (nats)": [number(value) for value in means["log_likelihood"]],
-        "per piece": [number(value) for value in means["per_piece"]],
-        "place": [number(value) for value in means["place"]],
-        "first pieces": [str(len(count.get(key, ()))) for key in means.index],
-        "commonest": [
-            f"{100 * count[key].max() / count[key].sum():.0f} %" if key in count else "–"
-            for key in means.index
-        ],
-        "texts": [str(rows.size()[key]) for key in means.index],
-    }  # fmt: skip
-    page.frame("modes", "Likelihood of the words in the texts, by mode.", pd.DataFrame(columns), names=2)
+    show(
+        page,
+        "modes",
+        "Likelihood of the words in the texts, by mode.",
+        modes_of(where(words, protocol="exact")),
+        ["model", "mode"],
+        {
+            "L (nats)": number_cells("log_likelihood"),
+            "per piece": number_cells("per_piece"),
+            "place": number_cells("place"),
+            "first pieces": count_cells("first_pieces"),
+            "commonest": lambda rows: [f"{100 * share:.0f} %" for share in rows["commonest"]],
+            "texts": count_cells("texts"),
+        },
+    )
     page.figure("dose")
+
+
+def modes_of(words: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each model and mode: mean likelihoods, and how varied the first pieces are."""
+    words = words.assign(first=words["replacement_ids"].map(lambda ids: int(ids[0])))
+    modes = words.groupby(["model", "mode"], sort=False).agg(
+        log_likelihood=("log_likelihood", "mean"),
+        per_piece=("per_piece", "mean"),
+        place=("place", "mean"),
+        first_pieces=("first", "nunique"),
+        commonest=("first", lambda ids: ids.value_counts(normalize=True).max()),
+        texts=("first", "size"),
+    )
+    return modes.sort_values(["model", "log_likelihood"], ascending=[True, False]).reset_index()
 
 
 def _examples(page: Page, words: pd.DataFrame) -> pd.DataFrame:
@@ -179,19 +196,12 @@ def _around(text: str, word: str) -> str:
     return f"{before}[{word}]{text[at + len(word) : high]}{'…' if high < len(text) else ''}"
 
 
-def _layer_frame(rows: pd.DataFrame, several: bool, columns: dict[str, str]) -> pd.DataFrame:
-    frame: dict[str, list[str]] = {"model": list(rows["model"])} if several else {}
-    frame |= {"layer": [str(int(layer)) for layer in rows["layer"]]}
-    frame |= {"estimate": [number(value) for value in rows["estimate"]]}
-    frame |= {"95 %": [interval(*ends) for ends in zip(rows["low"], rows["high"], strict=True)]}
-    for name, label in columns.items():
-        frame[label] = [str(int(value)) if name == "n" else number(value) for value in rows[name]]
-    return pd.DataFrame(frame)
+#: Cells of an association in a layer.
+ESTIMATE = {"estimate": number_cells("estimate"), "95 %": interval_cells()}
 
 
 def _write_within(page: Page) -> None:
     table = final(page.results, "head_mean_associations", protocol="exact")
-    several = table["model"].nunique() > 1
     page.words(
         "Between texts length, place and number of pieces differ, and attention inside a word depends on all "
         "of them by construction. Within a text they are the same for every version of the word."
@@ -207,20 +217,22 @@ def _write_within(page: Page) -> None:
     for name in ("likelihood_depth", "likelihood_map", "likelihood_heads"):
         page.figure(name)
     rows = where(table, design="within", predictor="log_likelihood")
-    labels = {"slope": "share per nat", "z": "z", "p_adjusted": "family-wise p", "n": "texts"}
-    page.frame(
-        "within", "Correlation within texts, head mean.", _layer_frame(rows, several, labels),
-        names=1 + several,
-    )  # fmt: skip
+    cells = {
+        "share per nat": number_cells("slope"),
+        "z": number_cells("z"),
+        "family-wise p": number_cells("p_adjusted"),
+        "texts": count_cells("n"),
+    }
+    show(
+        page, "within", "Correlation within texts, head mean.", rows, layer_keys(rows), {**ESTIMATE, **cells}
+    )
     rows = where(table, design=["between", "between_partial"], mode="real")
     for predictor, measure, label in (
         ("per_piece", "boost", "likelihood per piece and boost (share over that of uniform attention)"),
         ("log_likelihood", "inner", "likelihood and mean attention inside the word"),
     ):
-        rows_of_measure = where(rows, predictor=predictor, measure=measure)
-        if len(rows_of_measure):
-            caption = f"Correlation over texts of real words: {label}."
-            page.frame(f"between-{measure}", caption, _between(rows_of_measure, several), names=1 + several)
+        caption = f"Correlation over texts of real words: {label}."
+        _show_between(page, f"between-{measure}", caption, where(rows, predictor=predictor, measure=measure))
     page.notes(
         [
             "That attention follows likelihood within a text does not say that it follows expectation: each "
@@ -230,23 +242,22 @@ def _write_within(page: Page) -> None:
     )
 
 
-def _between(rows: pd.DataFrame, several: bool) -> pd.DataFrame:
-    """Return both designs of one pair of quantities, one line a layer."""
-    grid = rows.pivot_table(
-        index=["model", "layer"], columns="design", values=["estimate", "slope"], sort=False
-    )
-    columns: dict[str, list[str]] = {"model": [str(key[0]) for key in grid.index]} if several else {}
-    columns |= {"layer": [str(int(key[1])) for key in grid.index]}
+def _show_between(page: Page, name: str, caption: str, rows: pd.DataFrame) -> None:
+    """Write both designs of one pair of quantities, one line a layer."""
+    values = ["estimate", "slope"]
+    grid = rows.pivot_table(index=["model", "layer"], columns="design", values=values, sort=False)
+    cells: dict[str, Cells] = {}
     for design, label in (("between", ""), ("between_partial", ", given length, place, pieces")):
-        for value, name in (("estimate", "ρ"), ("slope", "per nat")):
+        for value, symbol in (("estimate", "ρ"), ("slope", "per nat")):
             if (value, design) in grid:
-                columns[f"{name}{label}"] = [number(value) for value in grid[(value, design)]]
-    return pd.DataFrame(columns)
+                cells[f"{symbol}{label}"] = number_cells(f"{value} {design}")
+    grid.columns = [" ".join(column) for column in grid.columns]
+    grid = grid.reset_index()
+    show(page, name, caption, grid, layer_keys(grid), cells)
 
 
 def _write_swap(page: Page) -> None:
     table = final(page.results, "head_mean_associations", protocol="exact", design="swap")
-    several = table["model"].nunique() > 1
     page.words(
         "Two texts exchange words of the same forms. Each token and each text is then once at home and "
         "once away; what share the words have at home beyond what they have away is due to word and text "
@@ -255,11 +266,9 @@ def _write_swap(page: Page) -> None:
     )
     page.figure("swap_depth")
     rows = where(table, measure="share")
-    labels = {"p_value": "p", "p_adjusted": "p, Holm", "n": "pairs"}
-    page.frame(
-        "swap", "Share at home less share away, head mean.", _layer_frame(rows, several, labels),
-        names=1 + several,
-    )  # fmt: skip
+    cells = {"p": number_cells("p_value"), "p, Holm": number_cells("p_adjusted"), "pairs": count_cells("n")}
+    caption = "Share at home less share away, head mean."
+    show(page, "swap", caption, rows, layer_keys(rows), {**ESTIMATE, **cells})
     overall = optional(page.results, "overall")
     if overall is not None:
         least_nats = stored_options(page.results, LikelihoodOptions).least_nats
@@ -281,7 +290,6 @@ def _write_swap(page: Page) -> None:
 
 def _write_budget(page: Page) -> None:
     table = final(page.results, "shifts", protocol="exact")
-    several = table["model"].nunique() > 1
     page.words(
         "What a word no longer gives to itself goes elsewhere: shares of the word, of special tokens and of "
         "the rest add up to its rows."
@@ -289,21 +297,17 @@ def _write_budget(page: Page) -> None:
     page.figure("attention_budget")
     lowest = table.loc[table.groupby("model")["log_likelihood_difference"].idxmin(), ["model", "mode"]]
     rows = table.merge(lowest, on=["model", "mode"])
-    grid = rows.pivot_table(index=["model", "layer"], columns="measure", values=["difference", "low", "high"])
-    columns: dict[str, list[str]] = {"model": [str(key[0]) for key in grid.index]} if several else {}
-    columns |= {"layer": [str(int(key[1])) for key in grid.index]}
-    for measure in ("share", "special", "context", "received"):
-        if ("difference", measure) in grid:
-            columns[measure] = [
-                f"{number(value)} {interval(low, high)}"
-                for value, low, high in zip(
-                    *(grid[name, measure] for name in ("difference", "low", "high")), strict=True
-                )
-            ]
-    page.frame(
-        "budget", "The least likely words less the real ones, with 95 % intervals.", pd.DataFrame(columns),
-        names=1 + several,
-    )  # fmt: skip
+    grid = rows.assign(text=estimate_cells("difference")(rows)).pivot(
+        index=["model", "layer"], columns="measure", values="text"
+    )
+    cells = {
+        measure: text_cells(measure)
+        for measure in ("share", "special", "context", "received")
+        if measure in grid
+    }
+    grid = grid.reset_index()
+    caption = "The least likely words less the real ones, with 95 % intervals."
+    show(page, "budget", caption, grid, layer_keys(grid), cells)
     commonest = rows.groupby(["model", "mode"])["commonest"].first()
     page.notes(
         [
@@ -324,33 +328,26 @@ def _write_published(page: Page) -> None:
         mode=""
     )
     keys = ["model", "protocol", "layer", "mode"]
-    slopes = table[keys].fillna("").merge(within[[*keys, "slope"]], on=keys, how="left")["slope"]
-    columns: dict[str, list[str]] = {
-        "model": list(table["model"]),
-        "protocol": list(table["protocol"]),
-        "layer": [str(layer) for layer in table["layer"]],
-        "mode": [str(mode) or "–" for mode in table["mode"].fillna("")],
-        "ρ": [number(value) for value in table["rho"]],
-        "share per nat": [number(value) for value in slopes],
-        "layer, even texts": [str(layer) for layer in table["held_out_layer"]],
-        "ρ, odd texts": [number(value) for value in table["held_out_rho"]],
-        "likelihood, real": [_spread(table, at, "likelihood_real") for at in table.index],
-        "replaced": [_spread(table, at, "likelihood_perturbed") for at in table.index],
-        "inner, real": [_spread(table, at, "inner_real") for at in table.index],
-        "inner, replaced": [_spread(table, at, "inner_perturbed") for at in table.index],
-    }
+    best = table.assign(mode=table["mode"].fillna("")).merge(within[[*keys, "slope"]], on=keys, how="left")
     page.words(
         "The layer and mode of the largest correlation. Chosen and reported on the same texts it is too "
         "large; in the next columns the choice is made on texts of even number and reported on "
         "those of odd number. Exact: correlation within texts; ruscio2023: over texts, of mean probability "
         "at the word's own position and mean attention inside it."
     )
-    page.frame("best", "Best layers.", pd.DataFrame(columns), names=2)
-
-
-def _spread(table: pd.DataFrame, at: Any, name: str) -> str:
-    value, spread = (float(table[f"{name}{end}"][at]) for end in ("", "_std"))
-    return "–" if np.isnan(value) else f"{number(value)} (±{number(spread)})"
+    cells = {
+        "layer": text_cells("layer"),
+        "mode": text_cells("mode"),
+        "ρ": number_cells("rho"),
+        "share per nat": number_cells("slope"),
+        "layer, even texts": text_cells("held_out_layer"),
+        "ρ, odd texts": number_cells("held_out_rho"),
+        "likelihood, real": spread_cells("likelihood_real"),
+        "replaced": spread_cells("likelihood_perturbed"),
+        "inner, real": spread_cells("inner_real"),
+        "inner, replaced": spread_cells("inner_perturbed"),
+    }
+    show(page, "best", "Best layers.", best, ["model", "protocol"], cells)
 
 
 SECTIONS: tuple[Section, ...] = (

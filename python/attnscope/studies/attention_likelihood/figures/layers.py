@@ -4,24 +4,14 @@
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.colors import TwoSlopeNorm
 
 from attnscope.errors import NotDrawable
-from attnscope.plots.axes import layers_below
 from attnscope.plots.figure import Drawn, Options, Results, captioned, optional
+from attnscope.plots.panels import ModelPanels, diverging, layer_axis, layer_line, layer_points, sparse_ticks
 from attnscope.plots.selection import final
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
 from attnscope.report.numbers import number
-from attnscope.studies.attention_likelihood.figures.declared import (
-    ZERO,
-    by_model,
-    exact,
-    figure,
-    legend_of,
-    models_of,
-    width_of,
-)
+from attnscope.studies.attention_likelihood.figures.declared import figure
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 from attnscope.studies.stored_options import stored_options
 from attnscope.study_api.selection import where
@@ -32,6 +22,8 @@ MAPS = (
     ("between texts, boost", "exact", "between", "per_piece", "boost"),
     ("as published", "ruscio2023", "between", "own_probability", "inner"),
 )
+#: Models whose exchange has a row of panels.
+MOST = 3
 #: Colour of cells without a number.
 NO_LAYER = "0.75"
 
@@ -48,8 +40,7 @@ def likelihood_map(results: Results, options: Options) -> Drawn:
     if not grids:
         raise NotDrawable("no layer has a correlation")
     models = list(dict.fromkeys(table["model"]))
-    largest = max(float(rows_of_design["estimate"].abs().max()) for _, rows_of_design in grids)
-    norm = TwoSlopeNorm(0.0, -max(largest, 0.1), max(largest, 0.1))
+    norm = diverging([rows_of_design["estimate"] for _, rows_of_design in grids])
     maps: list[tuple[str, pd.DataFrame]] = []
     for title, rows_of_design in grids:
         published = (rows_of_design["protocol"] == "ruscio2023").any()
@@ -75,8 +66,7 @@ def likelihood_map(results: Results, options: Options) -> Drawn:
         ax.set_facecolor(NO_LAYER)  # seen where a cell has no number
         ax.set_title(title)
         ax.set_xlabel("layer")
-        step = max(1, len(grid.columns) // 8)
-        ax.set_xticks(range(0, len(grid.columns), step), list(grid.columns)[::step])
+        sparse_ticks(ax.set_xticks, grid.columns)
         names = [str(name) for name in grid.index]
         ax.set_yticks(range(len(names)), names if ax is axes[0][0] else [""] * len(names))
     figure_.colorbar(image, ax=axes[0], shrink=0.9, label="Spearman's ρ")
@@ -109,78 +99,61 @@ def _best_modes(rows: pd.DataFrame) -> dict[str, str]:
 @figure("head_mean_associations")
 def likelihood_depth(results: Results, options: Options) -> Drawn:
     """Draw the correlation within texts over depth, with that between texts given their length."""
-    table = exact(results, "head_mean_associations", "estimate", "z")
-    models, left_out = models_of(table)
+    table = final(results, "head_mean_associations", "estimate", "z", protocol="exact")
     control = optional(results, "controls")
-    figure_, axes = panels(1, len(models), height=2.6, width=width_of(options, len(models)), sharey=True)
-    for ax, rows_of_model in by_model(table, axes[0]):
+    drawn = ModelPanels.of(table, options, "Spearman's ρ of L and share", sharey=True)
+    for ax, rows_of_model in drawn.rows(table):
         rows = where(rows_of_model, design="within", predictor="log_likelihood").sort_values("layer")
         reach = 1.96 * (rows["estimate"] / rows["z"]).abs()
         ax.fill_between(
             rows["layer"], -reach, reach, color=MUTED, alpha=0.25, linewidth=0, label="chance (permutations)"
         )
-        _line(ax, rows, "within texts", PALETTE[0], "-")
-        ax.fill_between(rows["layer"], rows["low"], rows["high"], color=PALETTE[0], alpha=0.18, linewidth=0)
-        partial = where(rows_of_model, design="between_partial", mode="real", measure="boost").sort_values(
-            "layer"
-        )
-        _line(ax, partial, "between texts, given length and place", PALETTE[1], "--")
+        layer_line(ax, rows, "within texts", PALETTE[0], band=0.18)
+        partial = where(rows_of_model, design="between_partial", mode="real", measure="boost")
+        layer_line(ax, partial, "between texts, given length and place", PALETTE[1], "--")
         if control is not None:
             untrained = where(control, model=rows_of_model["model"].iloc[0], design="within")
             if len(untrained):
                 mean = untrained.groupby("layer")["estimate"].mean()
                 ax.plot(mean.index, mean, label="within, random weights", **NULL_LINES["random_weights"])
-        ax.axhline(0, **ZERO)
-        layers_below(ax)
-    axes[0][0].set_ylabel("Spearman's ρ of L and share")
-    legend_of(figure_, axes[0][0], 2)
-    return captioned(
-        figure_,
+        layer_axis(ax, 0)
+    drawn.legend(2)
+    return drawn.captioned(
         "Mean over texts with its 95 % interval; grey: 95 % of permutations of a text's versions. Within a "
         "text every version is another token: the line says that attention follows what stands there, not "
         "that the model expects it. How large the changes are is in the figures dose and swap_depth.",
-        left_out=left_out,
     )
-
-
-def _line(ax: Axes, rows: pd.DataFrame, label: str, color: str, dash: str) -> None:
-    ax.plot(rows["layer"], rows["estimate"], dash, color=color, marker="o", markersize=3, label=label)
 
 
 @figure("head_mean_associations", "shifts")
 def swap_depth(results: Results, options: Options) -> Drawn:
     """Draw the gain of a word's share at home, next to the effect of the least likely word."""
-    table = exact(results, "head_mean_associations", "estimate")
-    table = where(table, design="swap", measure="share")
+    table = final(
+        results, "head_mean_associations", "estimate", protocol="exact", design="swap", measure="share"
+    )
     if table["estimate"].isna().all():
         raise NotDrawable("no two texts exchange words")
-    shifts = exact(results, "shifts", "difference")
-    shifts = where(shifts, measure="share")
+    shifts = final(results, "shifts", "difference", protocol="exact", measure="share")
     overall, control = optional(results, "overall"), optional(results, "controls")
     least_nats = stored_options(results, LikelihoodOptions).least_nats
-    models, left_out = models_of(table)
+    models = list(dict.fromkeys(table["model"]))
+    models, left_out = models[:MOST], [f"model {model}" for model in models[MOST:]]
     height = 0.6 + 1.9 * len(models)
     figure_, axes = panels(len(models), 2, height=height, width=options.width, narrowest=2.0)
     words = []
     for (first, second), model in zip(axes, models, strict=True):
         shifts_of_model = where(shifts, model=model)
         mode = str(shifts_of_model.sort_values("log_likelihood_difference")["mode"].iloc[0])
-        rows_of_model = where(table, model=model).sort_values("layer")
-        _points(first, rows_of_model, "estimate", PALETTE[0])
+        layer_points(first, where(table, model=model), "estimate", PALETTE[0])
         if control is not None:
-            mine_control = where(control, model=model, design="swap")
-            ends = mine_control.groupby("layer")["estimate"].agg(["min", "max"])
+            control_of_model = where(control, model=model, design="swap")
+            ends = control_of_model.groupby("layer")["estimate"].agg(["min", "max"])
             if len(ends):
                 first.fill_between(
                     ends.index, ends["min"], ends["max"], color=MUTED, alpha=0.35, linewidth=0,
                     label="models with random weights",
                 )  # fmt: skip
-        _points(
-            second,
-            where(shifts_of_model, mode=mode).sort_values("layer"),
-            "difference",
-            PALETTE[1],
-        )
+        layer_points(second, where(shifts_of_model, mode=mode), "difference", PALETTE[1])
         name = f"{model}: " if len(models) > 1 else ""
         first.set_title(f"{name}at home − away")
         second.set_title(f"{name}{mode} − real word")
@@ -205,45 +178,25 @@ def swap_depth(results: Results, options: Options) -> Drawn:
     )
 
 
-def _points(ax: Axes, rows: pd.DataFrame, column: str, color: str) -> None:
-    """Draw estimates with their intervals over layers, and the line at 0."""
-    middle = rows[column]
-    below, above = (middle - rows["low"]).clip(0), (rows["high"] - middle).clip(0)
-    ax.errorbar(
-        rows["layer"], middle, yerr=[below, above], color=color, marker="o", markersize=3.5, linewidth=1.0,
-        capsize=2,
-    )  # fmt: skip
-    ax.axhline(0, **ZERO)
-    layers_below(ax)
-
-
 @figure("head_mean_associations")
 def copy_or_context(results: Results, options: Options) -> Drawn:
     """Draw, for encoders, the likelihood under the mask given the probability at its position, and the
     reverse.
     """
-    table = exact(results, "head_mean_associations", "estimate")
-    table = where(table, design="within_given")
+    table = final(results, "head_mean_associations", "estimate", protocol="exact", design="within_given")
     if table["estimate"].isna().all():
         raise NotDrawable("no encoder with a vocabulary head was measured")
-    models, left_out = models_of(table)
-    figure_, axes = panels(1, len(models), height=2.5, width=width_of(options, len(models)), sharey=True)
+    drawn = ModelPanels.of(table, options, "partial correlation with share", height=2.5, sharey=True)
     lines = (
         ("masked given own", "expected (masked), given kept", PALETTE[0], "-"),
         ("own given masked", "kept (own position), given expected", PALETTE[1], "--"),
     )
-    for ax, rows_of_model in by_model(table, axes[0]):
+    for ax, rows_of_model in drawn.rows(table):
         for name, label, color, dash in lines:
-            rows = where(rows_of_model, predictor=name).sort_values("layer")
-            _line(ax, rows, label, color, dash)
-            ax.fill_between(rows["layer"], rows["low"], rows["high"], color=color, alpha=0.15, linewidth=0)
-        ax.axhline(0, **ZERO)
-        layers_below(ax)
-    axes[0][0].set_ylabel("partial correlation with share")
-    legend_of(figure_, axes[0][0], 2)
-    return captioned(
-        figure_,
+            layer_line(ax, where(rows_of_model, predictor=name), label, color, dash, band=0.15)
+        layer_axis(ax, 0)
+    drawn.legend(2)
+    return drawn.captioned(
         "The probability of a word at its own, unmasked position says whether the model kept the token, not "
         "whether it expects it. Each is shown with the other held; bands are 95 % intervals over texts.",
-        left_out=left_out,
     )

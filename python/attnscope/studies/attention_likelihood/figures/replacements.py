@@ -8,21 +8,15 @@ import math
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import Patch
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.axes import layers_below
-from attnscope.plots.figure import Drawn, Options, Results, captioned, optional
-from attnscope.plots.style import INK, NULL_LINES, PALETTE, legend_columns, legend_over, named_artists, panels
-from attnscope.studies.attention_likelihood.figures.declared import (
-    ZERO,
-    by_model,
-    exact,
-    figure,
-    models_of,
-    width_of,
-)
+from attnscope.plots.figure import Drawn, Options, Results, optional
+from attnscope.plots.panels import ModelPanels, diverging, level_line, sparse_ticks
+from attnscope.plots.selection import final
+from attnscope.plots.style import INK, NULL_LINES, PALETTE, legend_columns, legend_over, named_artists
+from attnscope.studies.attention_likelihood.figures.declared import figure
 from attnscope.study_api.selection import where, without
 
 #: Colour and marker of the layers that a line is a mean over: thirds of the depth, where there are as many.
@@ -39,15 +33,13 @@ PARTS = {"share": "the word itself", "special": "special tokens", "context": "th
 @figure("shifts")
 def dose(results: Results, options: Options) -> Drawn:
     """Draw the change of the share by the loss of likelihood, a line for each third of the depth."""
-    table = exact(results, "shifts", "difference", "log_likelihood_difference")
-    table = without(where(table, measure="share"), mode="swap")
+    columns = ("difference", "log_likelihood_difference")
+    table = without(final(results, "shifts", *columns, protocol="exact", measure="share"), mode="swap")
     if table["difference"].isna().all():
         raise NotDrawable("no replacement was measured")
-    models, left_out = models_of(table)
     control = optional(results, "controls")
-    width = width_of(options, len(models))
-    figure_, axes = panels(1, len(models), height=2.8, width=width, narrowest=2.0, sharey=True)
-    for ax, rows_of_model in by_model(table, axes[0]):
+    drawn = ModelPanels.of(table, options, "change of the share", height=2.8, narrowest=2.0, sharey=True)
+    for ax, rows_of_model in drawn.rows(table):
         _draw_thirds(ax, rows_of_model)
         untrained = (
             pd.DataFrame() if control is None else where(control, model=rows_of_model["model"].iloc[0])
@@ -57,24 +49,21 @@ def dose(results: Results, options: Options) -> Drawn:
         if len(untrained):
             means = untrained.groupby("mode")["estimate"].mean().reindex(named.index)
             ax.plot(named, means, label="random weights, all layers", **NULL_LINES["random_weights"])
-        if len(models) == 1:
+        if len(drawn.names) == 1:
             _name_modes(ax, named)
-        ax.axhline(0, **ZERO)
-        ax.axvline(0, **ZERO)
+        level_line(ax, 0)
+        level_line(ax, 0, along="x")
         ax.set_xlabel("change of log-likelihood (nats)")
     order = table.groupby("mode")["log_likelihood_difference"].mean()
-    axes[0][0].set_ylabel("change of the share")
-    drawn = named_artists(axes[0])
+    artists = named_artists(drawn.axes)
     order_of_names = [*LAYERS, "random weights, all layers"]
-    legend_over(figure_, {name: drawn[name] for name in order_of_names if name in drawn}, 2)
-    over = ["the layers of a third of the depth"] if "last third" in drawn else []
-    over += ["all layers of a model of fewer than three"] if "all layers" in drawn else []
-    return captioned(
-        figure_,
+    legend_over(drawn.figure, {name: artists[name] for name in order_of_names if name in artists}, 2)
+    over = ["the layers of a third of the depth"] if "last third" in artists else []
+    over += ["all layers of a model of fewer than three"] if "all layers" in artists else []
+    return drawn.captioned(
         f"Each point is a mode of replacement, mean over texts and over {', or '.join(over)}, less the real "
         "word (0, 0), with the mean of the layers' 95 % intervals; from the left: "
         f"{', '.join(str(mode) for mode in order.sort_values().index)}.",
-        left_out=left_out,
     )
 
 
@@ -128,14 +117,12 @@ def _name_modes(ax: Axes, nats: pd.Series[float]) -> None:
 @figure("shifts")
 def attention_budget(results: Results, options: Options) -> Drawn:
     """Draw the attention of real and of least likely words: to the word, special tokens, the rest."""
-    table = exact(results, "shifts", "difference", "real")
-    table = where(table, measure=PARTS)
+    table = final(results, "shifts", "difference", "real", protocol="exact", measure=PARTS)
     if table["real"].isna().all():
         raise NotDrawable("no word's attention was measured")
-    models, left_out = models_of(table)
-    figure_, axes = panels(1, len(models), height=2.6, width=width_of(options, len(models)), sharey=True)
+    drawn = ModelPanels.of(table, options, "share of the word's attention", sharey=True)
     mode = ""
-    for ax, rows_of_model in by_model(table, axes[0]):
+    for ax, rows_of_model in drawn.rows(table):
         mode = str(rows_of_model.sort_values("log_likelihood_difference")["mode"].iloc[0])
         rows_of_model = where(rows_of_model, mode=mode)
         layers = np.array(sorted(rows_of_model["layer"].unique()))
@@ -155,37 +142,30 @@ def attention_budget(results: Results, options: Options) -> Drawn:
                 bottom = bottom + np.nan_to_num(height)
         layers_below(ax)
         ax.set_ylim(0, 1.02)
-    axes[0][0].set_ylabel("share of the word's attention")
     handles = [Patch(facecolor=PALETTE[at], label=f"to {name}") for at, name in enumerate(PARTS.values())]
     handles += [
         Patch(facecolor="white", edgecolor=INK, label="real word"),
         Patch(facecolor="white", edgecolor=INK, hatch="////", label=f"replaced ({mode})"),
     ]
-    columns = legend_columns(figure_, [str(handle.get_label()) for handle in handles])
-    figure_.legend(handles=handles, loc="outside upper center", ncols=columns, fontsize=6.5)
-    return captioned(
-        figure_,
+    columns = legend_columns(drawn.figure, [str(handle.get_label()) for handle in handles])
+    drawn.figure.legend(handles=handles, loc="outside upper center", ncols=columns, fontsize=6.5)
+    return drawn.captioned(
         "Left bar of a pair: the real word; right, hatched: the least likely one in its place. The parts add "
         "up to a row of the map; what the word no longer gives itself goes where the others grow.",
-        left_out=left_out,
     )
 
 
 @figure("associations")
 def likelihood_heads(results: Results, options: Options) -> Drawn:
     """Draw the correlation within texts of every head."""
-    table = exact(results, "associations", "estimate", "p_adjusted")
-    table = where(table, design="within")
+    table = final(results, "associations", "estimate", "p_adjusted", protocol="exact", design="within")
     if table["estimate"].isna().all():
         raise NotDrawable("no head has a correlation")
-    models, left_out = models_of(table)
     layers, heads = table["layer"].nunique(), table["head"].nunique()
-    height = min(6.5, 1.4 + 0.24 * layers)
-    width = min(options.width, 1.4 + (0.8 + 0.22 * heads) * len(models))
-    figure_, axes = panels(1, len(models), height=height, width=width)
-    largest = max(0.1, float(table["estimate"].abs().max()))
-    norm = TwoSlopeNorm(0.0, -largest, largest)
-    for ax, rows_of_model in by_model(table, axes[0]):
+    height, width = min(6.5, 1.4 + 0.24 * layers), 0.8 + 0.22 * heads
+    drawn = ModelPanels.of(table, options, "layer", height=height, panel_width=width, margin=1.4)
+    norm = diverging([table["estimate"]])
+    for ax, rows_of_model in drawn.rows(table):
         grid = rows_of_model.pivot_table(index="layer", columns="head", values="estimate", dropna=False)
         image = ax.imshow(grid, aspect="auto", cmap="RdBu_r", norm=norm, interpolation="nearest")
         certain = rows_of_model[rows_of_model["p_adjusted"] <= 0.05]
@@ -196,17 +176,13 @@ def likelihood_heads(results: Results, options: Options) -> Drawn:
             s=7, color="white", edgecolor=INK, linewidth=0.5, zorder=3,
         )  # fmt: skip
         ax.set_xlabel("head")
-        for which, values in ((ax.set_xticks, grid.columns), (ax.set_yticks, grid.index)):
-            step = max(1, len(values) // 8)
-            which(range(0, len(values), step), list(values)[::step])
-    axes[0][0].set_ylabel("layer")
-    figure_.colorbar(image, ax=axes[0], shrink=0.9, label="ρ within texts")
+        sparse_ticks(ax.set_xticks, grid.columns)
+        sparse_ticks(ax.set_yticks, grid.index)
+    drawn.figure.colorbar(image, ax=drawn.axes, shrink=0.9, label="ρ within texts")
     count = int((table["p_adjusted"] <= 0.05).sum())
     slopes = table["slope"].abs()
-    return captioned(
-        figure_,
+    return drawn.captioned(
         f"White is 0. Dots: {count} of {len(table)} heads whose correlation is beyond chance "
         f"(Benjamini–Hochberg, .05). Slopes reach {slopes.max():.3g} share per nat, half of them stay below "
         f"{slopes.median():.2g}.",
-        left_out=left_out,
     )
