@@ -16,7 +16,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,7 @@ class Panels:
         panel_width: float,
         margin: float = 0.4,
         most: int | None = None,
+        across: int | None = None,
         **panel_options: Any,
     ) -> Panels:
         """Return a panel for each value of a column, in the order in which the table first has them.
@@ -76,12 +77,14 @@ class Panels:
             panel_width: inches of a panel where there is room.
             margin: inches next to the panels.
             most: panels that are drawn; other values are named as left out.
+            across: panels in a row; None takes as many as have room.
             panel_options: of `plots.style.panels`, such as `sharey` and `narrowest`.
         """
         values = list(dict.fromkeys(table[column]))
         shown = values[:most]
-        width = min(options.width, margin + panel_width * len(shown))
-        figure, axes = panels(1, len(shown), height=height, width=width, **panel_options)
+        in_row = min(across or len(shown), len(shown))
+        width = min(options.width, margin + panel_width * in_row)
+        figure, axes = panels(1, len(shown), height=height, width=width, most=in_row, **panel_options)
         return cls(
             figure, axes[0], column, shown, tuple(f"{column} {value}" for value in values[len(shown) :])
         )
@@ -204,7 +207,7 @@ def diverging(values: Sequence[pd.Series[float]], least: float = 0.1) -> TwoSlop
     return TwoSlopeNorm(0.0, -largest, largest)
 
 
-def sparse_ticks(set_ticks: Callable[..., Any], labels: Sequence[Any], most: int = 8) -> None:
+def sparse_ticks(set_ticks: Callable[..., Any], labels: Iterable[Any], most: int = 8) -> None:
     """Label about `most` places of an axis of categories.
 
     Args:
@@ -212,5 +215,6 @@ def sparse_ticks(set_ticks: Callable[..., Any], labels: Sequence[Any], most: int
         labels: of the places 0, 1, ...
         most: labels at which the step between them grows.
     """
-    step = max(1, len(labels) // most)
-    set_ticks(range(0, len(labels), step), list(labels)[::step])
+    names = list(labels)
+    step = max(1, len(names) // most)
+    set_ticks(range(0, len(names), step), names[::step])

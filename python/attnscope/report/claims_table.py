@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -104,9 +104,9 @@ def _ranges(table: pd.DataFrame, low: str, high: str) -> list[str]:
     return ["" if pd.isna(first) else f"{number(first)} to {number(last)}" for first, last in ends]
 
 
-def interval(low: float, high: float) -> str:
+def interval(low: float, high: float, form: Callable[[Any], str] | None = None) -> str:
     """Return an interval's ends in brackets, or a dash where there is none."""
-    return interval_text(low, high) or "–"
+    return interval_text(low, high, form) or "–"
 
 
 def _models(table: pd.DataFrame) -> list[str]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,13 +119,19 @@ def all_means(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFrame
     return pd.DataFrame(rows, columns=["table", "quantity", "mean", "95 % interval", "n"])
 
 
-def interval_text(low: Any, high: Any) -> str:
+def interval_text(low: Any, high: Any, form: Callable[[Any], str] | None = None) -> str:
     """Return an interval as a person writes it; an empty text without one.
+
+    Args:
+        low: end of the interval.
+        high: likewise.
+        form: writes an end; None takes `number`.
 
     >>> interval_text(0.25, 1.5), interval_text(float("nan"), float("nan"))
     ('[0.250, 1.50]', '')
     """
-    return "" if pd.isna(low) or pd.isna(high) else f"[{number(low)}, {number(high)}]"
+    form = form or number
+    return "" if pd.isna(low) or pd.isna(high) else f"[{form(low)}, {form(high)}]"
 
 
 def _median(values: pd.Series) -> tuple[str, str]:

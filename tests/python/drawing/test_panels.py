@@ -71,6 +71,13 @@ def test_panels_by_another_column_take_rows_of_another_table():
     assert [len(rows) for _, rows in drawn.rows(control)] == [0, 1, 1]
 
 
+def test_panels_across_stand_in_several_rows():
+    table = table_of("a", layers=5)
+    drawn = Panels.by(table, "layer", Options(), height=2.0, panel_width=1.5, margin=0.5, across=2)
+    assert drawn.figure.get_size_inches() == pytest.approx([3.5, 6.0])
+    assert len(drawn.axes) == 5
+
+
 def test_the_legend_is_of_the_first_panel():
     drawn = ModelPanels.of(table_of("a", "b"), Options(), "")
     for ax, rows in drawn.rows(table_of("a", "b")):

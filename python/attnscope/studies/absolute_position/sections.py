@@ -13,6 +13,14 @@ from attnscope.plots.figure import Results, optional, require_table
 from attnscope.plots.selection import final, last_step
 from attnscope.report.claims_table import claims_frame, interval
 from attnscope.report.numbers import number
+from attnscope.report.report_tables import (
+    Cells,
+    count_cells,
+    estimate_cells,
+    layer_keys,
+    number_cells,
+    show,
+)
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.absolute_position import encodings
 from attnscope.studies.absolute_position.claims import CLAIMS
@@ -68,8 +76,10 @@ def _residuals(rows: pd.DataFrame) -> str:
     base = where(rows, arm="base", input="windows").sort_values("layer")
     above = base[base["residual_low"] > 0]
     cells = ", ".join(
-        f"{number(layer.residual)} [{number(layer.residual_low)}, {number(layer.residual_high)}]"
-        for layer in base.itertuples()
+        f"{number(value)} {interval(low, high)}"
+        for value, low, high in zip(
+            *(base[name] for name in ("residual", "residual_low", "residual_high")), strict=True
+        )
     )
     layers = ", ".join(str(layer) for layer in above["layer"])
     place = (
@@ -238,23 +248,17 @@ def _write_split(page: Page) -> None:
     for name in ("residual_depth", "position_balance", "residual_maps", "score_split", "encodings"):
         page.figure(name)
     rows = final(page.results, "layer_means", queries="early", arm="base", input="windows")
-    several = rows["model"].nunique() > 1
-    columns: dict[str, list[str]] = {"model": list(rows["model"])} if several else {}
-    columns |= {"layer": [str(layer) for layer in rows["layer"]]}
-    for column, label in (("residual", "residual"), ("felt", "felt"), ("moved_l2", "moved, squared")):
-        columns[f"{label} [95 %]"] = [
-            f"{number(value)} {interval(low, high)}"
-            for value, low, high in zip(
-                *(rows[f"{column}{end}"] for end in ("", "_low", "_high")), strict=True
-            )
-        ]
-    columns |= {
-        "not corrected for noise (nats²)": [number(value) for value in rows["plain"]],
-        "log of the attention cut by the mask (nats)": [number(value) for value in rows["mask_cut"]],
-        "score of key 0 above others (nats)": [number(value) for value in rows["sink_advantage"]],
-        "share of the scores' variance": [number(value) for value in rows["leakage_share"]],
+    cells = {
+        f"{label} [95 %]": estimate_cells(column, f"{column}_low", f"{column}_high")
+        for column, label in (("residual", "residual"), ("felt", "felt"), ("moved_l2", "moved, squared"))
     }
-    page.frame("layers", "Means over heads, early queries.", pd.DataFrame(columns), names=2 if several else 1)
+    cells |= {
+        "not corrected for noise (nats²)": number_cells("plain"),
+        "log of the attention cut by the mask (nats)": number_cells("mask_cut"),
+        "score of key 0 above others (nats)": number_cells("sink_advantage"),
+        "share of the scores' variance": number_cells("leakage_share"),
+    }
+    show(page, "layers", "Means over heads, early queries.", rows, layer_keys(rows), cells)
     _write_emergence(page)
     page.notes(
         [
@@ -273,28 +277,23 @@ def _write_emergence(page: Page) -> None:
     if table is None or table.empty:
         return
     rows = table.sort_values(["model", "scope", "layer", "metric"], kind="stable")
-    layers = np.where(rows["scope"] == "from_1", "all from 1", rows["layer"].astype(str))
     names = {"residual": "residual", "sink_advantage": "score of key 0 above others"}
-    columns = {
-        "model": list(rows["model"]),
-        "layer": list(layers),
-        "quantity": [names[metric] for metric in rows["metric"]],
-        "verdict": list(rows["verdict"]),
-        "step": ["–" if pd.isna(step) else str(int(step)) for step in rows["step"]],
-        "p (Holm)": [number(value) for value in rows["p_holm"]],
-        "first": [number(value) for value in rows["start"]],
-        "last": [number(value) for value in rows["end"]],
-    }
+    rows = rows.assign(
+        layer=np.where(rows["scope"] == "from_1", "all from 1", rows["layer"].astype(str)),
+        quantity=rows["metric"].map(names),
+    )
     page.words(
         "Over checkpoints: the step at which the residual goes from one level to another, with that of the "
         "score of key 0 above others, where the split explains more than in random orders of the checkpoints."
     )
-    page.frame(
-        "emergence",
-        "Residual and score of key 0 above others during training.",
-        pd.DataFrame(columns),
-        names=4,
-    )
+    cells = {
+        "step": count_cells("step"),
+        "p (Holm)": number_cells("p_holm"),
+        "first": number_cells("start"),
+        "last": number_cells("end"),
+    }
+    caption = "Residual and score of key 0 above others during training."
+    show(page, "emergence", caption, rows, ["model", "layer", "quantity", "verdict"], cells)
 
 
 def _write_position_0(page: Page) -> None:
@@ -308,13 +307,9 @@ def _write_position_0(page: Page) -> None:
         page.figure(name)
     rows = final(page.results, "position_shares", arm="base")
     grid = rows.pivot_table(index=["model", "layer"], columns="site", values="position_share").reset_index()
-    shown = {
-        str(column): [
-            number(value) if column not in ("model", "layer") else str(value) for value in grid[column]
-        ]
-        for column in grid
-    }
-    page.frame("shares", "Share of the variance of states between positions.", pd.DataFrame(shown), names=2)
+    keys = ["model", "layer"]
+    cells = {str(site): number_cells(str(site)) for site in grid if site not in keys}
+    show(page, "shares", "Share of the variance of states between positions.", grid, keys, cells)
     _write_dynamics(page)
 
 
@@ -358,28 +353,19 @@ def _write_removed(page: Page) -> None:
 
 def _removed_frame(page: Page, arms: pd.DataFrame) -> None:
     """Write energy and pattern of every arm, its draws taken together."""
-    columns = {
-        "model": list(arms["model"]),
-        "arm": [f"all {row.arm}" if row.kind == "all" else str(row.arm) for row in arms.itertuples()],
-        "of": [str(int(count)) for count in arms["count"]],
-        **{
-            f"{name} [95 %]": [
-                f"{number(value)} {interval(low, high)}"
-                for value, low, high in zip(
-                    *(arms[f"{name}_removed{end}"] for end in ("", "_low", "_high")), strict=True
-                )
-            ]
-            for name in ("energy", "pattern")
-        },
-        "energy, range": [
-            _range([number(low), number(high)]) if count > 1 else "–"
-            for low, high, count in zip(arms["energy_least"], arms["energy_most"], arms["count"], strict=True)
-        ],
-    }
+    names = [
+        f"all {arm}" if kind == "all" else str(arm)
+        for arm, kind in zip(arms["arm"], arms["kind"], strict=True)
+    ]
+    cells: dict[str, Cells] = {"of": count_cells("count")}
+    for name in ("energy", "pattern"):
+        ends = (f"{name}_removed_low", f"{name}_removed_high")
+        cells[f"{name} [95 %]"] = estimate_cells(f"{name}_removed", *ends)
+    cells["energy, range"] = range_cells("energy_least", "energy_most", "count")
     caption = (
         "Removed in the layers from 1 on, early queries; of: draws of an arm, or arms; range: over them."
     )
-    page.frame("removed", caption, pd.DataFrame(columns), names=2)
+    show(page, "removed", caption, arms.assign(arm=names), ["model", "arm"], cells)
 
 
 def _reads_frame(page: Page, rows: pd.DataFrame) -> None:
@@ -390,17 +376,24 @@ def _reads_frame(page: Page, rows: pd.DataFrame) -> None:
     heads = np.select([rows["draw"] == 0, rows["draw"] > 0], ["readers", "other sets"], "all heads")
     by_set = rows.assign(heads=heads).groupby(["model", "arm", "heads"], sort=False)["energy_removed"]
     table = by_set.agg(["mean", "min", "max", "count"]).reset_index()
-    columns = {
-        "model": list(table["model"]),
-        "arm": list(table["arm"]),
-        "heads": list(table["heads"]),
-        "sets": [str(count) for count in table["count"]],
-        "energy": [number(value) for value in table["mean"]],
-        "range": [
-            _range([number(low), number(high)]) for low, high in zip(table["min"], table["max"], strict=True)
-        ],
+    cells = {
+        "sets": count_cells("count"),
+        "energy": number_cells("mean"),
+        "range": range_cells("min", "max"),
     }
-    page.frame("reads", "Energy removed when heads do not read position 0.", pd.DataFrame(columns), names=3)
+    caption = "Energy removed when heads do not read position 0."
+    show(page, "reads", caption, table, ["model", "arm", "heads"], cells)
+
+
+def range_cells(low: str, high: str, count: str = "") -> Cells:
+    """Return cells of ranges; a dash where the column `count` says that they are of a single value."""
+
+    def fill(rows: pd.DataFrame) -> list[str]:
+        counts = rows[count] if count else [2] * len(rows)
+        ends = zip(rows[low], rows[high], counts, strict=True)
+        return [_range([number(least), number(most)]) if n > 1 else "–" for least, most, n in ends]
+
+    return fill
 
 
 #: Placements as the report calls them.
@@ -428,16 +421,15 @@ def _write_placements(page: Page) -> None:
         "is the "
         "control of the loss."
     )
+    means = means.assign(text=[_PLACED.get(str(name), str(name)) for name in means["placement"]])
     cells = {
-        "model": list(means["model"]),
-        "text": [_PLACED.get(str(name), str(name)) for name in means["placement"]],
-        "attention to position 0": [number(value) for value in means["first"]],
-        "to the middle": [number(value) for value in means["middle"]],
-        "loss (nats)": [number(value) for value in means["loss"]],
-        "norm of position 0": [number(value) for value in means["norm_first"]],
-        "median norm of others": [number(value) for value in means["norm_others"]],
+        "attention to position 0": number_cells("first"),
+        "to the middle": number_cells("middle"),
+        "loss (nats)": number_cells("loss"),
+        "norm of position 0": number_cells("norm_first"),
+        "median norm of others": number_cells("norm_others"),
     }
-    page.frame("placements", "Means over texts; norms of the last states.", pd.DataFrame(cells), names=2)
+    show(page, "placements", "Means over texts; norms of the last states.", means, ["model", "text"], cells)
 
 
 def _write_dynamics(page: Page) -> None:
@@ -453,14 +445,12 @@ def _write_dynamics(page: Page) -> None:
         "how far a block moves the state of the first token, 0 at a fixed point; the gain is the size of the "
         "Jacobian along its path, for small random disturbances relative to the norms: below 1 they shrink."
     )
-    columns = {
-        "model": list(rows["model"]),
-        "layer": [str(layer) for layer in rows["layer"]],
-        "distance between tokens": [number(value) for value in rows["distance"]],
-        "step": [number(value) for value in rows["relative_step"]],
-        "gain": [number(value) for value in rows["gain"]],
+    cells = {
+        "distance between tokens": number_cells("distance"),
+        "step": number_cells("relative_step"),
+        "gain": number_cells("gain"),
     }
-    page.frame("dynamics", "The states of position 0, block by block.", pd.DataFrame(columns), names=2)
+    show(page, "dynamics", "The states of position 0, block by block.", rows, ["model", "layer"], cells)
 
 
 SECTIONS: tuple[Section, ...] = (

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pandas as pd
 from markupsafe import Markup
 
 from attnscope.plots.figure import optional
 from attnscope.plots.selection import final, last_step
 from attnscope.report.numbers import number
+from attnscope.report.report_tables import count_cells, interval_cells, number_cells, show, text_cells
 from attnscope.report.section import Page
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.published import Q_VALUES
@@ -35,17 +34,17 @@ def write_leakage(page: Page) -> None:
     )
     if (tests["protocol"] == "ruscio2025once").any():
         page.words(Q_VALUES)
-    columns = {
-        "model": [str(key[0]) for key in means.index],
-        "layer": [str(key[1]) for key in means.index],
-        "protocol": [str(key[2]) for key in means.index],
-        "leakage": [number(value) for value in means["windows"]],
-        "turned round": [number(value) for value in means["rotated"]],
-        f"heads at {alpha:g}": [str(int(significant.get(key, 0))) for key in means.index],
-        "smallest p": _smallest(tests, means.index, "p_value"),
-        "smallest adjusted p": _smallest(tests, means.index, "p_adjusted"),
+    least = tests.groupby(["model", "layer", "protocol"])[["p_value", "p_adjusted"]].min()
+    rows = means.join(least).join(significant.rename("heads")).fillna({"heads": 0}).reset_index()
+    cells = {
+        "leakage": number_cells("windows"),
+        "turned round": number_cells("rotated"),
+        f"heads at {alpha:g}": count_cells("heads"),
+        "smallest p": number_cells("p_value"),
+        "smallest adjusted p": number_cells("p_adjusted"),
     }
-    page.frame("leakage", "ΔR² of positions given the offset, means.", pd.DataFrame(columns), names=3)
+    caption = "ΔR² of positions given the offset, means."
+    show(page, "leakage", caption, rows, ["model", "layer", "protocol"], cells)
     _write_lengths(page)
     _write_probes(page)
     _write_softmax(page)
@@ -62,16 +61,9 @@ def _write_probes(page: Page) -> None:
         f"White noise gives {number(table['null'].iloc[0])} at this length; at the notebook's 256 tokens "
         ".063, to be compared with its .108."
     )
-    columns = {
-        name.replace("_", " "): [str(x) if name in ("model", "layer") else number(x) for x in rows[name]]
-        for name in rows
-    }
-    page.frame("probes", "In-sample R² of the probe.", pd.DataFrame(columns), names=2)
-
-
-def _smallest(tests: pd.DataFrame, index: pd.Index, column: str) -> list[str]:
-    least = tests.groupby(["model", "layer", "protocol"])[column].min()
-    return [number(least.get(key, np.nan)) for key in index]
+    keys = ["model", "layer"]
+    cells = {str(site).replace("_", " "): number_cells(str(site)) for site in rows if site not in keys}
+    show(page, "probes", "In-sample R² of the probe.", rows, keys, cells)
 
 
 def _write_lengths(page: Page) -> None:
@@ -79,19 +71,12 @@ def _write_lengths(page: Page) -> None:
     if slopes is None or slopes.empty:
         return
     rows = last_step(slopes)
-    columns = {
-        "model": list(rows["model"]),
-        "layer": [str(layer) for layer in rows["layer"]],
-        "slope": [number(value) for value in rows["slope"]],
-        "95 %": [
-            f"[{number(a)}, {number(b)}]" for a, b in zip(rows["slope_low"], rows["slope_high"], strict=True)
-        ],
-    }
     page.words(
         "How the leakage share falls with the length of texts: the slope of its logarithm on that of the "
         "length, where −1 halves the share when texts double. Every length reads the same tokens."
     )
-    page.frame("lengths", "Slope of the leakage share on the length.", pd.DataFrame(columns), names=2)
+    cells = {"slope": number_cells("slope"), "95 %": interval_cells("slope_low", "slope_high")}
+    show(page, "lengths", "Slope of the leakage share on the length.", rows, ["model", "layer"], cells)
 
 
 def _write_softmax(page: Page) -> None:
@@ -101,15 +86,14 @@ def _write_softmax(page: Page) -> None:
     keys = ["model", "layer", "temperature"]
     statistics = ["softmax_entropy", "top_1", "top_5", "margin"]
     means = last_step(table).groupby(keys)[statistics].mean().reset_index()
-    columns = {name: [number(x) if name == "temperature" else str(x) for x in means[name]] for name in keys}
-    columns |= {
-        name.replace("softmax_", "").replace("_", " "): [number(value) for value in means[name]]
-        for name in statistics
+    names = {
+        "model": text_cells("model"),
+        "layer": text_cells("layer"),
+        "temperature": number_cells("temperature"),
     }
-    page.frame(
-        "softmax", "The precursor's softmax of scores over a temperature, means over heads, rows from 5 on.",
-        pd.DataFrame(columns), names=3,
-    )  # fmt: skip
+    cells = {name.replace("softmax_", "").replace("_", " "): number_cells(name) for name in statistics}
+    caption = "The precursor's softmax of scores over a temperature, means over heads, rows from 5 on."
+    show(page, "softmax", caption, means, names, cells)
 
 
 def _write_bands(page: Page) -> None:
@@ -117,21 +101,12 @@ def _write_bands(page: Page) -> None:
     if table is None or table.empty:
         return
     rows = last_step(table)
-    means = (
-        rows.groupby(["model", "protocol", "layout", "band"])[["share", "norm_share", "kl"]]
-        .mean()
-        .reset_index()
-    )
-    columns = {
-        name: [str(value) for value in means[name]] for name in ("model", "protocol", "layout", "band")
-    }
-    columns |= {
-        name.replace("_", " "): [number(value) for value in means[name]]
-        for name in ("share", "norm_share", "kl")
-    }
+    keys, shares = ["model", "protocol", "layout", "band"], ["share", "norm_share", "kl"]
+    means = rows.groupby(keys)[shares].mean().reset_index()
     page.words(
         "Bands of rotary frequencies from high to low, means over heads. The layout is measured on one token "
         "repeated; the precursor pairs dimensions 2p and 2p + 1 whatever the model does, and its share is of "
         "norms."
     )
-    page.frame("bands", "Bands of rotary frequencies.", pd.DataFrame(columns), names=4)
+    cells = {name.replace("_", " "): number_cells(name) for name in shares}
+    show(page, "bands", "Bands of rotary frequencies.", means, keys, cells)

@@ -10,6 +10,13 @@ import pandas as pd
 
 from attnscope.report.claims_table import claims_frame
 from attnscope.report.numbers import number
+from attnscope.report.report_tables import (
+    count_cells,
+    interval_cells,
+    number_cells,
+    show,
+    text_cells,
+)
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.hallucination_geometry.claims import CLAIMS
@@ -121,19 +128,20 @@ def _prompts(page: Page) -> None:
     prompts = page.tables.get("prompts")
     if prompts is None or prompts.empty:
         return
-    groups = prompts.groupby(["model", "bucket"], sort=False)
-    frame = pd.DataFrame(
-        {
-            "model": [key[0] for key, _ in groups],
-            "bucket": [key[1] for key, _ in groups],
-            "prompts": [str(len(rows)) for _, rows in groups],
-            "templates": [str(rows["template"].nunique()) for _, rows in groups],
-            "tokens": [number(rows["tokens"].mean()) for _, rows in groups],
-            "surprisal": [number(rows["surprisal"].mean()) for _, rows in groups],
-        }
+    means = prompts.groupby(["model", "bucket"], sort=False).agg(
+        prompts=("sample", "size"),
+        templates=("template", "nunique"),
+        tokens=("tokens", "mean"),
+        surprisal=("surprisal", "mean"),
     )
+    cells = {
+        "prompts": count_cells("prompts"),
+        "templates": count_cells("templates"),
+        "tokens": number_cells("tokens"),
+        "surprisal": number_cells("surprisal"),
+    }
     page.words("The prompts as the model reads them; the surprisal is of all their tokens but the first.")
-    page.frame("prompts", "Prompts of each bucket.", frame, names=2)
+    show(page, "prompts", "Prompts of each bucket.", means.reset_index(), ["model", "bucket"], cells)
 
 
 def _greyed(page: Page) -> None:
@@ -159,19 +167,10 @@ def _detection(page: Page) -> None:
     table = page.tables.get("detection")
     if table is not None and not table.empty:
         best = table.loc[table.groupby(["model", "contrast", "score"], sort=False)["auc"].idxmax().dropna()]
-        frame = pd.DataFrame(
-            {
-                "contrast": best["contrast"],
-                "score": best["score"],
-                "best layer": best["layer"].astype(str),
-                "AUC": best["auc"].map(number),
-                "95 % interval": [
-                    f"[{number(a)}, {number(b)}]" for a, b in zip(best["low"], best["high"], strict=True)
-                ],
-                "n": best["n"].astype(str),
-            }
-        )
-        page.frame("scores", "Held-out areas of the best layer; n prompts.", frame, names=3)
+        names = {heading: text_cells(heading) for heading in ("contrast", "score")}
+        names["best layer"] = text_cells("layer")
+        cells = {"AUC": number_cells("auc"), "95 % interval": interval_cells(), "n": text_cells("n")}
+        show(page, "scores", "Held-out areas of the best layer; n prompts.", best, names, cells)
 
 
 def _geometry(page: Page) -> None:
@@ -185,30 +184,26 @@ def _geometry(page: Page) -> None:
     table = page.tables.get("contrasts")
     if table is not None and not table.empty:
         rows = table[table["p_value"].notna()]
-        best = rows.loc[rows.groupby(["model", "contrast", "quantity", "k"], sort=False)["p_value"].idxmin()]
-        frame = pd.DataFrame(
-            {
-                "contrast": best["contrast"],
-                "quantity": best["quantity"].str.replace("_", " "),
-                "k": [str(k) if k else "–" for k in best["k"]],
-                "layer": best["layer"].astype(str),
-                "value": best["value"].map(number),
-                "null, 95 %": [
-                    f"[{number(a)}, {number(b)}]"
-                    for a, b in zip(best["null_low"], best["null_high"], strict=True)
-                ],
-                "p": best["p_value"].map(number),
-                "adjusted p": best["p_adjusted"].map(number),
-                "by": best["correction"].fillna("").str.replace("_", " "),
-                "pairs": best["n_pairs"].astype(str),
-            }
-        )
-        page.frame(
-            "tests",
-            "Tests by exchanged labels or random directions, layer of the smallest p.",
-            frame,
-            names=4,
-        )
+        smallest = rows.groupby(["model", "contrast", "quantity", "k"], sort=False)["p_value"].idxmin()
+        best = rows.loc[smallest].copy()
+        for column in ("quantity", "correction"):
+            best[column] = best[column].fillna("").str.replace("_", " ")
+        names = {
+            "contrast": text_cells("contrast"),
+            "quantity": text_cells("quantity"),
+            "k": lambda tests: [str(k) if k else "–" for k in tests["k"]],
+            "layer": text_cells("layer"),
+        }
+        cells = {
+            "value": number_cells("value"),
+            "null, 95 %": interval_cells("null_low", "null_high"),
+            "p": number_cells("p_value"),
+            "adjusted p": number_cells("p_adjusted"),
+            "by": text_cells("correction", ""),
+            "pairs": text_cells("n_pairs"),
+        }
+        caption = "Tests by exchanged labels or random directions, layer of the smallest p."
+        show(page, "tests", caption, best, names, cells)
 
 
 def _along(page: Page) -> None:

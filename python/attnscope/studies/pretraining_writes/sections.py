@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnscope.report.claims_table import LONGEST, claims_frame
+from attnscope.report.claims_table import LONGEST, claims_frame, interval
+from attnscope.report.report_tables import Cells, show, text_cells
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.pretraining_writes.claims import sentences
 from attnscope.study_api.claims import NOT_TESTABLE
@@ -47,7 +48,7 @@ def _number(value: Any) -> str:
 
 
 def _interval(row: pd.Series[Any]) -> str:
-    return "–" if pd.isna(row["low"]) else f"[{_number(row['low'])}, {_number(row['high'])}]"
+    return interval(row["low"], row["high"], _number)
 
 
 def _claims(page: Page) -> None:
@@ -107,18 +108,31 @@ def _changes(page: Page) -> None:
     keys = ["model", "revision", "role"]
     columns = ["relative_norm", "unchanged_share", "step_ratio", "noise_share", "decay_share"]
     means = blocks.groupby(keys, sort=False, dropna=False)[columns].median(numeric_only=True).reset_index()
-    frame = pd.DataFrame({"change of": (means["model"] + " " + means["revision"].fillna("")).str.strip()})
-    frame["role"] = means["role"]
-    titles = ("‖ΔW‖/‖W‖", "unchanged", "change / step", "rounding", "along W")
-    for name, title in zip(columns, titles, strict=True):
-        frame[title] = means[name].map(_number)
+    cells = {
+        "‖ΔW‖/‖W‖": three_digits("relative_norm"),
+        "unchanged": three_digits("unchanged_share"),
+        "change / step": three_digits("step_ratio"),
+        "rounding": three_digits("noise_share"),
+        "along W": three_digits("decay_share"),
+    }
     page.words(
         "How far every role’s matrices moved, and how much of that is rounding: below one step most changes "
         "are too small to be stored, and large weights lose theirs first."
     )
-    page.frame("sizes", "Medians over layers.", frame, names=2, folded=len(frame) > LONGEST)
+    names = {"change of": change_cells, "role": text_cells("role")}
+    show(page, "sizes", "Medians over layers.", means, names, cells, folded=len(means) > LONGEST)
     page.figure("rounding")
     page.notes(_large(blocks))
+
+
+def three_digits(column: str) -> Cells:
+    """Return cells of numbers with three significant digits."""
+    return lambda rows: [_number(value) for value in rows[column]]
+
+
+def change_cells(rows: pd.DataFrame) -> list[str]:
+    """Return cells of the checkpoints whose change a row is about."""
+    return list((rows["model"] + " " + rows["revision"].fillna("")).str.strip())
 
 
 def _large(blocks: pd.DataFrame) -> list[str]:
@@ -221,8 +235,8 @@ def describe_claim(row: pd.Series[Any]) -> str:
     code = str(row["claim"])
     value = ""
     if not pd.isna(row["value"]):
-        interval = "" if pd.isna(row["low"]) else f" {_interval(row)}"
-        value = f" {_number(row['value'])}{interval} {UNITS.get(code, '')}".rstrip()
+        ends = "" if pd.isna(row["low"]) else f" {_interval(row)}"
+        value = f" {_number(row['value'])}{ends} {UNITS.get(code, '')}".rstrip()
     reason = "" if pd.isna(row["reason"]) or not row["reason"] else f" ({row['reason']})"
     return f"{code}: {WORDS[code]}: {row['verdict']};{value}{reason}."
 

@@ -29,6 +29,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import draw_curve, emergence_curve
+from attnscope.plots.panels import Panels
 from attnscope.plots.selection import estimate, first_model, first_step, last_step, measured_heads
 from attnscope.plots.standard import depth, metric_grid
 from attnscope.plots.style import (
@@ -233,25 +234,25 @@ def power_spectra(results: Results, options: Options) -> Drawn:
     final = final[final["power_share"] > 0]
     if final.empty:
         raise NotDrawable("the spectra table has no power: too few tokens for a signal")
-    names = list(dict.fromkeys(final["series"]))
-    columns = min(3, len(names))
-    width = min(options.width, 3.6 * columns + 0.6)
-    figure_, (axes,) = panels(1, len(names), most=columns, height=2.35, above=0.35, width=width, sharey=True)
+    sizes: dict[str, Any] = {"height": 2.35, "panel_width": 3.6, "margin": 0.6, "across": 3, "above": 0.35}
+    drawn = Panels.by(final, "series", options, sharey=True, **sizes)
     floor = float(final["power_share"].min())
-    for ax, name in zip(axes, names, strict=True):
-        power_by_layer(where(final, series=name), ax=ax)
-        if (before["series"] == name).any():
-            untrained = where(before, series=name).groupby("frequency")["power_share"].mean()
+    for name, (ax, rows) in zip(drawn.names, drawn.rows(final), strict=True):
+        power_by_layer(rows, ax=ax)
+        rows_before = where(before, series=name)
+        if len(rows_before):
+            untrained = rows_before.groupby("frequency")["power_share"].mean()
             floor = np.nanmin([floor, *untrained])
             ax.plot(untrained.index, untrained, label=BEFORE, gid="untrained", **UNTRAINED)
         ax.set_title(name)
         ax.label_outer()
-    for ax in axes[-columns:]:  # the lowest of each column, also above an empty place
+    columns = min(3, len(drawn.axes))
+    for ax in drawn.axes[-columns:]:  # the lowest of each column, also above an empty place
         ax.tick_params(labelbottom=True)
         ax.set_xlabel("frequency / Nyquist")
-    axes[0].set_ylim(bottom=max(floor * 0.6, 1e-7))
-    _layer_legend(figure_, sorted(final["layer"].unique()))
-    return captioned(figure_, "Mean over heads; dotted verticals bound the bands.", compared_with(figure_))
+    drawn.axes[0].set_ylim(bottom=max(floor * 0.6, 1e-7))
+    _layer_legend(drawn.figure, sorted(final["layer"].unique()))
+    return drawn.captioned("Mean over heads; dotted verticals bound the bands.", compared_with(drawn.figure))
 
 
 FIGURES["band_shares"] = depth(tuple((name, None) for name in DEPTH))

@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 from attnscope.errors import NotDrawable
 from attnscope.plots.axes import layers_below, scale_logarithmically
 from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, with_values
+from attnscope.plots.panels import layer_line, level_line
 from attnscope.plots.selection import first_model, last_step
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.absolute_position.figures.declared import figure
@@ -36,7 +37,7 @@ def trajectory(results: Results, options: Options) -> Drawn:
     ax = axes[0][0]
     for at, (arm, rows) in enumerate(table.groupby("arm", sort=False)):
         label = f"position 0, {READING.get(str(arm), str(arm))}"
-        ax.plot(rows["layer"], rows["norm"], marker="o", markersize=3, color=PALETTE[at], label=label)
+        layer_line(ax, rows, label, PALETTE[at], column="norm")
     ax.fill_between(
         base["layer"], base["other_05"], base["other_95"], color=MUTED, alpha=0.25, linewidth=0,
         label="other positions, 5 to 95 %",
@@ -85,14 +86,7 @@ def _dynamics(ax: Axes, table: pd.DataFrame, model: str) -> bool:
     rows = where(table, model=model).sort_values("layer")
     if rows["distance"].isna().all():
         return False
-    ax.plot(
-        rows["layer"],
-        rows["distance"],
-        marker="o",
-        markersize=3,
-        color=PALETTE[0],
-        label="distance of tokens",
-    )
+    layer_line(ax, rows, "distance of tokens", PALETTE[0], column="distance")
     if rows["gain"].notna().any():
         ax.plot(
             rows["layer"],
@@ -103,7 +97,7 @@ def _dynamics(ax: Axes, table: pd.DataFrame, model: str) -> bool:
             color=PALETTE[1],
             label="gain of a block",
         )
-    ax.axhline(1, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+    level_line(ax, 1)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("relative to the norm")
     ax.legend(fontsize=6.5)
@@ -117,7 +111,7 @@ def _gaps(ax: Axes, table: pd.DataFrame) -> None:
         raise NotDrawable("no gap to the first token alone has a tolerance")
     for at, (arm, rows) in enumerate(table.groupby("arm", sort=False)):
         label = READING.get(str(arm), str(arm))
-        ax.plot(rows["layer"], rows["gap"], marker="o", markersize=3, color=PALETTE[at], label=label)
+        layer_line(ax, rows, label, PALETTE[at], column="gap")
     ax.axhline(tolerance, color=INK, linewidth=0.9, linestyle="--", label="tolerance")
     ax.set_yscale("symlog", linthresh=tolerance * 1e-3)
     ax.set_ylim(bottom=0)
@@ -146,7 +140,7 @@ def removed(results: Results, options: Options) -> Drawn:
     controls = [at for at, (label, _) in enumerate(rows) if label.startswith("position")]
     if controls:
         ax.axhline(controls[0] - 0.5, color=INK, linewidth=0.8)
-    ax.axvline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+    level_line(ax, 0, along="x")
     ax.axvline(PUBLISHED, color=PALETTE[1], linewidth=1.0, linestyle="--")
     ax.annotate(
         "published 40 %", (PUBLISHED, -0.6), color=PALETTE[1], fontsize=6.5, xytext=(2, 0),
@@ -245,7 +239,7 @@ def fingerprints(results: Results, options: Options) -> Drawn:
             )
             mean = rows.groupby("layer")[column].mean()
             ax.plot(mean.index + shift, mean, color=PALETTE[at], linewidth=1.0)
-    axes[0][0].axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+    level_line(axes[0][0], 0)
     axes[0][0].set_ylabel("cosine over texts")
     uniform = table.groupby("layer")["uniform"].first()  # layers of windows have another
     edges = np.append(uniform.index - 0.5, uniform.index[-1] + 0.5)

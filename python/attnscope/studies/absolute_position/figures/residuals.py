@@ -13,6 +13,7 @@ from matplotlib.colors import LogNorm, TwoSlopeNorm
 from attnscope.errors import NotDrawable
 from attnscope.plots.axes import layers_below
 from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, require_table, with_values
+from attnscope.plots.panels import layer_line, level_line, sparse_ticks
 from attnscope.plots.selection import final, first_model
 from attnscope.plots.style import (
     INK,
@@ -61,7 +62,7 @@ def position_balance(results: Results, options: Options) -> Drawn:
             if f"{column}_low" in rows:
                 ends = (rows["layer"], rows[f"{column}_low"], rows[f"{column}_high"])
                 ax.fill_between(*ends, color=color, alpha=0.15, linewidth=0)
-        ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+        level_line(ax, 0)
         # all panels have the scale that the whole figure needs
         _signed(ax, shown[list(parts)], shown["residual_high"] - shown["residual_low"])
         ax.set_title(f"offset {offset}")
@@ -103,10 +104,9 @@ def residual_depth(results: Results, options: Options) -> Drawn:
             rows = where(table, arm=arm, input=kind)
             if rows.empty or rows[column].isna().all():
                 continue
-            ax.plot(rows["layer"], rows[column], dash, color=color, marker="o", markersize=3, label=label)
-            if column == "felt" and kind == "windows":
-                ends = (rows["layer"], rows["felt_low"], rows["felt_high"])
-                ax.fill_between(*ends, color=color, alpha=0.12, linewidth=0)
+            band = 0.12 if column == "felt" and kind == "windows" else 0.0
+            ends = ("felt_low", "felt_high")
+            layer_line(ax, rows, label, color, dash, column=column, ends=ends, band=band)
         if column == "moved_tv":
             floor = where(table, arm="base", input="windows")
             ax.fill_between(
@@ -126,7 +126,7 @@ def residual_depth(results: Results, options: Options) -> Drawn:
                 label="random weights",
                 **NULL_LINES["random_weights"],
             )
-        ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+        level_line(ax, 0)
         if column == "felt":
             _signed(ax, table[["felt"]], table["felt_high"] - table["felt_low"])
         ax.set_ylabel(title)
@@ -171,9 +171,8 @@ def residual_maps(results: Results, options: Options) -> Drawn:
             _dots(ax, table[table["p_adjusted"] <= alpha], list(grid.index), list(grid.columns))
         ax.set_title(title)
         ax.set_xlabel("head")
-        across, down = max(1, len(grid.columns) // 8), max(1, len(grid) // 12)
-        ax.set_xticks(range(0, len(grid.columns), across), list(grid.columns)[::across])
-        ax.set_yticks(range(0, len(grid), down), list(grid.index)[::down])
+        sparse_ticks(ax.set_xticks, grid.columns)
+        sparse_ticks(ax.set_yticks, grid.index, most=12)
         figure_.colorbar(image, ax=ax, shrink=0.9)
     axes[0][0].set_ylabel("layer")
     count = int((table["p_adjusted"] <= alpha).sum())
@@ -275,11 +274,11 @@ def encodings(results: Results, options: Options) -> Drawn:
     for ax, label in zip(
         axes[0], ("felt residual (nats²)", "moved attention\n(total variation)"), strict=False
     ):
-        ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+        level_line(ax, 0)
         ax.set_xlabel("depth (share of the layers)")
         ax.set_ylabel(label)
     ax = axes[0][2]
-    ax.axvline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+    level_line(ax, 0, along="x")
     ax.set_yticks(range(len(shown)), shown)
     ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.set_xlabel("slope of moved attention, squared")

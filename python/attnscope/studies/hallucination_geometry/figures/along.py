@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Drawn, Options, Results, captioned, require_table
+from attnscope.plots.panels import Panels, level_line
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, panels
 from attnscope.studies.hallucination_geometry.figures.declared import (
@@ -17,7 +18,6 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     figure,
     layers_below,
     legend,
-    level,
     null_range,
 )
 from attnscope.study_api.selection import where
@@ -94,13 +94,9 @@ def amplification(results: Results, options: Options) -> Drawn:
     table = table.dropna(subset=["amplification"])
     if table.empty:
         raise NotDrawable("the model has a single block")
-    contrasts = list(dict.fromkeys(table["contrast"]))
-    shades = colors(["", *contrasts])
-    figure_, axes = panels(
-        1, len(contrasts), height=2.6, width=min(options.width, 3.0 * len(contrasts) + 0.4), narrowest=2.0
-    )
-    for ax, contrast in zip(axes[0], contrasts, strict=True):
-        rows = where(table, contrast=contrast)
+    drawn = Panels.by(table, "contrast", options, height=2.6, panel_width=3.0, narrowest=2.0)
+    shades = colors(["", *drawn.names])
+    for contrast, (ax, rows) in zip(drawn.names, drawn.rows(table), strict=True):
         for kind, color in (("labels", shades[contrast]), ("isotropic", MUTED)):
             null = where(rows, direction=kind).groupby(["layer", "draw"])["amplification"].mean()
             low, high = null.groupby("layer").min(), null.groupby("layer").max()
@@ -114,13 +110,12 @@ def amplification(results: Results, options: Options) -> Drawn:
             "boundary",
             logarithmic=bool((rows["amplification"] > 0).all()),
         )
-        level(ax, 1)
+        level_line(ax, 1)
         ax.set_title(f"{contrast} (n = {rows['sample'].nunique()})")
         layers_below(ax)
-    axes[0][0].set_ylabel("‖J b‖ of the next block")
-    legend(axes[0][0])
-    return captioned(
-        figure_,
+    drawn.axes[0].set_ylabel("‖J b‖ of the next block")
+    legend(drawn.axes[0])
+    return drawn.captioned(
         "1 (dashed): the residual stream passes the boundary on. Bars: 95 % over prompts; bands: range of "
         "the random directions. Only what exceeds exchanged labels is of the boundary.",
         subject,
@@ -153,9 +148,9 @@ def readout_by_depth(results: Results, options: Options) -> Drawn:
         else:
             null_range(axes[0][0], rows["layer"], rows["low"], rows["high"], shades[contrast])
             axes[0][1].plot(rows["layer"], rows["top_share"], color=shades[contrast], linestyle=":")
-    level(axes[0][0], 1)
+    level_line(axes[0][0], 1)
     for chance in where(table, k=k)["chance"].dropna().unique()[:1]:
-        level(axes[0][1], float(chance))
+        level_line(axes[0][1], float(chance))
     decades(axes[0][0])
     axes[0][0].set_ylabel("readout gain")
     axes[0][1].set_ylim(0, None)
@@ -189,7 +184,7 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
             null = where(rows, direction="labels").groupby(["layer", "draw"])[column].mean()
             low, high = null.groupby("layer").min(), null.groupby("layer").max()
             null_range(ax, low.index, low, high, shades[contrast])
-        level(ax, 0)
+        level_line(ax, 0)
         ax.set_ylabel(label)
         layers_below(ax, table["sample"].nunique())
     legend(axes[0][0])

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Drawn, Options, Results, captioned
+from attnscope.plots.panels import Panels, level_line
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE, panels
 from attnscope.studies.hallucination_geometry.figures.declared import (
@@ -19,7 +20,6 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     figure,
     layers_below,
     legend,
-    level,
     null_range,
 )
 from attnscope.study_api.selection import where
@@ -48,7 +48,7 @@ def dimension_by_depth(results: Results, options: Options) -> Drawn:
     axes[0][0].set_title(f"buckets (n = {dimensions['n'].max():.0f} each)")
     legend(axes[0][0])
     _draw_ratios(axes[0][1], where(tests, k=k), shades)
-    level(axes[0][1], 1)
+    level_line(axes[0][1], 1)
     axes[0][1].set_ylabel("ratio to the reference")
     axes[0][1].set_title("ratio")
     for ax in axes[0]:
@@ -115,9 +115,11 @@ def dimension_by_k(results: Results, options: Options) -> Drawn:
     layers = sorted(table["layer"].unique())
     shown = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
     shades = colors(["", *table["contrast"]])
-    figure_, axes = panels(1, len(shown), height=2.5, width=options.width)
-    for ax, layer in zip(axes[0], shown, strict=True):
-        for contrast, rows in where(table, layer=layer).groupby("contrast", sort=False):
+    width = options.width
+    by_layer = table.sort_values("layer", kind="stable")
+    drawn = Panels.by(where(by_layer, layer=shown), "layer", options, height=2.5, panel_width=width)
+    for ax, rows_of_layer in drawn.rows(table):
+        for contrast, rows in rows_of_layer.groupby("contrast", sort=False):
             rows = rows.sort_values("k")
             ax.plot(
                 rows["k"],
@@ -129,13 +131,12 @@ def dimension_by_k(results: Results, options: Options) -> Drawn:
             )
             low, high = np.exp(rows["null_low"]), np.exp(rows["null_high"])
             null_range(ax, rows["k"], low, high, shades[contrast])
-        level(ax, 1)
-        ax.set_title(f"layer {layer}")
+        level_line(ax, 1)
+        ax.set_title(f"layer {rows_of_layer['layer'].iloc[0]}")
         ax.set_xlabel("neighbours k")
-    axes[0][0].set_ylabel("ratio of local dimensions")
-    legend(axes[0][0])
-    return captioned(
-        figure_,
+    drawn.axes[0].set_ylabel("ratio of local dimensions")
+    legend(drawn.axes[0])
+    return drawn.captioned(
         f"Dotted edges: 95 % of exchanged labellings of the contrast of that colour; {counts_of(table)}. Few "
         "neighbours measure inside templates, many between them.",
         subject,

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from attnscope.plots.figure import Figure, Results, declared_in, optional
-from attnscope.plots.style import MUTED, PALETTE, legend_row
+from attnscope.plots.style import PALETTE, legend_row
 from attnscope.study_api.selection import where
 
 FIGURES: dict[str, Figure] = {}
@@ -63,11 +63,6 @@ def null_range(ax: Axes, at: Any, low: Any, high: Any, color: str) -> None:
 def legend(ax: Axes) -> None:
     """Draw one legend above all panels of these axes' figure, of all named artists."""
     legend_row(ax.figure)  # type: ignore[arg-type]
-
-
-def level(ax: Axes, value: float) -> None:
-    """Draw a dashed line at the value that an absent effect gives."""
-    ax.axhline(value, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
 
 
 def colors(names: list[str]) -> dict[Any, str]:

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from attnscope.errors import NotDrawable
 from attnscope.plots.axes import step_axis
 from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, over_steps, require_table
+from attnscope.plots.panels import Panels, level_line
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
 from attnscope.studies.hallucination_geometry.claims import prompt_confound
@@ -21,7 +22,6 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     figure,
     layers_below,
     legend,
-    level,
 )
 from attnscope.studies.hallucination_geometry.training import curves
 from attnscope.study_api.selection import where
@@ -39,17 +39,12 @@ BASELINES = {
 def confounds(results: Results, options: Options) -> Drawn:
     """Draw how well lengths, words and embeddings tell the buckets apart, with the best layer."""
     table, subject = first_model(results, "detection", "score", "auc")
-    contrasts = list(dict.fromkeys(table["contrast"]))
     random = controls(results, "detection", str(table["model"].iloc[0]))
-    refused = {
-        contrast: prompt_confound(where(table, contrast=contrast), contrast, "the reference")
-        for contrast in contrasts
-    }
-    figure_, axes = panels(
-        1, len(contrasts), height=2.6, width=min(options.width, 3.0 * len(contrasts) + 0.4)
-    )
-    for ax, contrast in zip(axes[0], contrasts, strict=True):
-        rows_of_contrast = where(table, contrast=contrast)
+    drawn = Panels.by(table, "contrast", options, height=2.6, panel_width=3.0)
+    reasons = []
+    for contrast, (ax, rows_of_contrast) in zip(drawn.names, drawn.rows(table), strict=True):
+        reason = prompt_confound(rows_of_contrast, contrast, "the reference")
+        reasons += [f"{reason[0].upper()}{reason[1:]}."] if reason else []
         bars: list[tuple[str, float, float, float, str]] = []
         for score, name in BASELINES.items():
             row = where(rows_of_contrast, score=score)
@@ -71,17 +66,12 @@ def confounds(results: Results, options: Options) -> Drawn:
             if np.isfinite(low):
                 ax.plot([at, at], [low, high], color="black", linewidth=1)
         ax.set_xticks(range(len(bars)), [bar[0] for bar in bars], rotation=40, ha="right")
-        level(ax, 0.5)
+        level_line(ax, 0.5)
         ax.set_ylim(*area_limits([value for bar in bars for value in bar[1:4]]))
-        ax.set_title(
-            f"{contrast} (n = {rows_of_contrast['n'].max():.0f})"
-            + (": no claim" if refused[contrast] else "")
-        )
-    axes[0][0].set_ylabel("AUC on held-out templates")
-    reasons = " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in refused.values() if reason)
-    return captioned(
-        figure_,
-        reasons,
+        ax.set_title(f"{contrast} (n = {rows_of_contrast['n'].max():.0f})" + (": no claim" if reason else ""))
+    drawn.axes[0].set_ylabel("AUC on held-out templates")
+    return drawn.captioned(
+        " ".join(reasons),
         "Area under the curve of probes fitted on other templates; .5 is chance. Grey: what is no state. The "
         "layer is the best on these prompts; its bar does not allow for that choice. "
         "Lines: 95 % intervals over templates; of random weights, the range of initialisations.",
@@ -101,12 +91,9 @@ def area_limits(values: Iterable[float]) -> tuple[float, float]:
 def detection_by_depth(results: Results, options: Options) -> Drawn:
     """Draw the areas of states on held-out templates, by depth, above the best of what is no state."""
     table, subject = first_model(results, "detection", "score", "auc")
-    contrasts = list(dict.fromkeys(table["contrast"]))
     random = controls(results, "detection", str(table["model"].iloc[0]))
-    width = min(options.width, 3.0 * len(contrasts) + 0.4)
-    figure_, axes = panels(1, len(contrasts), height=2.6, width=width, narrowest=2.0)
-    for ax, contrast in zip(axes[0], contrasts, strict=True):
-        rows_of_contrast = where(table, contrast=contrast)
+    drawn = Panels.by(table, "contrast", options, height=2.6, panel_width=3.0, narrowest=2.0)
+    for contrast, (ax, rows_of_contrast) in zip(drawn.names, drawn.rows(table), strict=True):
         for score, label, color in (
             ("auc", "probe", PALETTE[0]),
             ("auc_direction", "difference", PALETTE[2]),
@@ -131,15 +118,14 @@ def detection_by_depth(results: Results, options: Options) -> Drawn:
             rows = where(random, contrast=contrast, score="auc")
             mean = rows.groupby("layer")["auc"].mean()
             ax.plot(mean.index, mean, label="random weights", **NULL_LINES["random_weights"])
-        level(ax, 0.5)
+        level_line(ax, 0.5)
         areas = where(rows_of_contrast, score=["auc", "auc_direction"])
         ax.set_ylim(*area_limits([*areas[["auc", "low", "high"]].to_numpy().ravel(), *baseline]))
         ax.set_title(f"{contrast} (n = {rows_of_contrast['n'].max():.0f})")
         layers_below(ax)
-    axes[0][0].set_ylabel("AUC on held-out templates")
-    legend(axes[0][0])
-    return captioned(
-        figure_,
+    drawn.axes[0].set_ylabel("AUC on held-out templates")
+    legend(drawn.axes[0])
+    return drawn.captioned(
         "Bars: 95 % intervals over templates, drawn side by side. Shaded from below: the best of length, "
         "words, surprisal and embeddings. Only what rises above it is of the states.",
         subject,
@@ -192,7 +178,7 @@ def training(results: Results, options: Options) -> Drawn:
                 for step in steps_of_contrast["step"].dropna():
                     ax.axvline(float(step), color=color, linewidth=0.8, linestyle=":")
         if name == "auc_excess":
-            level(ax, 0)
+            level_line(ax, 0)
         step_axis(ax, [step for key in all_curves if key[2] == name for step in all_curves[key][0]])
         ax.set_ylabel(COURSES[name])
     legend(axes[0][0])
@@ -239,7 +225,7 @@ def published(results: Results, options: Options) -> Drawn:
     random = controls(results, "clouds", str(table["model"].iloc[0]))
     if random is not None:
         _draw_random_weights(ax, random, other)
-    level(ax, 1)
+    level_line(ax, 1)
     ax.set_xlabel("depth (0: first block, 1: last)")
     ax.set_ylabel("dimension / that of factual")
     legend(ax)

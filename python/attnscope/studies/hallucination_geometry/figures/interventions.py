@@ -7,9 +7,10 @@ from typing import Any
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Drawn, Options, Results, captioned, require_table
+from attnscope.plots.panels import LEVEL, Panels, level_line
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE, panels
-from attnscope.studies.hallucination_geometry.figures.declared import figure, legend, level
+from attnscope.studies.hallucination_geometry.figures.declared import figure, legend
 from attnscope.study_api.selection import where
 
 DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
@@ -26,12 +27,8 @@ def bypass_curve(results: Results, options: Options) -> Drawn:
     layers = sorted(table["layer"].unique())
     layer = layers[len(layers) // 2]
     table = where(table, layer=layer)
-    contrasts = list(dict.fromkeys(table["contrast"]))
-    figure_, axes = panels(
-        1, len(contrasts), height=2.9, width=min(options.width, 3.0 * len(contrasts) + 0.4)
-    )
-    for ax, contrast in zip(axes[0], contrasts, strict=True):
-        rows_of_contrast = where(table, contrast=contrast)
+    drawn = Panels.by(table, "contrast", options, height=2.9, panel_width=3.0)
+    for contrast, (ax, rows_of_contrast) in zip(drawn.names, drawn.rows(table), strict=True):
         for at, control in enumerate(
             name for name in DETECTORS if (rows_of_contrast["control"] == name).any()
         ):
@@ -48,13 +45,12 @@ def bypass_curve(results: Results, options: Options) -> Drawn:
                 markersize=3,
                 label=control.replace("_", " "),
             )
-        ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+        ax.plot([0, 1], [0, 1], **LEVEL)
         ax.set_xlabel("forced refusals, reference")
         ax.set_title(f"{contrast} (n = {rows_of_contrast['sample'].nunique()})")
-    axes[0][0].set_ylabel("forced refusals, other bucket")
-    legend(axes[0][0])
-    return captioned(
-        figure_,
+    drawn.axes[0].set_ylabel("forced refusals, other bucket")
+    legend(drawn.axes[0])
+    return drawn.captioned(
         f"Layer {layer}; one point for each gain. On the diagonal a detector does not tell buckets apart: "
         "a constant one refuses as much as any when its gain is large.",
         subject,
@@ -68,10 +64,9 @@ def steering_curve(results: Results, options: Options) -> Drawn:
     table = where(table, arm="steering")
     if table.empty:
         raise NotDrawable("no state was moved")
-    layers = sorted(table["layer"].unique())
-    figure_, axes = panels(1, len(layers), height=2.6, width=options.width)
-    for ax, layer in zip(axes[0], layers, strict=True):
-        rows_of_layer = where(table, layer=layer).assign(changed=lambda d: d["changed"].astype(float))
+    table = table.assign(changed=table["changed"].astype(float)).sort_values("layer", kind="stable")
+    drawn = Panels.by(table, "layer", options, height=2.6, panel_width=options.width)
+    for layer, (ax, rows_of_layer) in zip(drawn.names, drawn.rows(table), strict=True):
         for at, (control, rows) in enumerate(rows_of_layer.groupby("control", sort=False)):
             mean = rows.groupby("strength")["changed"].mean()
             if control == "boundary":
@@ -82,17 +77,16 @@ def steering_curve(results: Results, options: Options) -> Drawn:
             ax.fill_between(
                 mean.index, low, high, color=PALETTE[at + 1], alpha=0.2, linewidth=0.6, label=control
             )
-        level(ax, 0)
+        level_line(ax, 0)
         ax.set_ylim(
             -0.02,
             max(0.1, 1.1 * float(rows_of_layer.groupby(["control", "strength"])["changed"].mean().max())),
         )
         ax.set_title(f"layer {layer} (n = {rows_of_layer['sample'].nunique()})")
         ax.set_xlabel("strength α")
-    axes[0][0].set_ylabel("answers changed")
-    legend(axes[0][0])
-    return captioned(
-        figure_,
+    drawn.axes[0].set_ylabel("answers changed")
+    legend(drawn.axes[0])
+    return drawn.captioned(
         f"Share of {table['sample'].nunique()} prompts; bands: the range of random directions of the same "
         "length.",
         subject,

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Figure, Options, Results, declared_in, optional, require_table
+from attnscope.plots.panels import Panels
 from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, panels
 from attnscope.studies.pretraining_writes.options import ROLES
 from attnscope.study_api.selection import where
@@ -52,7 +53,7 @@ def measured(results: Results, subspace: str = "") -> pd.DataFrame:
         tested = where(tested, subspace=subspace)
     if tested.empty:
         raise NotDrawable(f"the run has no fractions on the subspace {subspace or 'of any kind'}")
-    return tested
+    return with_pairs(tested)
 
 
 def controls(results: Results, subspace: str) -> pd.DataFrame:
@@ -60,22 +61,17 @@ def controls(results: Results, subspace: str) -> pd.DataFrame:
     table = optional(results, "fractions_variants")
     columns = ["variant", "role", "layer", "relative", *PAIR]
     if table is None or not {*columns, "subspace"} <= set(table):
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=[*columns, "pair"])
     rows = where(table, role=ROLES, subspace=subspace)
-    return rows[rows["relative"] > 0]
+    return with_pairs(rows[rows["relative"] > 0])
 
 
-def titles(table: pd.DataFrame) -> pd.Series[str]:
-    """Return one title for every pair: model and revision, the reference where pairs have several."""
+def with_pairs(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with a column `pair`: model and revision, and the reference where there are several."""
     names: pd.Series[str] = (table["model"] + " " + table["revision"].fillna("")).str.strip()
     if table["reference"].nunique() > 1:
         names = names + " − " + table["reference"]
-    return names
-
-
-def pairs_of(table: pd.DataFrame, most: int = 6) -> list[str]:
-    """Titles of the pairs in the order of the table, no more than a reader can distinguish."""
-    return list(dict.fromkeys(titles(table)))[:most]
+    return table.assign(pair=names)
 
 
 def chosen_pairs(table: pd.DataFrame, most: int) -> tuple[list[str], str]:
@@ -83,18 +79,30 @@ def chosen_pairs(table: pd.DataFrame, most: int) -> tuple[list[str], str]:
 
     If more pairs exist than fit, those with fractions farthest from isotropic are drawn, in the table's
     order.
+
+    Args:
+        table: from `with_pairs`.
+        most: pairs that fit.
     """
-    names = pairs_of(table, len(table))
+    names = list(dict.fromkeys(table["pair"]))
     if len(names) <= most:
         return names, ""
     tested = table[table["tested"].astype(bool)] if "tested" in table else table
     column = "relative" if "relative" in tested else "observed"
     tested = tested[tested[column] > 0]
-    distances = np.log2(tested[column].astype(float)).groupby(titles(tested)).mean().abs()
+    distances = np.log2(tested[column].astype(float)).groupby(tested["pair"]).mean().abs()
     far = set(distances.sort_values(ascending=False).index[:most])
     left = [name for name in names if name not in far]
     text = f"The {most} of {len(names)} pairs farthest from isotropic; left out: {', '.join(left)}."
     return [name for name in names if name in far], text
+
+
+def pair_panels(table: pd.DataFrame, names: list[str], options: Options, height: float) -> Panels:
+    """Return a panel for each of some pairs, three in a row, fewer where they would be too narrow."""
+    least = max(1.5, options.width / 3 - 0.01)
+    return Panels.by(
+        where(table, pair=names), "pair", options, height=height, panel_width=options.width, narrowest=least
+    )
 
 
 def isotropic(ax: Axes, spread: float = 0.0) -> None:

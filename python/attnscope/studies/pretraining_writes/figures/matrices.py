@@ -23,8 +23,9 @@ from attnscope.studies.pretraining_writes.figures.declared import (
     mean_log2,
     measured,
     octaves,
+    pair_panels,
     spread_of,
-    titles,
+    with_pairs,
 )
 from attnscope.studies.pretraining_writes.options import ROLES
 from attnscope.study_api.selection import where
@@ -38,15 +39,15 @@ def asymmetry(results: Results, options: Options) -> Drawn:
     """Draw the share of each role's change in its own inputs and in the prediction subspace."""
     table = measured(results)
     names, left_out = chosen_pairs(table, 6)
-    drawn, axes = grid(len(names), options, 2.3, 3)
-    columns = max(1, sum(ax.get_position().y0 == axes[0].get_position().y0 for ax in axes))
-    for ax, name in zip(axes, names, strict=True):
-        rows_of_pair = table[titles(table) == name]
+    drawn = pair_panels(table, names, options, 2.3)
+    first_row = drawn.axes[0].get_position().y0
+    columns = max(1, sum(ax.get_position().y0 == first_row for ax in drawn.axes))
+    for place_of_pair, (ax, rows_of_pair) in enumerate(drawn.rows(table)):
+        name = drawn.names[place_of_pair]
         isotropic(ax, spread_of(where(rows_of_pair, subspace="inputs")))
         for subspace, label in _SUBSPACES:
             rows = where(rows_of_pair, subspace=subspace)
-            nulls = controls(results, subspace)
-            nulls = nulls[titles(nulls) == name] if len(nulls) else nulls
+            nulls = where(controls(results, subspace), pair=name)
             shift = -0.16 if subspace == "inputs" else 0.16
             for place, role in enumerate(ROLES):
                 values = where(rows, role=role)["relative"]
@@ -68,10 +69,9 @@ def asymmetry(results: Results, options: Options) -> Drawn:
         octaves(ax)
         low, high = ax.get_ylim()
         ax.set_ylim(min(low, 0.5), max(high, 2.0))
-        ax.set_ylabel("fraction / isotropic" if axes.index(ax) % columns == 0 else "")
+        ax.set_ylabel("fraction / isotropic" if place_of_pair % columns == 0 else "")
     seen = controls(results, "inputs")["variant"].unique()
-    return captioned(
-        drawn,
+    return drawn.captioned(
         "Change of each role's matrices in the tested subspace, over that of an isotropic change: filled, "
         "its own inputs; open, the prediction subspace; dots are layers, circles 2^mean log2.",
         left_out,
@@ -84,11 +84,11 @@ def asymmetry(results: Results, options: Options) -> Drawn:
 def fraction_curves(results: Results, options: Options) -> Drawn:
     """Draw the fraction against the number of directions, between isotropic and the best possible."""
     table = require_table(results, "fractions", "fraction", "ceiling")
-    table = where(table, role=ROLES)
+    table = with_pairs(where(table, role=ROLES))
     names, left_out = chosen_pairs(table, 2)
     drawn, axes = grid(2 * len(names), options, 2.3, 2)
     for row, name in enumerate(names):
-        rows_of_pair = table[titles(table) == name]
+        rows_of_pair = where(table, pair=name)
         for column, (subspace, label) in enumerate(_SUBSPACES):
             ax = axes[2 * row + column]
             rows = where(rows_of_pair, subspace=subspace).copy()
@@ -136,8 +136,8 @@ def depth(results: Results, options: Options) -> Drawn:
     table = measured(results, "inputs")
     over_layers(table)
     names, left_out = chosen_pairs(table, 1)
-    rows_of_pair = table[titles(table) == names[0]]
-    nulls = controls(results, "inputs")
+    rows_of_pair = where(table, pair=names[0])
+    nulls = where(controls(results, "inputs"), pair=names[0])
     roles = [role for role in ROLES if role in set(rows_of_pair["role"])]
     drawn, axes = grid(len(roles), options, 1.9, 4, 1.0)
     seen = set()
@@ -150,7 +150,6 @@ def depth(results: Results, options: Options) -> Drawn:
             ax.fill_between(rows.index, low, rows["high"], color=COLORS[role], alpha=0.2, linewidth=0)
         for variant, style in NULLS.items():
             null = where(nulls, role=role, variant=variant)
-            null = null[titles(null) == names[0]] if len(null) else null
             if len(null):
                 seen.add(variant)
                 mean = null.groupby("layer")["relative"].mean()
@@ -175,8 +174,9 @@ def mechanism(results: Results, options: Options) -> Drawn:
     table = where(table[(table["predicted"] > 0) & (table["observed"] > 0)], role=ROLES)
     if table.empty:
         raise NotDrawable("the mechanism table has no fractions above 0")
+    table = with_pairs(table)
     names, left_out = chosen_pairs(table, 1)
-    rows_of_pair = table[titles(table) == names[0]]
+    rows_of_pair = where(table, pair=names[0])
     drawn, axes = grid(2, options, 2.3, 2)
     for ax, (side, label) in zip(axes, (("in", "inputs"), ("out", "output gradients")), strict=True):
         rows = where(rows_of_pair, side=side)
@@ -216,12 +216,11 @@ def rounding(results: Results, options: Options) -> Drawn:
     if changes.empty:
         raise NotDrawable("no change has a rounding step: adapters are not stored in the base's numbers")
     names, left_out = chosen_pairs(changes, 6)
-    drawn, axes = grid(len(names), options, 2.4, 3)
+    drawn = pair_panels(changes, names, options, 2.4)
     near = bool((changes["step_ratio"] < 10).any())
     logs = np.log10(changes["step_ratio"].astype(float))
     decades = (10 ** np.floor(logs.min()), 10 ** np.ceil(logs.max() + 1e-9))
-    for ax, name in zip(axes, names, strict=True):
-        pair = changes[titles(changes) == name]
+    for name, (ax, pair) in zip(drawn.names, drawn.rows(changes), strict=True):
         for role in ROLES:
             rows = where(pair, role=role)
             for below in (False, True):
@@ -239,10 +238,11 @@ def rounding(results: Results, options: Options) -> Drawn:
         octaves(ax)
         ax.set_title(name)
         ax.set_xlabel("change / rounding step")
-    axes[0].set_ylabel("fraction / isotropic")
-    legend_over(drawn, {role: Line2D([], [], marker="o", linestyle="", color=COLORS[role]) for role in ROLES})
-    return captioned(
-        drawn,
+    drawn.axes[0].set_ylabel("fraction / isotropic")
+    legend_over(
+        drawn.figure, {role: Line2D([], [], marker="o", linestyle="", color=COLORS[role]) for role in ROLES}
+    )
+    return drawn.captioned(
         "Fractions on own inputs against the size of changes in rounding steps; hollow: half of the change "
         "or more may be rounding.",
         "Left of the dotted line most changes are too small to be stored."
