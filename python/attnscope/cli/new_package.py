@@ -84,47 +84,41 @@ def test_attnscope_finds_it():
 _STUDY = Template('''"""The study `$name`: the entropy of attention. Replace it by a question of your own."""
 
 from attnscope.metrics.discovery import quantity
-from attnscope.study_api.stages import Stage
+from attnscope.study_api.stages import Stages
 from attnscope.study_api.study import Study
 from attnscope.study_api.tables import Table
 
+STAGES = Stages()
 HEADS = ("model", "revision", "step", "sample", "layer", "head")
+
+
+@STAGES.stage(lambda units, study: units.texts(), writes=("heads",))
+def heads(study, unit, run):
+    """Write a row of every head and text of a block of texts; padding is left out."""
+    for batch in run.batches():
+        for number, layer in run.layers(batch):
+            entropy = layer.measure(["attention_entropy"])["attention_entropy"].nanmean(-1)
+            for sample, values in zip(batch.samples, entropy.tolist(), strict=True):
+                run.write("heads", sample=sample, layer=number, head=range(len(values)), entropy=values)
+
+
+@STAGES.stage(
+    lambda units, study: units.checkpoints(), reads=("heads",), writes=("means",), within="checkpoint"
+)
+def means(study, unit, run):
+    """Write the mean over texts of what the first stage stored of a checkpoint."""
+    run.write("means", entropy=run.read("heads")["entropy"].mean())
 
 
 class $title(Study):
     """Entropy of every head on every text, and its mean over texts."""
 
     name = "$name"
+    declared_stages = STAGES
     tables = (
         Table("heads", keys=HEADS, columns=(quantity("entropy"),)),
         Table("means", keys=HEADS[:3], columns=(quantity("entropy"),)),
     )
-
-    def stages(self, units):
-        """Return the stages: of every block of texts, then of every checkpoint."""
-        return [
-            Stage("heads", units.texts(), self.of_texts, writes=("heads",)),
-            Stage(
-                "means",
-                units.checkpoints(),
-                self.of_checkpoint,
-                reads=("heads",),
-                writes=("means",),
-                within="checkpoint",
-            ),
-        ]
-
-    def of_texts(self, unit, run):
-        """Write a row of every head and text; padding is left out."""
-        for batch in run.batches():
-            for number, layer in run.layers(batch):
-                entropy = layer.measure(["attention_entropy"])["attention_entropy"].nanmean(-1)
-                for sample, heads in zip(batch.samples, entropy.tolist(), strict=True):
-                    run.write("heads", sample=sample, layer=number, head=range(len(heads)), entropy=heads)
-
-    def of_checkpoint(self, unit, run):
-        """Write the mean of what the first stage stored."""
-        run.write("means", entropy=run.read("heads")["entropy"].mean())
 
 
 STUDY = $title

@@ -6,9 +6,8 @@ A study declares its figures with `declared_in`; this module knows no study.
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,10 +65,10 @@ class Figure:
             try:
                 drawn = self.draw(results, options)
             except (KeyError, AttributeError) as error:
-                lacking = _lacking(results, str(error))
-                if not lacking:
+                missing = _missing_columns(results, self.tables)
+                if not missing:
                     raise
-                raise NotDrawable(lacking) from error
+                raise NotDrawable(_describe_missing(missing, _keys_of(error))) from error
             _without_empty_panels(drawn.figure)
             adapt(drawn.figure, options)
             wrap_titles(drawn.figure)
@@ -78,17 +77,40 @@ class Figure:
             return drawn._replace(caption=plain_caption(drawn.caption))
 
 
-def _lacking(results: Results, error: str) -> str:
-    """Return which declared columns that an error names the stored tables lack; "" when it names none."""
+def _missing_columns(results: Results, first: Sequence[str]) -> dict[str, list[str]]:
+    """Return the columns that stored tables lack although their study declares them, by table.
+
+    Args:
+        results: of a run, or tables in memory.
+        first: tables that come first: those that a figure needs.
+    """
     study = study_of(results)
-    words = set(re.findall(r"\w+", error))
     stored_tables = results.tables()
+    missing = {}
     for table in study_class(study.name).tables if study else ():
-        names = [*table.keys, *(column.name for column in table.columns or ())]
-        columns = set(results.table(table.name)) if table.name in stored_tables else set(names)
-        if missing := [name for name in names if name in words and name not in columns]:
-            return f"the {table.name} table has no {', '.join(missing)}"
-    return ""
+        if table.name in stored_tables:
+            columns = set(results.table(table.name))
+            names = [*table.keys, *(column.name for column in table.columns or ())]
+            missing[table.name] = [name for name in names if name not in columns]
+    order = [name for name in first if name in missing]
+    return {name: missing[name] for name in dict.fromkeys([*order, *missing]) if missing[name]}
+
+
+def _keys_of(error: KeyError | AttributeError) -> set[Any]:
+    """Return the names that an error says are not there, as far as it holds them."""
+    if isinstance(error, AttributeError):
+        return {error.name}
+    keys = error.args[0] if error.args else ()
+    return {keys} if isinstance(keys, str) else set(keys) if isinstance(keys, (list, tuple)) else set()
+
+
+def _describe_missing(missing: Mapping[str, Sequence[str]], keys: set[Any]) -> str:
+    """Return the missing columns that an error is about, or else those of the first table, in words."""
+    for table, names in missing.items():
+        if named := [name for name in names if name in keys]:
+            return f"the {table} table has no {', '.join(named)}"
+    table, names = next(iter(missing.items()))
+    return f"the {table} table has no {', '.join(names)}"
 
 
 def _without_empty_panels(figure: mpl.Figure) -> None:

@@ -145,6 +145,7 @@ def layer_line(
     column: str = "estimate",
     ends: tuple[str, str] = ("low", "high"),
     band: float = 0.0,
+    **line: Any,
 ) -> None:
     """Draw a column over layers as a line with a mark on each layer.
 
@@ -157,9 +158,11 @@ def layer_line(
         column: what is drawn.
         ends: columns of the interval.
         band: opacity of the interval; 0 draws none.
+        line: further words of matplotlib's lines, such as `clip_on`.
     """
     rows = rows.sort_values("layer")
-    ax.plot(rows["layer"], rows[column], dash, color=color, marker="o", markersize=3, label=label)
+    line = {"color": color, "marker": "o", "markersize": 3, "label": label, **line}
+    ax.plot(rows["layer"], rows[column], dash, **line)
     if band:
         low, high = (rows[end] for end in ends)
         ax.fill_between(rows["layer"], low, high, color=color, alpha=band, linewidth=0)

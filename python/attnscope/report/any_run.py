@@ -9,10 +9,9 @@ import pandas as pd
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.figure import optional
 from attnscope.plots.selection import FEWEST_TOGETHER, averaged_columns, estimate, last_step
-from attnscope.report.claims_table import interval
-from attnscope.report.numbers import number
 from attnscope.report.section import Page, Section, Table, analysis
 from attnscope.results.summaries import uniform_value
+from attnscope.study_api.number_text import interval, number
 
 #: Title of a report and its note on intervals, where the study's sections declare no `TITLE` and `INTERVALS`.
 TITLE = "Attention study"

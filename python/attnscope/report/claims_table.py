@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from attnscope.report.numbers import interval_text, number
 from attnscope.report.section import Page
 from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.study_api.number_text import interval_text, number
 
 #: Rows of the table of claims from which it is folded.
 LONGEST = 40
@@ -102,11 +102,6 @@ def _ranges(table: pd.DataFrame, low: str, high: str) -> list[str]:
         return [""] * len(table)
     ends = zip(table[low], table[high], strict=True)
     return ["" if pd.isna(first) else f"{number(first)} to {number(last)}" for first, last in ends]
-
-
-def interval(low: float, high: float, form: Callable[[Any], str] | None = None) -> str:
-    """Return an interval's ends in brackets, or a dash where there is none."""
-    return interval_text(low, high, form) or "–"
 
 
 def _models(table: pd.DataFrame) -> list[str]:

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from attnscope.plots.selection import estimate, first_step, last_step
 from attnscope.results.summaries import NULLS, null_value, uniform_value
 from attnscope.statistics import median_interval, per_sample
 from attnscope.statistics.intervals import FEWEST
+from attnscope.study_api.number_text import interval_text, number
 
 #: A column, or a column of the graphs and their threshold.
 Metric = str | tuple[str, float | None]
@@ -119,21 +119,6 @@ def all_means(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFrame
     return pd.DataFrame(rows, columns=["table", "quantity", "mean", "95 % interval", "n"])
 
 
-def interval_text(low: Any, high: Any, form: Callable[[Any], str] | None = None) -> str:
-    """Return an interval as a person writes it; an empty text without one.
-
-    Args:
-        low: end of the interval.
-        high: likewise.
-        form: writes an end; None takes `number`.
-
-    >>> interval_text(0.25, 1.5), interval_text(float("nan"), float("nan"))
-    ('[0.250, 1.50]', '')
-    """
-    form = form or number
-    return "" if pd.isna(low) or pd.isna(high) else f"[{form(low)}, {form(high)}]"
-
-
 def _median(values: pd.Series) -> tuple[str, str]:
     """Return the median of few texts with its interval, and the coverage of such an interval."""
     median = median_interval(values)
@@ -143,23 +128,3 @@ def _median(values: pd.Series) -> tuple[str, str]:
         f"{number(median.estimate)} {interval_text(median.low, median.high)}",
         f"{100 * median.coverage:.1f} %",
     )
-
-
-def number(value: Any) -> str:
-    """Return a number as a person writes it: two or three significant digits, an en dash for none.
-
-    >>> number(0.49123), number(1234.5), number(float("nan")), number(2e-5), number(0.0)
-    ('0.491', '1,234', '–', '2.0e−5', '0')
-    """
-    value = float(value)
-    if value != value:
-        return "–"
-    if value == 0:
-        return "0"
-    if value in (math.inf, -math.inf):
-        return "∞" if value > 0 else "−∞"
-    if abs(value) < 1e-3:
-        digits, _, exponent = f"{value:.1e}".partition("e")
-        return f"{digits}e{int(exponent)}".replace("-", "−")
-    places = 3 if abs(value) < 1 else 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
-    return f"{value:,.{places}f}".replace("-", "−")

@@ -28,10 +28,10 @@ from attnscope.config.study_folders import study_of
 from attnscope.plots.figure import require_table
 from attnscope.report import any_run
 from attnscope.report.latex_tables import latex_table
-from attnscope.report.numbers import number
 from attnscope.report.section import NamedSentence, Page, Table, isolate_name, isolate_names, printable_line
 from attnscope.results.files import write_bytes
 from attnscope.results.results import Results
+from attnscope.study_api.number_text import number
 from attnscope.study_api.unfinished import unfinished
 
 if TYPE_CHECKING:

@@ -25,9 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
-from attnscope.report.claims_table import interval
-from attnscope.report.numbers import number
 from attnscope.report.section import Page
+from attnscope.study_api.number_text import interval, number
 
 #: The cells of a column, one for each row.
 Cells = Callable[[pd.DataFrame], list[str]]

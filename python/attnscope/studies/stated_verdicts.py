@@ -5,20 +5,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
-
 from attnscope.plots.figure import optional
 from attnscope.plots.selection import last_step
+from attnscope.study_api.claims import ClaimRow
+from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import where
 
 
-def claim_of(results: Any, model: str, code: str) -> pd.Series[Any] | None:
+def claim_of(results: Any, model: str, code: str) -> ClaimRow | None:
     """Return the row of a claim of a model's last checkpoint; None where none is stored."""
     table = optional(results, "claims")
     if table is None or table.empty:
         return None
     rows = where(last_step(table), model=model, claim=code)
-    return None if rows.empty else rows.iloc[-1]
+    return None if rows.empty else first_as(ClaimRow, rows.iloc[-1:])
 
 
 def with_verdicts(sentence: str, results: Any, model: str, *codes: str) -> str:
@@ -31,5 +31,5 @@ def with_verdicts(sentence: str, results: Any, model: str, *codes: str) -> str:
         codes: of the claims that the sentence is about.
     """
     claims = {code: claim_of(results, model, code) for code in codes}
-    words = [f"{code}: {claim['verdict']}" for code, claim in claims.items() if claim is not None]
+    words = [f"{code}: {claim.verdict}" for code, claim in claims.items() if claim is not None]
     return f"{sentence.removesuffix('.')} ({', '.join(words)})." if words else sentence

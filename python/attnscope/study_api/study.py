@@ -7,7 +7,7 @@ what it needs and knows everything below the engine, and nothing knows it.
 Example:
     >>> from attnscope.study_api.study import Study
     >>> from attnscope.study_api.tables import Column, Table
-    >>> from attnscope.study_api.stages import Stage
+    >>> from attnscope.study_api.stages import Stage, Stages
     >>> class Norms(Study):
     ...     name = "norms"
     ...     tables = (Table("norms", keys=("model", "revision", "step"), columns=(Column("norm"),)),)
@@ -34,7 +34,7 @@ from attnscope.config.study_folders import find_study, load_study, studies
 from attnscope.errors import ConfigError
 from attnscope.models import Encoder
 from attnscope.study_api.plan import Plan
-from attnscope.study_api.stages import Stage
+from attnscope.study_api.stages import Stage, Stages
 from attnscope.study_api.tables import Table
 from attnscope.study_api.units import Unit, Units
 from attnscope.texts.sentence import Sentence
@@ -74,6 +74,8 @@ class Study:
     protocols: ClassVar[tuple[str, ...]] = ("exact",)
     #: Its tables.
     tables: ClassVar[tuple[Table, ...]] = ()
+    #: Its stages, as functions of their module declare them; None where `stages` makes them.
+    declared_stages: ClassVar[Stages | None] = None
     #: Its own rules by which texts are chosen: name -> (rows, source, generator) -> positions.
     samplers: ClassVar[Mapping[str, Callable[..., Sequence[int]]]] = {}
 
@@ -140,7 +142,9 @@ class Study:
 
     def stages(self, units: Units) -> list[Stage]:
         """Return the stages in order, each cut by `units`. A stage may read tables of earlier stages."""
-        raise NotImplementedError(f"{type(self).__name__}.stages")
+        if self.declared_stages is None:
+            raise NotImplementedError(f"{type(self).__name__}.stages")
+        return self.declared_stages.of(self, units)
 
 
 def study_class(name: str) -> type[Study]:

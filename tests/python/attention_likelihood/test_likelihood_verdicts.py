@@ -66,7 +66,7 @@ def statistics(nats=8.0, pairs=40, **numbers):
     for name, values in numbers.items():
         keys = ("estimate", "low", "high", "p_value")
         rows.append({"statistic": name, **dict(zip(keys, values, strict=True)), "n": pairs})
-    return pd.DataFrame(rows).set_index("statistic")
+    return pd.DataFrame(rows)
 
 
 def judged(code, table, *, controls=None, options=OPTIONS, rows=None, shifted=None):
@@ -140,7 +140,7 @@ class Stored:
 
 
 def stored(table):
-    return table.reset_index().assign(model="a", revision="", step=-1, protocol="exact")
+    return table.assign(model="a", revision="", step=-1, protocol="exact")
 
 
 def exchanged(numbers, *, nats=8.0, controls=LITTLE, options=OPTIONS):
@@ -207,6 +207,11 @@ def test_main_numbers_never_contradict_the_claims(seed):
     run = Stored(head_mean_associations=rows.assign(**keys), claims=pd.DataFrame([{**keys, **vars(first)}]))
     (line,) = sections.findings(run)
     assert line.endswith(f"(C1: {first.verdict}).")
+    clause = line.partition("; by layer")[0]
+    assert ("within texts, attention of a word to itself rises" in clause) == (first.verdict == "supported")
+    assert ("falls with its likelihood" in clause) == (first.verdict == "contradicted")
+    assert ("undecided whether" in clause) == (first.verdict == "undecided")
+    assert ("not testable here" in clause) == (first.verdict == "not testable here")
 
 
 def test_the_size_of_a_change_is_that_of_slow_products():

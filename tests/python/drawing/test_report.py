@@ -19,7 +19,7 @@ import study_tables as tables
 from attnscope.plots.selection import measured_heads, series_noun
 from attnscope.report import report
 from attnscope.report.any_run import strongest_heads
-from attnscope.report.numbers import ProtocolComparison, all_means, number, number_rows, pair_rows
+from attnscope.report.numbers import ProtocolComparison, all_means, number_rows, pair_rows
 from attnscope.report.page import _facts, _flat, further, render
 from attnscope.report.page import html as table_html
 from attnscope.report.section import Page as StudyPage
@@ -28,6 +28,7 @@ from attnscope.results.results import Results
 from attnscope.results.summaries import rows_of_protocol
 from attnscope.studies.attention_sinks.report_tables import emergence, fisher, frames, questions
 from attnscope.studies.attention_sinks.sections import SECTIONS
+from attnscope.study_api.number_text import number
 
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 

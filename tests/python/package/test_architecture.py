@@ -340,6 +340,14 @@ def test_studies_select_rows_with_the_kit():
         assert lines == [], f"{path.relative_to(PACKAGE)}: lines {lines}"
 
 
+def test_studies_write_no_interval_and_no_list_of_stages_themselves():
+    """`interval_text` of attnscope.study_api.number_text and `Stages` do."""
+    for path in sorted((PACKAGE / "studies").rglob("*.py")):
+        source = path.read_text()
+        assert not re.search(r"\[\{[^{}]+\}, \{[^{}]+\}\]", source), f"{path}: an interval"
+        assert not re.search(r"def stages\(", source), f"{path}: a list of stages"
+
+
 PUBLIC = sorted(name for name in set(asc.__all__) - {"__version__"} if inspect.isfunction(getattr(asc, name)))
 
 

@@ -12,6 +12,7 @@ import torch
 import attnscope as asc
 from attnscope.metrics.information.sink_test import pooled_sinks, sink_sums, sink_test
 from attnscope.results.results import Results
+from attnscope.studies.attention_sinks.sections import findings
 from attnscope.studies.attention_sinks.sink_heads import SinkSums, classify_heads, sink_heads
 from attnscope.studies.attention_sinks.summaries import frames
 from attnscope.study_api.forward import Batch
@@ -181,3 +182,37 @@ def test_gpt2_rests_on_its_first_key():
     assert row["frame"] == "centralized"
     assert 95 <= row["heads_with_sink"] <= 107
     assert (row["heads_tested"], row["modal_position"], row["modal_position_share"]) == (144, 0, 1.0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_main_numbers_never_contradict_the_verdict_on_frames(seed):
+    """Whatever the tables hold, a frame is named where the verdict has it, and nowhere else."""
+    rng = np.random.default_rng(seed)
+    keys = {"model": "a", "revision": "", "step": -1}
+    heads = pd.DataFrame(
+        [
+            {**keys, "sample": sample, "layer": layer, "head": head, "sink_share": rng.uniform()}
+            for sample in range(2)
+            for layer in range(2)
+            for head in range(3)
+        ]
+    )
+    tested = int(rng.choice([0, 2, 6]))
+    count = int(rng.integers(0, tested + 1))
+    frame = str(rng.choice(["centralized", "distributed", "bidirectional", "none"])) if count else "none"
+    verdict = {
+        "protocol": "exact",
+        "group": "all",
+        "frame": frame,
+        "heads_tested": tested,
+        "heads_with_sink": count,
+        "share_with_sink": count / tested if tested else np.nan,
+        "probability": rng.choice([0.9, np.nan]),
+    }
+    (line,) = findings(Results({"heads": heads, "frames": pd.DataFrame([{**keys, **verdict}])}))
+    assert (f"whose frame is {frame}" in line) == (frame != "none")
+    assert ("no key could be tested" in line) == (tested == 0)
+    assert ("reference frame" in line) == (tested > 0 and frame == "none")
+    assert (f"finds a sink in {count} of {tested} heads" in line) == (count > 0)
+    mean = heads.groupby(["layer", "head"])["sink_share"].mean()
+    assert f"the strongest of all, L{mean.idxmax()[0]}H{mean.idxmax()[1]}, gives it {mean.max():.3f}" in line

@@ -361,12 +361,12 @@ def test_sentences_are_made_of_the_case_that_holds(monkeypatch):
     for verdict, pair in pairs.items():
         rows = of_pair(pair)
         for code in ("C1", "C1b", "C2"):
-            text = describe_claim(pd.Series(vars(rows[code])))
+            text = describe_claim(rows[code])
             assert f": {verdict};" in text or f": {verdict} (" in text, text
             assert "cannot but" not in text
-        assert ("is not wholly" in describe_claim(pd.Series(vars(rows["C1"])))) == (verdict == UNDECIDED)
+        assert ("is not wholly" in describe_claim(rows["C1"])) == (verdict == UNDECIDED)
     noise = of_pair(Pair(0.055, 0.0, texts=0.02, deviation=0.06))["C1b"]
-    text = describe_claim(pd.Series(vars(noise)))
+    text = describe_claim(noise)
     assert text.startswith(
         "C1b: q, k change along what they read more than o, down along what those read: undecided"
     )

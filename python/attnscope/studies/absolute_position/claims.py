@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.report.claims_table import interval
-from attnscope.report.numbers import number
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.statistics import holm
 from attnscope.studies.absolute_position.arms import FIXED
 from attnscope.studies.absolute_position.checks import absolute_positions
 from attnscope.studies.absolute_position.removals import ALL_REPLACEMENTS
+from attnscope.studies.absolute_position.tables import RemovedArm
+from attnscope.studies.overall import Statistic, statistic_of
 from attnscope.study_api.claims import ClaimSet, Control, Estimate, Untestable, above, below
+from attnscope.study_api.number_text import interval, number
+from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import matching, where
 
 if TYPE_CHECKING:
@@ -61,13 +63,9 @@ class Evidence:
         table = self.table(name)
         return where(table, **values) if len(table) else table
 
-    def overall(self, statistic: str) -> dict[str, float] | None:
-        """Return the numbers of a statistic of all layers, None where it was not measured."""
-        rows = self.rows("overall", statistic=statistic)
-        if rows.empty or not np.isfinite(rows["estimate"].iloc[0]):
-            return None
-        names = ("estimate", "low", "high", "p_value", "least", "most")
-        return {name: float(rows[name].iloc[0]) if name in rows else math.nan for name in names}
+    def overall(self, statistic: str) -> Statistic | None:
+        """Return a statistic of all layers, None where it was not measured."""
+        return statistic_of(self.table("overall"), statistic)
 
     def control(self, statistic: str, measured: float = math.nan) -> Control:
         """Return the models with random weights as a control."""
@@ -167,7 +165,7 @@ def residual_is_there(evidence: Evidence, options: Any) -> Estimate | Untestable
     }
     if not inputs:
         return Untestable("the model has one layer, or layers from 1 were left out")
-    weakest = max(inputs, key=lambda name: inputs[name]["p_value"])
+    weakest = max(inputs, key=lambda name: inputs[name].p_value)
     share = inputs[weakest]
     heads = _early(evidence.table("position"))
     heads = heads[heads["layer"] >= 1]
@@ -176,13 +174,13 @@ def residual_is_there(evidence: Evidence, options: Any) -> Estimate | Untestable
         for name in inputs
     ]
     return Estimate(
-        share["estimate"],
-        share["low"],
-        share["high"],
+        share.estimate,
+        share.low,
+        share.high,
         region=above(0.0),
-        p_value=share["p_value"],
+        p_value=share.p_value,
         draws=options.permutations,
-        controls=[evidence.control("leakage_share windows", inputs["windows"]["estimate"])],
+        controls=[evidence.control("leakage_share windows", inputs["windows"].estimate)],
         words=f"{weakest}; heads of layers from 1 with a residual of their own: {', '.join(shares)}",
     )
 
@@ -243,11 +241,12 @@ def first_token_supplies(evidence: Evidence, options: Any) -> Estimate | Untesta
 
 def replaced_words(table: pd.DataFrame) -> str:
     """Return what replacements and controls remove, in words, from rows of `removed_arms`."""
-    together = where(table, arm=ALL_REPLACEMENTS).iloc[0]
+    together = first_as(RemovedArm, where(table, arm=ALL_REPLACEMENTS))
     words = [
-        f"{name} {number(together[f'{name}_removed'])} "
-        f"{interval(together[f'{name}_removed_low'], together[f'{name}_removed_high'])}"
-        for name in ("energy", "pattern")
+        f"energy {number(together.energy_removed)} "
+        f"{interval(together.energy_removed_low, together.energy_removed_high)}",
+        f"pattern {number(together.pattern_removed)} "
+        f"{interval(together.pattern_removed_low, together.pattern_removed_high)}",
     ]
     controls = where(table, kind="control")
     if len(controls):
@@ -313,7 +312,7 @@ def fingerprint_of_first_token(evidence: Evidence, options: Any) -> Estimate | U
     words = f"with BOS the smallest cosine is {smallest:.7g}, an identity of any causal model"
     if without is None:
         return Untestable(f"{words}; the arm no_bos was not measured", Estimate(smallest))
-    return Estimate(without["estimate"], without["low"], without["high"], region=below(CONSTANT), words=words)
+    return Estimate(without.estimate, without.low, without.high, region=below(CONSTANT), words=words)
 
 
 @CLAIMS.claim(
@@ -331,15 +330,15 @@ def sink_follows_token(evidence: Evidence, options: Any) -> Estimate | Untestabl
         return Untestable(f"no head reads position 0 with more than {options.reader:g}")
     first, second_of_two = evidence.overall("first_as_read"), evidence.overall("second_of_two")
     words = (
-        f"as read, position 0 gets {number(first['estimate'] if first else math.nan)}; BOS in the middle "
+        f"as read, position 0 gets {number(first.estimate if first else math.nan)}; BOS in the middle "
         f"adds "
-        f"{number(moved['estimate'])} {interval(moved['low'], moved['high'])} there"
+        f"{number(moved.estimate)} {interval(moved.low, moved.high)} there"
     )
     if second_of_two is not None:
-        words += f"; of two, the second gets {number(second_of_two['estimate'])} more than the first"
+        words += f"; of two, the second gets {number(second_of_two.estimate)} more than the first"
     # both must hold: more than position 0, and more than an ordinary token in the middle gets
-    low, high = min(beyond_front["low"], moved["low"]), min(beyond_front["high"], moved["high"])
-    value = min(beyond_front["estimate"], moved["estimate"])
+    low, high = min(beyond_front.low, moved.low), min(beyond_front.high, moved.high)
+    value = min(beyond_front.estimate, moved.estimate)
     words_of_verdicts = {"contradicted": "the sink stays where the text begins"}
     controls = [evidence.control("follows_token")]
     return Estimate(
@@ -368,7 +367,7 @@ def sink_stabilises(evidence: Evidence, options: Any) -> Estimate | Untestable:
         evidence.overall(name) for name in ("loss_without", "loss_of_another", "norm_without")
     )
     words = [
-        f"{label} {number(part['estimate'])} {interval(part['low'], part['high'])}"
+        f"{label} {number(part.estimate)} {interval(part.low, part.high)}"
         for label, part in (
             ("no BOS costs", without),
             ("another exchanged token costs", other),
@@ -377,9 +376,9 @@ def sink_stabilises(evidence: Evidence, options: Any) -> Estimate | Untestable:
         if part is not None
     ]
     return Estimate(
-        beyond_another["estimate"],
-        beyond_another["low"],
-        beyond_another["high"],
+        beyond_another.estimate,
+        beyond_another.low,
+        beyond_another.high,
         region=above(0.0),
         controls=[evidence.control("loss_beyond")],
         words=", ".join(words),
@@ -411,9 +410,9 @@ def trajectory_contracts(evidence: Evidence, options: Any) -> Estimate | Untesta
     if len(gains):
         words.append(f"gain of small disturbances {number(gains.min())} to {number(gains.max())} a block")
     return Estimate(
-        contraction["estimate"],
-        contraction["low"],
-        contraction["high"],
+        contraction.estimate,
+        contraction.low,
+        contraction.high,
         region=below(0.0),
         controls=[evidence.control("contraction")],
         words="; ".join(words),
@@ -442,9 +441,9 @@ def leakage_falls(evidence: Evidence, options: Any) -> Estimate | Untestable:
         else (math.nan,) * 2
     )
     return Estimate(
-        slope["estimate"],
-        slope["low"],
-        slope["high"],
+        slope.estimate,
+        slope.low,
+        slope.high,
         region=below(0.0),
         words=words,
         spread=(spread[0], spread[1]),
@@ -478,12 +477,12 @@ def filtered_out(evidence: Evidence, options: Any) -> Estimate | Untestable:
     if ratio is None:
         return Untestable("the inputs and outputs of MLPs are out of reach, or hold no share above 0")
     return Estimate(
-        ratio["estimate"],
-        ratio["low"],
-        ratio["high"],
+        ratio.estimate,
+        ratio.low,
+        ratio.high,
         region=below(1.0),
         controls=[evidence.control("mlp_ratio")],
-        spread=(ratio["least"], ratio["most"]),
+        spread=(ratio.least, ratio.most),
     )
 
 

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
 from attnscope.plots.figure import Results, optional, require_table
 from attnscope.plots.selection import final, last_step
-from attnscope.report.claims_table import claims_frame, interval
-from attnscope.report.numbers import number
+from attnscope.report.claims_table import claims_frame
 from attnscope.report.report_tables import (
     Cells,
     count_cells,
@@ -27,8 +24,11 @@ from attnscope.studies.absolute_position.claims import CLAIMS
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.removals import ALL_REPLACEMENTS
 from attnscope.studies.absolute_position.sections_precursor import write_leakage
+from attnscope.studies.absolute_position.tables import Fingerprint, RemovedArm
 from attnscope.studies.stated_verdicts import with_verdicts
 from attnscope.studies.stored_options import stored_options
+from attnscope.study_api.number_text import interval, number
+from attnscope.study_api.rows import first_as, rows_as
 from attnscope.study_api.selection import where, without
 
 #: Claims by code.
@@ -149,12 +149,12 @@ def _readers(results: Results, model: str) -> list[str]:
     if rows.empty or rows["a0"].isna().all():
         return []
     reader = stored_options(results, PositionOptions).reader
-    best = rows.sort_values("a0").iloc[-1]
+    best = first_as(Fingerprint, rows.sort_values("a0", ascending=False))
     count = int(((rows["a0"] > reader) & (rows["a0_low"] > rows["uniform"])).sum())
     who = f"{count} of {len(rows)} heads read" if count else "no head reads"
     return [
-        f"{who} position 0 with more than {reader:g} (largest L{best['layer']:.0f}H{best['head']:.0f} "
-        f"{number(best['a0'])}, uniform {number(best['uniform'])})."
+        f"{who} position 0 with more than {reader:g} (largest L{best.layer}H{best.head} "
+        f"{number(best.a0)}, uniform {number(best.uniform)})."
     ]
 
 
@@ -178,8 +178,8 @@ def _removed(results: Results, model: str) -> list[str]:
     arms = arms.dropna(subset="energy_removed")
     patterns = _range([_percent(value) for value in sorted(arms["pattern_removed"])])
     lost = f"{patterns} of its original pattern {'is' if len(arms) == 1 else 'are'} gone"
-    least, most = arms.iloc[0], arms.iloc[-1]
-    if most["energy_removed"] <= 0:
+    least, *_, most = rows_as(RemovedArm, pd.concat([arms[:1], arms[-1:]]))
+    if most.energy_removed <= 0:
         larger = _range([_percent(-value) for value in arms["energy_removed"][::-1]])
         line = f"replacing the embedding at position 0 makes the residual {larger} larger, while {lost}."
     else:
@@ -195,14 +195,14 @@ def _removed(results: Results, model: str) -> list[str]:
     return [line]
 
 
-def _of_arm(row: pd.Series[Any]) -> str:
+def _of_arm(row: RemovedArm) -> str:
     """Return an arm's mean share with its name, and the range of its draws."""
-    share = _percent(row["energy_removed"])
-    name = _VECTORS.get(str(row["arm"]), str(row["arm"]))
-    if row["count"] < 2:
+    share = _percent(row.energy_removed)
+    name = _VECTORS.get(row.arm, row.arm)
+    if row.count < 2:
         return f"{share} ({name})"
-    ends = f"{_percent(row['energy_least'])} to {_percent(row['energy_most'])}"
-    return f"{share} ({name}: mean of {int(row['count'])}, {ends})"
+    ends = f"{_percent(row.energy_least)} to {_percent(row.energy_most)}"
+    return f"{share} ({name}: mean of {row.count}, {ends})"
 
 
 def _range(cells: list[str]) -> str:
@@ -330,11 +330,11 @@ def _write_removed(page: Page) -> None:
             page.notes(
                 [
                     NamedSentence(
-                        row["model"],
-                        f"by what is put at position 0 the share is {_percent(row['energy_least'])} to "
-                        f"{_percent(row['energy_most'])} (means of {row['count']} kinds of vectors).",
+                        row.model,
+                        f"by what is put at position 0 the share is {_percent(row.energy_least)} to "
+                        f"{_percent(row.energy_most)} (means of {row.count} kinds of vectors).",
                     )
-                    for row in pooled.to_dict("records")
+                    for row in rows_as(RemovedArm, pooled)
                 ]
             )
     _reads_frame(page, final(page.results, "removed"))

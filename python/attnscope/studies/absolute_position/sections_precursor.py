@@ -7,12 +7,12 @@ from markupsafe import Markup
 
 from attnscope.plots.figure import optional
 from attnscope.plots.selection import final, last_step
-from attnscope.report.numbers import number
 from attnscope.report.report_tables import count_cells, interval_cells, number_cells, show, text_cells
 from attnscope.report.section import Page
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.published import Q_VALUES
 from attnscope.studies.stored_options import stored_options
+from attnscope.study_api.number_text import number
 
 
 def write_leakage(page: Page) -> None:

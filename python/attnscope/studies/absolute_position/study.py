@@ -16,7 +16,7 @@ the run, `controls` (models with random weights), `depth` (encodings next to one
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from attnscope.capture import Forward, forward, preflight
 from attnscope.capture.sites import INTERFACE, TABLE
@@ -49,10 +49,11 @@ from attnscope.studies.absolute_position.arms import (
 from attnscope.studies.absolute_position.checks import check_model, require_checks
 from attnscope.studies.absolute_position.options import CONTROLS, READS, PositionOptions
 from attnscope.studies.absolute_position.sums import PROFILES, ROWS, softmax_of, store_profile, uniform_cut
-from attnscope.studies.absolute_position.tables import SUMS, TABLES
+from attnscope.studies.absolute_position.tables import SUMS, TABLES, Fingerprint
 from attnscope.study_api.plan import megabytes
+from attnscope.study_api.rows import rows_as
 from attnscope.study_api.selection import where
-from attnscope.study_api.stages import Stage
+from attnscope.study_api.stages import Stages
 from attnscope.study_api.study import Study
 from attnscope.study_api.units import Cut, Units
 
@@ -68,14 +69,311 @@ if TYPE_CHECKING:
 WINDOWS = 256
 
 
+STAGES = Stages()
+#: Tables and sums that the passes over texts write.
+OF_TEXTS = (*PROFILES, *SUMS, "trajectories", "reads", "leakage")
+ESTIMATES = (
+    "position",
+    "layer_means",
+    "offsets",
+    "offset_means",
+    "residual_maps",
+    "trajectory",
+    "fingerprints",
+    "position_shares",
+    "clocks",
+    "checks",
+    "sums",
+    "overall",
+)
+PRECURSOR = (
+    "leakage_tests",
+    "bands",
+    "probes",
+    "softmax_statistics",
+    "leakage_lengths",
+    "leakage_slopes",
+    "overall",
+)
+CONTROLS_OF_RUN = ("controls", "control_residuals", "control_overall")
+
+
+def all_windows(units: Units, study: AbsolutePosition) -> Cut:
+    """Return all windows of a checkpoint together."""
+    return units.texts(block=10**9)
+
+
+def blocks_and_controls(units: Units, study: AbsolutePosition) -> Cut:
+    """Return blocks of windows, of the model and of each control."""
+    controls = study.options.random_weights if study.options.nulls else 0
+    return units.texts(variants=("random_weights",) if controls else (), seeds=max(controls, 1))
+
+
+@STAGES.stage(lambda units, study: units.checkpoints(), name="checks", writes=("checks", "encodings"))
+def check(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
+    """Check identities of the model, and record how it tells positions apart."""
+    check_model(run)
+    try:
+        encodings.record(run, imposed(study.options))
+    except NotImplementedError as error:
+        raise LoadError(str(error)) from None
+
+
+@STAGES.stage(
+    all_windows,
+    name="first_token",
+    reads=("checks",),
+    writes=("ordinary_tokens", "dynamics", "overall"),
+    within="checkpoint",
+)
+def follow_first_token(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
+    """Draw the ordinary tokens that replace the first one, and follow each alone."""
+    require_checks(run)
+    require_windows(run, study.options)
+    dynamics.follow(run, study.options)
+
+
+@STAGES.stage(
+    blocks_and_controls,
+    name="passes",
+    reads=("checks", "ordinary_tokens"),
+    writes=OF_TEXTS,
+    within="checkpoint",
+)
+def measure_passes(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
+    """Run every arm that needs no other arm's numbers; a check that fails ends the checkpoint's part."""
+    require_checks(run)
+    m = _early(unit)
+    require_windows(run, study.options)
+    if unit.variant:
+        arms = list(control_arms(run, study.options))
+        dynamics.control(run, study.options)
+    else:
+        arms = list(first_arms(run, study.options, m))
+    placing = unit.variant and anchors.reachable(tier_of(run)) and sets_first(run)
+    for batch in run.batches():
+        for arm in arms:
+            add_pass(study, run, batch, arm)
+        if placing:
+            anchors.control(run, batch, study.options)
+        if not unit.variant:
+            for arm in arms:
+                if arm.kind in ("base", "text") and arm.input == "windows":
+                    first_position.trajectories(run, batch, arm, study.options)
+
+
+@STAGES.stage(
+    lambda units, study: units.checkpoints(),
+    name="position",
+    reads=("checks", *OF_TEXTS),
+    writes=ESTIMATES,
+    within="checkpoint",
+)
+def estimate_position(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
+    """Estimates with intervals and tests from the sums over texts."""
+    estimates.position(run, study.options)
+    first_position.trajectory(run)
+    first_position.fingerprints(run, study.options)
+    first_position.fingerprints_without_bos(run)
+    first_position.shares(run)
+    estimates.mlp_ratio(run)
+
+
+@STAGES.stage(
+    all_windows,
+    name="precursor",
+    reads=("leakage",),
+    writes=PRECURSOR,
+    within="checkpoint",
+    when=lambda study: bool(study.options.leakage or study.options.bands or study.options.lengths),
+)
+def run_precursor(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
+    """Run the precursor's tests, bands and lengths, from all texts at once."""
+    tier = tier_of(run)
+    if study.options.leakage:
+        leakage.tests(run, study.options)
+        if "ruscio2025once" in study.settings.protocols:
+            precursor.significance(run, study.options, tier)
+            precursor.probes(run, study.options, tier)
+            precursor.softmax(run, study.options, tier)
+    if study.options.bands:
+        precursor.bands(run, study.options, tier)
+    if study.options.lengths:
+        precursor.lengths(run, study.options, tier)
+
+
+@STAGES.stage(
+    lambda units, study: units.texts(),
+    name="reads",
+    reads=("fingerprints", "checks", "ordinary_tokens"),
+    writes=(*PROFILES, "placements"),
+    within="checkpoint",
+)
+def measure_reads(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
+    """Run the arms in which heads do not read position 0, and the beginning token at other places."""
+    require_checks(run)
+    tier = tier_of(run)
+    if "fingerprints" not in run.stored.tables():
+        run.note("absolute_position: nothing tells which heads read position 0; unread, hidden are left out")
+        return
+    table = run.read("fingerprints")
+    table = where(table, arm="base")
+    shape = (int(table["layer"].max()) + 1, int(table["head"].max()) + 1)
+    readers = table[(table["a0"] > study.options.reader) & (table["a0_low"] > table["uniform"])]
+    chosen = [(reader.layer, reader.head) for reader in rows_as(Fingerprint, readers)]
+    arms = list(reading_arms(chosen, shape, run, study.options))
+    placing = anchors.reachable(tier) and sets_first(run)
+    for batch in run.batches():
+        for arm in arms:
+            try:
+                add_pass(study, run, batch, arm)
+            except NotImplementedError as error:
+                run.note(f"absolute_position: {arm.name} is left out: {error}")
+        if placing:
+            anchors.measure(run, batch, chosen, study.options)
+
+
+@STAGES.stage(
+    lambda units, study: units.checkpoints(),
+    name="removed",
+    reads=(*PROFILES, "placements"),
+    writes=("removed", "removed_arms", "overall"),
+    within="checkpoint",
+)
+def remove(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
+    """Write the share of the base arm's residual that each arm removes, and the statistics of the
+    placements.
+    """
+    removals.removals(run, study.options)
+    if "placements" in run.stored.tables():
+        anchors.overall(run, run.read("placements"), study.options)
+
+
+@STAGES.stage(
+    lambda units, study: units.once(),
+    name="controls",
+    reads=(*PROFILES, "uniform_cut", "mlp_states", "contractions", "anchor_reads", "checks"),
+    writes=CONTROLS_OF_RUN,
+    when=lambda study: bool(study.options.nulls and study.options.random_weights),
+)
+def estimate_controls(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
+    """Write the same estimates of models with random weights."""
+    estimates.controls(run, study.options)
+
+
+@STAGES.stage(
+    lambda units, study: units.once(),
+    name="depth",
+    reads=("layer_means", "encodings", "checks"),
+    writes=("depth_slopes", "emergence", "claims"),
+)
+def compare_encodings(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
+    """Compare the encodings, and the checkpoints of each model."""
+    encodings.compare(run, study.options)
+    emergence.write(run)
+
+
+@STAGES.stage(
+    lambda units, study: units.once(),
+    name="claims",
+    reads=(
+        *ESTIMATES[:-2],
+        "dynamics",
+        "removed",
+        "removed_arms",
+        "placements",
+        "overall",
+        "leakage_tests",
+        "leakage_slopes",
+        "softmax_statistics",
+        *CONTROLS_OF_RUN,
+    ),
+    writes=("claims",),
+)
+def decide_claims(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
+    """Write the table `claims`."""
+    claims.write(run, study.options)
+
+
+def require_windows(run: StageRun, options: PositionOptions) -> None:
+    least = 4 * options.groups
+    if run.samples < least:
+        raise ConfigError(
+            f"absolute_position: {options.groups} groups need {least} windows, the texts give "
+            f"{run.samples}; add texts or set options.groups"
+        )
+
+
+def add_pass(study: AbsolutePosition, run: StageRun, batch: Batch, arm: Arm) -> None:
+    """Run one pass and add its sums by group of texts."""
+    unit, options = run.unit, study.options
+    assert unit.checkpoint is not None
+    is_whole = arm.kind in ("base", "text")
+    about_0 = is_whole and arm.input == "windows" and not unit.variant
+    filtered = arm.kind == "base" and arm.input == "windows"
+    groups = [sample * options.groups // run.samples for sample in batch.samples]
+    profile = PositionProfile(max(batch.lengths), groups=options.groups)
+    sites = first_position.SITES if about_0 else mlp_shares.SITES if filtered else ()
+    for layer in layers_of_pass(study, run, batch, arm, sites):
+        scores, _ = softmax_of(layer)
+        if arm.kind == "leakage":
+            leakage.add(run, scores, input=arm.input, samples=batch.samples, layer=layer.index)
+            continue
+        profile.add(scores, groups, layer=layer.index, sink_logit=layer.sink_logits)
+        if unit.variant and is_whole:
+            keys = {"model": unit.checkpoint.model, "seed": unit.seed, "layer": layer.index}
+            run.reduce("uniform_cut", uniform_cut(layer), **keys)
+        if filtered:
+            mlp_shares.add(run, layer, groups)
+        if about_0:
+            first_position.add(run, batch, arm, layer, groups, options)
+    if arm.kind == "leakage":
+        return
+    if profile.left_out:
+        run.note(f"absolute_position: {profile.left_out} maps of the arm {arm.label} are not finite")
+    profiles = PROFILES if is_whole else tuple(name for name in PROFILES if name not in ("cut", "rows"))
+    store_profile(
+        run,
+        profile,
+        {
+            "model": unit.checkpoint.model,
+            "variant": unit.variant,
+            "seed": unit.seed,
+            "tokens": profile.n,
+            "arm": arm.name,
+            "draw": arm.draw,
+            "kind": arm.kind,
+            "input": arm.input,
+            "position": arm.position,
+        },
+        names=profiles if arm.draw <= 0 else ("counts", "residual"),
+    )
+
+
+def layers_of_pass(
+    study: AbsolutePosition, run: StageRun, batch: Batch, arm: Arm, sites_wanted: tuple[str, ...]
+) -> Iterator[Layer]:
+    """Yield the layers of a pass, as far as the model lets them be captured."""
+    inputs = run.inputs(batch)
+    inputs["input_ids"] = token_ids(run, batch, arm)
+    tier = tier_of(run)
+    sites: tuple[str, ...] = ("scores", "lse") if tier == INTERFACE else ("attention",)
+    sites += tuple(site for site in sites_wanted if site not in sites and tier in TABLE[site].tiers)
+    edits = (*imposed(study.options), *arm.edits)
+    spec = Forward(sites=sites, layers=list(study.settings.layers) or None, edits=edits)
+    with forward(run.model().model, inputs, spec) as captured:
+        yield from captured
+
+
 class AbsolutePosition(Study):
-    """The study's stages."""
+    """The study; its stages are the functions above."""
 
     name = "absolute_position"
     Options = PositionOptions
     causal = True
     protocols = ("exact", "ruscio2025once")
     tables = TABLES
+    declared_stages = STAGES
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
@@ -114,119 +412,6 @@ class AbsolutePosition(Study):
         usual = {"per": "window", "samples": WINDOWS}
         windows = [{**usual, **source} if isinstance(source, Mapping) else source for source in sources]
         return {**resolved, "texts": windows} if windows else resolved
-
-    def stages(self, units: Units) -> list[Stage]:
-        """Return the stages of a checkpoint in their order."""
-        controls = self.options.random_weights if self.options.nulls else 0
-        variants = ("random_weights",) if controls else ()
-        texts = units.texts(variants=variants, seeds=max(controls, 1))
-        all_texts = units.texts(block=10**9)
-        once: Cut = units.checkpoints()
-        per_checkpoint: Literal["checkpoint"] = "checkpoint"
-        of_texts = (*PROFILES, *SUMS, "trajectories", "reads", "leakage")
-        estimated = (
-            "position",
-            "layer_means",
-            "offsets",
-            "offset_means",
-            "residual_maps",
-            "trajectory",
-            "fingerprints",
-            "position_shares",
-            "clocks",
-            "checks",
-            "sums",
-            "overall",
-        )
-        reads = ("fingerprints", "checks", "ordinary_tokens")
-        stages = [
-            Stage("checks", once, self.check, writes=("checks", "encodings")),
-            Stage(
-                "first_token",
-                all_texts,
-                self.follow,
-                reads=("checks",),
-                writes=("ordinary_tokens", "dynamics", "overall"),
-                within=per_checkpoint,
-            ),
-            Stage(
-                "passes",
-                texts,
-                self.measure,
-                reads=("checks", "ordinary_tokens"),
-                writes=of_texts,
-                within=per_checkpoint,
-            ),
-            Stage(
-                "position",
-                once,
-                self.estimate,
-                reads=("checks", *of_texts),
-                writes=estimated,
-                within=per_checkpoint,
-            ),
-            Stage(
-                "reads",
-                units.texts(),
-                self.read,
-                reads=reads,
-                writes=(*PROFILES, "placements"),
-                within=per_checkpoint,
-            ),
-            Stage(
-                "removed",
-                once,
-                self.remove,
-                reads=(*PROFILES, "placements"),
-                writes=("removed", "removed_arms", "overall"),
-                within=per_checkpoint,
-            ),
-        ]
-        judged: tuple[str, ...] = (
-            *estimated[:-2],
-            "dynamics",
-            "removed",
-            "removed_arms",
-            "placements",
-            "overall",
-        )
-        if self.options.leakage or self.options.bands or self.options.lengths:
-            tables = (
-                "leakage_tests",
-                "bands",
-                "probes",
-                "softmax_statistics",
-                "leakage_lengths",
-                "leakage_slopes",
-                "overall",
-            )
-            stage = Stage(
-                "precursor",
-                all_texts,
-                self.run_precursor,
-                reads=("leakage",),
-                writes=tables,
-                within=per_checkpoint,
-            )
-            stages.insert(4, stage)
-            judged = (*judged, "leakage_tests", "leakage_slopes", "softmax_statistics")
-        if controls:
-            control_sums = (*PROFILES, "uniform_cut", "mlp_states", "contractions", "anchor_reads", "checks")
-            written = ("controls", "control_residuals", "control_overall")
-            stages.append(Stage("controls", units.once(), self.control, reads=control_sums, writes=written))
-            judged = (*judged, *written)
-        depth = Stage(
-            "depth",
-            units.once(),
-            self.compare,
-            reads=("layer_means", "encodings", "checks"),
-            writes=("depth_slopes", "emergence", "claims"),
-        )
-        return [
-            *stages,
-            depth,
-            Stage("claims", units.once(), self.claim, reads=judged, writes=("claims",)),
-        ]
 
     def describe_plan(self, plan: Plan) -> list[str]:
         """Return the passes over the windows, and the size of their sums on disk."""
@@ -291,177 +476,6 @@ class AbsolutePosition(Study):
             "control": 1 + sum(name in options.arms for name in FIXED),
         }
 
-    def check(self, unit: Unit, run: StageRun) -> None:
-        """Identities of the model, and how it tells positions apart."""
-        check_model(run)
-        try:
-            encodings.record(run, imposed(self.options))
-        except NotImplementedError as error:
-            raise LoadError(str(error)) from None
-
-    def follow(self, unit: Unit, run: StageRun) -> None:
-        """Draw the ordinary tokens that replace the first one, and follow each alone."""
-        require_checks(run)
-        self._enough(run)
-        dynamics.follow(run, self.options)
-
-    def measure(self, unit: Unit, run: StageRun) -> None:
-        """Run every arm that needs no other arm's numbers; a check that fails ends the checkpoint's part."""
-        require_checks(run)
-        m = _early(unit)
-        self._enough(run)
-        if unit.variant:
-            arms = list(control_arms(run, self.options))
-            dynamics.control(run, self.options)
-        else:
-            arms = list(first_arms(run, self.options, m))
-        placing = unit.variant and anchors.reachable(tier_of(run)) and sets_first(run)
-        for batch in run.batches():
-            for arm in arms:
-                self._add(run, batch, arm)
-            if placing:
-                anchors.control(run, batch, self.options)
-            if not unit.variant:
-                for arm in arms:
-                    if arm.kind in ("base", "text") and arm.input == "windows":
-                        first_position.trajectories(run, batch, arm, self.options)
-
-    def read(self, unit: Unit, run: StageRun) -> None:
-        """Run the arms in which heads do not read position 0, and the beginning token at other places."""
-        require_checks(run)
-        tier = tier_of(run)
-        if "fingerprints" not in run.stored.tables():
-            run.note(
-                "absolute_position: nothing tells which heads read position 0; unread, hidden are left out"
-            )
-            return
-        table = run.read("fingerprints")
-        table = where(table, arm="base")
-        shape = (int(table["layer"].max()) + 1, int(table["head"].max()) + 1)
-        readers = table[(table["a0"] > self.options.reader) & (table["a0_low"] > table["uniform"])]
-        chosen = [(int(row.layer), int(row.head)) for row in readers.itertuples()]
-        arms = list(reading_arms(chosen, shape, run, self.options))
-        placing = anchors.reachable(tier) and sets_first(run)
-        for batch in run.batches():
-            for arm in arms:
-                try:
-                    self._add(run, batch, arm)
-                except NotImplementedError as error:
-                    run.note(f"absolute_position: {arm.name} is left out: {error}")
-            if placing:
-                anchors.measure(run, batch, chosen, self.options)
-
-    def estimate(self, unit: Unit, run: StageRun) -> None:
-        """Estimates with intervals and tests from the sums over texts."""
-        estimates.position(run, self.options)
-        first_position.trajectory(run)
-        first_position.fingerprints(run, self.options)
-        first_position.fingerprints_without_bos(run)
-        first_position.shares(run)
-        estimates.mlp_ratio(run)
-
-    def run_precursor(self, unit: Unit, run: StageRun) -> None:
-        """Run the precursor's tests, bands and lengths, from all texts at once."""
-        tier = tier_of(run)
-        if self.options.leakage:
-            leakage.tests(run, self.options)
-            if "ruscio2025once" in self.settings.protocols:
-                precursor.significance(run, self.options, tier)
-                precursor.probes(run, self.options, tier)
-                precursor.softmax(run, self.options, tier)
-        if self.options.bands:
-            precursor.bands(run, self.options, tier)
-        if self.options.lengths:
-            precursor.lengths(run, self.options, tier)
-
-    def remove(self, unit: Unit, run: StageRun) -> None:
-        """Write the share of the base arm's residual that each arm removes, and the statistics of the
-        placements.
-        """
-        removals.removals(run, self.options)
-        if "placements" in run.stored.tables():
-            anchors.overall(run, run.read("placements"), self.options)
-
-    def claim(self, unit: Unit, run: StageRun) -> None:
-        """Write the table `claims`."""
-        claims.write(run, self.options)
-
-    def compare(self, unit: Unit, run: StageRun) -> None:
-        """Compare the encodings, and the checkpoints of each model."""
-        encodings.compare(run, self.options)
-        emergence.write(run)
-
-    def control(self, unit: Unit, run: StageRun) -> None:
-        """Write the same estimates of models with random weights."""
-        estimates.controls(run, self.options)
-
-    def _enough(self, run: StageRun) -> None:
-        least = 4 * self.options.groups
-        if run.samples < least:
-            raise ConfigError(
-                f"absolute_position: {self.options.groups} groups need {least} windows, the texts give "
-                f"{run.samples}; add texts or set options.groups"
-            )
-
-    def _add(self, run: StageRun, batch: Batch, arm: Arm) -> None:
-        """Run one pass and add its sums by group of texts."""
-        unit, options = run.unit, self.options
-        assert unit.checkpoint is not None
-        is_whole = arm.kind in ("base", "text")
-        about_0 = is_whole and arm.input == "windows" and not unit.variant
-        filtered = arm.kind == "base" and arm.input == "windows"
-        groups = [sample * options.groups // run.samples for sample in batch.samples]
-        profile = PositionProfile(max(batch.lengths), groups=options.groups)
-        sites = first_position.SITES if about_0 else mlp_shares.SITES if filtered else ()
-        for layer in self._layers(run, batch, arm, sites):
-            scores, _ = softmax_of(layer)
-            if arm.kind == "leakage":
-                leakage.add(run, scores, input=arm.input, samples=batch.samples, layer=layer.index)
-                continue
-            profile.add(scores, groups, layer=layer.index, sink_logit=layer.sink_logits)
-            if unit.variant and is_whole:
-                keys = {"model": unit.checkpoint.model, "seed": unit.seed, "layer": layer.index}
-                run.reduce("uniform_cut", uniform_cut(layer), **keys)
-            if filtered:
-                mlp_shares.add(run, layer, groups)
-            if about_0:
-                first_position.add(run, batch, arm, layer, groups, options)
-        if arm.kind == "leakage":
-            return
-        if profile.left_out:
-            run.note(f"absolute_position: {profile.left_out} maps of the arm {arm.label} are not finite")
-        profiles = PROFILES if is_whole else tuple(name for name in PROFILES if name not in ("cut", "rows"))
-        store_profile(
-            run,
-            profile,
-            {
-                "model": unit.checkpoint.model,
-                "variant": unit.variant,
-                "seed": unit.seed,
-                "tokens": profile.n,
-                "arm": arm.name,
-                "draw": arm.draw,
-                "kind": arm.kind,
-                "input": arm.input,
-                "position": arm.position,
-            },
-            names=profiles if arm.draw <= 0 else ("counts", "residual"),
-        )
-
-    def _layers(
-        self, run: StageRun, batch: Batch, arm: Arm, sites_wanted: tuple[str, ...]
-    ) -> Iterator[Layer]:
-        """Yield the layers of a pass, as far as the model lets them be captured."""
-        inputs = run.inputs(batch)
-        inputs["input_ids"] = token_ids(run, batch, arm)
-        tier = tier_of(run)
-        sites: tuple[str, ...] = ("scores", "lse") if tier == INTERFACE else ("attention",)
-        sites += tuple(site for site in sites_wanted if site not in sites and tier in TABLE[site].tiers)
-        edits = (*imposed(self.options), *arm.edits)
-        spec = Forward(sites=sites, layers=list(self.settings.layers) or None, edits=edits)
-        with forward(run.model().model, inputs, spec) as captured:
-            yield from captured
-
 
 def tier_of(run: StageRun) -> int:
     """Return the tier of capture of the model's attention; only the first gives the softmax's argument."""
@@ -476,10 +490,7 @@ def tier_of(run: StageRun) -> int:
 
 
 def _early(unit: Unit) -> int:
-    """Return the number of early queries, n
-
-    2 of the windows' length.
-    """
+    """Return the number of early queries: half of the windows' length."""
     return max(text.n_tokens for text in unit.inputs) // 2
 
 

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The study's tables and what their columns mean."""
+"""The study's tables, what their columns mean, and the rows that sentences are made from."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.results.schema import CHECKPOINT_KEYS, STATES
@@ -358,3 +361,44 @@ TABLES = (
     ),
     Table("claims", (*CHECKPOINT_KEYS, "protocol", "claim"), CLAIM_COLUMNS),
 )
+
+
+@dataclass(frozen=True)
+class RemovedArm:
+    """A row of `removed_arms`: what an arm removes of the residual, its draws taken together."""
+
+    arm: str
+    kind: str
+    count: int
+    energy_removed: float
+    energy_removed_low: float
+    energy_removed_high: float
+    pattern_removed: float
+    pattern_removed_low: float
+    pattern_removed_high: float
+    energy_least: float = math.nan
+    energy_most: float = math.nan
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A row of `fingerprints`: how a head reads position 0."""
+
+    layer: int
+    head: int
+    a0: float
+    uniform: float
+    a0_low: float = math.nan
+    clock: float = math.nan
+    clock_mask: float = math.nan
+
+
+@dataclass(frozen=True)
+class ResidualOfHead:
+    """A row of `position`: the residual of a head."""
+
+    residual: float
+    residual_low: float
+    residual_high: float
+    plain: float

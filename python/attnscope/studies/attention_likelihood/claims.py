@@ -12,21 +12,20 @@ much.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
-from attnscope.report.claims_table import interval
-from attnscope.report.numbers import number
 from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.studies.attention_likelihood.tables import Association
+from attnscope.studies.overall import Statistic, statistic_of
 from attnscope.study_api.claims import (
     CONTRADICTED,
     SUPPORTED,
     UNDECIDED,
+    ClaimRow,
     ClaimSet,
     Control,
     Estimate,
@@ -35,6 +34,8 @@ from attnscope.study_api.claims import (
     above,
     below,
 )
+from attnscope.study_api.number_text import interval, number
+from attnscope.study_api.rows import rows_as
 from attnscope.study_api.selection import where, without
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Evidence:
     Attributes:
         associations: rows of `head_mean_associations`.
         shifts: rows of `shifts`.
-        statistics: rows of `overall` by statistic.
+        statistics: rows of `overall`.
         controls: statistic -> values of the models with random weights.
     """
 
@@ -62,6 +63,10 @@ class Evidence:
     shifts: pd.DataFrame
     statistics: pd.DataFrame
     controls: Mapping[str, list[float]]
+
+    def statistic(self, name: str) -> Statistic | None:
+        """Return a number over all layers; None where it has no value."""
+        return statistic_of(self.statistics, name)
 
     def estimate(
         self,
@@ -72,20 +77,16 @@ class Evidence:
         words_of_verdicts: Mapping[str, str] | None = None,
     ) -> Estimate | None:
         """Return a number over all layers with its interval, p and control; None where it has no value."""
-        if statistic not in self.statistics.index:
-            return None
-        row = self.statistics.loc[statistic]
-        if not np.isfinite(row["estimate"]):
+        row = self.statistic(statistic)
+        if row is None:
             return None
         control = Control(UNTRAINED, self.controls.get(statistic, []), hint=HINT)
-        value, low, high = (float(row[name]) for name in ("estimate", "low", "high"))
-        p_value = float(row["p_value"]) if "p_value" in row else math.nan
         return Estimate(
-            value,
-            low,
-            high,
+            row.estimate,
+            row.low,
+            row.high,
             region,
-            p_value,
+            row.p_value,
             speaks="either",
             controls=[control],
             words=words,
@@ -110,7 +111,7 @@ def write(run: StageRun, options: LikelihoodOptions) -> None:
         evidence = Evidence(
             rows["head_mean_associations"],
             rows["shifts"],
-            rows["overall"].set_index("statistic"),
+            rows["overall"],
             {str(name): [float(value) for value in draws] for name, draws in by_statistic},
         )
         CLAIMS.write(run, {"": evidence}, options, protocol="exact", **keys)
@@ -146,10 +147,10 @@ def follows_likelihood(evidence: Evidence, options: LikelihoodOptions) -> Estima
     if rows.empty or rows["z"].isna().all():
         return Untestable("no text has three versions whose attention differs")
     above_0, below_0 = _signs(rows, "estimate", options.alpha)
-    best = rows.iloc[int(rows["z"].abs().argmax())]
+    best = strongest_association(rows)
     words = (
         f"above 0 in {layers_of(above_0)}, below 0 in {layers_of(below_0)} (family-wise); strongest in layer "
-        f"{int(best['layer'])}: ρ {number(best['estimate'])}, {number(best['slope'])} share per nat"
+        f"{best.layer}: ρ {number(best.estimate)}, {number(best.slope)} share per nat"
     )
     words_of_verdicts = {"supported": "each version is another token, so that this needs no expectation"}
     estimate = evidence.estimate("within", above(0.0), words=words, words_of_verdicts=words_of_verdicts)
@@ -191,10 +192,10 @@ def stronger_in_higher_layers(evidence: Evidence, options: LikelihoodOptions) ->
 )
 def expectation_counts(evidence: Evidence, options: LikelihoodOptions) -> Estimate | Untestable:
     """Measure what a word's share gains at home, where effects of token and text cancel."""
-    if "swap" not in evidence.statistics.index:
+    swap, cost = evidence.statistic("swap"), evidence.statistic("swap_nats")
+    if swap is None or cost is None:
         return Untestable("no two texts can exchange their words")
-    nats = float(evidence.statistics["estimate"]["swap_nats"])
-    pairs = int(evidence.statistics["n"]["swap"])
+    nats, pairs = cost.estimate, int(swap.n)
     rows = evidence.associations
     rows = where(rows, design="swap", measure="share")
     above_0, below_0 = _signs(rows, "estimate", options.alpha)
@@ -203,9 +204,7 @@ def expectation_counts(evidence: Evidence, options: LikelihoodOptions) -> Estima
         f"{layers_of(below_0)} (Holm)"
     )
     estimate = evidence.estimate("swap", above(0.0), words=words)
-    if estimate is None:
-        return Untestable("no two texts can exchange their words")
-    if not estimate.has_interval:
+    if estimate is None or not estimate.has_interval:
         return Untestable(f"{pairs} pairs of texts: no interval", estimate)
     if nats < options.least_nats:
         reason = (
@@ -238,38 +237,41 @@ def attention_to_the_rest_changes(evidence: Evidence, options: LikelihoodOptions
     return replace(estimate, speaks="for")
 
 
+def strongest_association(rows: pd.DataFrame) -> Association:
+    """Return the association of the layer with the largest |z|."""
+    return max(rows_as(Association, rows.dropna(subset="z")), key=lambda association: abs(association.z))
+
+
 def _less_likely(shifts: pd.DataFrame) -> pd.DataFrame:
     """Return the shifts of modes that are less likely than the real words; an exchange is no such mode."""
     return without(shifts[shifts["log_likelihood_difference"] < 0], mode="swap")
 
 
-def swap_words(
-    estimate: float, low: float, high: float, nats: float, pairs: int, claim: pd.Series[Any] | None
-) -> str:
+def swap_words(swap: Statistic, nats: float, claim: ClaimRow | None) -> str:
     """Return the outcome of the exchange of words, in words, by the verdict on C4.
 
     Args:
-        estimate: the gain in share at home.
-        low: end of its interval.
-        high: likewise.
+        swap: the gain in share at home.
         nats: cost of the exchange.
-        pairs: of texts.
         claim: the row of C4; None where none is stored, so that the numbers are given alone.
 
-    >>> undecided = pd.Series({"verdict": "undecided", "reason": ""})
-    >>> swap_words(0.003, -0.027, 0.026, 8.0, 5, undecided).partition(": ")[2].partition(": ")[2]
+    >>> undecided = ClaimRow("C4", "", "undecided")
+    >>> words = swap_words(Statistic(0.003, -0.027, 0.026, n=5), 8.0, undecided)
+    >>> words.partition(": ")[2].partition(": ")[2]
     'no effect found; one above 0.027 of the attention is excluded (5 pairs).'
     """
-    numbers = f"swap: {number(estimate)} {interval(low, high)} of the word's attention at {number(nats)} nats"
+    ends = interval(swap.low, swap.high)
+    numbers = f"swap: {number(swap.estimate)} {ends} of the word's attention at {number(nats)} nats"
     if claim is None:
-        return f"{numbers} ({pairs} pairs)."
-    holds_0 = np.isfinite(low) and np.isfinite(high) and low <= 0 <= high
-    largest = number(max(abs(low), abs(high)))
-    reason = str(claim["reason"]).removesuffix(".")
+        return f"{numbers} ({swap.n:.0f} pairs)."
+    # without an interval both comparisons are False
+    holds_0 = swap.low <= 0 <= swap.high
+    largest = number(max(abs(swap.low), abs(swap.high)))
+    reason = claim.reason.removesuffix(".")
     undecided = f"no effect found; one above {largest} of the attention is excluded" if holds_0 else reason
     words = {
         SUPPORTED: "an expected word attends more to itself than the same word elsewhere",
         CONTRADICTED: "an expected word attends less to itself than the same word elsewhere",
         UNDECIDED: undecided,
-    }.get(claim["verdict"], f"not testable here, {reason}")
-    return f"{numbers}: {words} ({pairs} pairs)."
+    }.get(claim.verdict, f"not testable here, {reason}")
+    return f"{numbers}: {words} ({swap.n:.0f} pairs)."

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 from markupsafe import Markup
 
 from attnscope.plots.figure import Results, optional
 from attnscope.plots.selection import final, last_step
-from attnscope.report.claims_table import claims_frame, interval
-from attnscope.report.numbers import number
+from attnscope.report.claims_table import claims_frame
 from attnscope.report.report_tables import (
     Cells,
     count_cells,
@@ -22,10 +23,13 @@ from attnscope.report.report_tables import (
     text_cells,
 )
 from attnscope.report.section import NamedSentence, Page, Section
-from attnscope.studies.attention_likelihood.claims import CLAIMS, layers_of, swap_words
+from attnscope.studies.attention_likelihood.claims import CLAIMS, layers_of, strongest_association, swap_words
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+from attnscope.studies.overall import statistic_of
 from attnscope.studies.stated_verdicts import claim_of, with_verdicts
 from attnscope.studies.stored_options import stored_options
+from attnscope.study_api.claims import CONTRADICTED, SUPPORTED, UNDECIDED, ClaimRow
+from attnscope.study_api.number_text import interval, number
 from attnscope.study_api.selection import where
 
 SENTENCES = CLAIMS.sentences
@@ -48,44 +52,56 @@ def findings(results: Results) -> list[str]:
     for model, rows in last_step(associations).groupby("model", sort=False):
         exact = where(rows, protocol="exact")
         alpha = stored_options(results, LikelihoodOptions).alpha
-        lines += [
-            NamedSentence(model, with_verdicts(line, results, str(model), "C1"))
-            for line in _within(exact, alpha)
-        ]
+        line = within_words(exact, alpha, claim_of(results, str(model), "C1"))
+        lines.append(NamedSentence(model, with_verdicts(line, results, str(model), "C1")))
         lines += [NamedSentence(model, line) for line in _swap(results, str(model), exact)]
         lines += [NamedSentence(model, line) for line in _control(results, str(model), exact)]
     return lines
 
 
-def _within(rows: pd.DataFrame, alpha: float) -> list[str]:
-    rows = where(rows, design="within", predictor="log_likelihood")
+def within_words(associations: pd.DataFrame, alpha: float, claim: ClaimRow | None) -> str:
+    """Return the correlation within texts in words, by the verdict on C1, then what single layers show.
+
+    Args:
+        associations: rows of a model's `head_mean_associations`.
+        alpha: level of the tests of layers.
+        claim: the row of C1; None where none is stored, so that layers are given alone.
+    """
+    rows = where(associations, design="within", predictor="log_likelihood")
     if rows["z"].isna().all():
-        return ["no text has three versions whose attention differs."]
-    best = rows.sort_values("z", key=abs, na_position="first").iloc[-1]
-    if not (rows["p_adjusted"] <= alpha).any():
-        return [
-            "no layer's attention to itself follows likelihood beyond chance (largest |z| "
-            f"{abs(best['z']):.1f}, family-wise p {number(best['p_adjusted'])})."
-        ]
+        return "no text has three versions whose attention differs."
+    best = strongest_association(rows)
     certain = rows[rows["p_adjusted"] <= alpha]
     up, down = certain[certain["estimate"] > 0], certain[certain["estimate"] < 0]
-    return [
-        f"within texts, attention of a word to itself rises with its likelihood in {layers_of(up)} and falls "
-        f"with it in {layers_of(down)} (strongest: layer {int(best['layer'])}, ρ {number(best['estimate'])}, "
-        f"{number(best['slope'])} share per nat)."
-    ]
+    layers = f"rises in {layers_of(up)} and falls in {layers_of(down)}"
+    if certain.empty:
+        layers = f"follows it in no layer beyond chance (largest |z| {abs(best.z):.1f})"
+    strongest = (
+        f"strongest: layer {best.layer}, ρ {number(best.estimate)}, {number(best.slope)} share per nat, "
+        f"family-wise p {number(best.p_adjusted)}"
+    )
+    subject = "attention of a word to itself"
+    if claim is None:
+        return f"within texts, as its likelihood rises, {subject} {layers}; {strongest}."
+    words = {
+        SUPPORTED: f"within texts, {subject} rises with its likelihood",
+        CONTRADICTED: f"within texts, {subject} falls with its likelihood",
+        UNDECIDED: f"within texts, it is undecided whether {subject} rises with its likelihood",
+    }.get(claim.verdict, f"whether {subject} rises with its likelihood is not testable here")
+    value = "" if math.isnan(claim.value) else f", mean over layers ρ {number(claim.value)} "
+    value += "" if math.isnan(claim.value) else interval(claim.low, claim.high)
+    return f"{words}{value}; by layer, it {layers}; {strongest}."
 
 
 def _swap(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
     overall = optional(results, "overall")
     if overall is None:
         return []
-    statistics = where(last_step(overall), model=model, protocol="exact").set_index("statistic")
-    if "swap" not in statistics.index:
+    statistics = where(last_step(overall), model=model, protocol="exact")
+    swap, cost = statistic_of(statistics, "swap"), statistic_of(statistics, "swap_nats")
+    if swap is None or cost is None:
         return ["no two texts could exchange their words: expectation apart from identity is not tested."]
-    swap, nats = statistics.loc["swap"], float(statistics.loc["swap_nats", "estimate"])
-    value, low, high = (float(swap[name]) for name in ("estimate", "low", "high"))
-    line = swap_words(value, low, high, nats, int(swap["n"]), claim_of(results, model, "C4"))
+    line = swap_words(swap, cost.estimate, claim_of(results, model, "C4"))
     return [with_verdicts(line, results, model, "C4")]
 
 

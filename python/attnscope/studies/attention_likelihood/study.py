@@ -12,7 +12,7 @@ pass of each version), `estimate`; at the end of the run, `control` and `claim`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ConfigError
 from attnscope.studies.attention_likelihood import (
@@ -27,7 +27,7 @@ from attnscope.studies.attention_likelihood import (
 from attnscope.studies.attention_likelihood.estimates import EXACT
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 from attnscope.studies.attention_likelihood.tables import TABLES
-from attnscope.study_api.stages import Stage
+from attnscope.study_api.stages import Stages
 from attnscope.study_api.study import Study
 from attnscope.study_api.units import Cut, Unit, Units
 
@@ -35,16 +35,101 @@ if TYPE_CHECKING:
     from attnscope.study_api.plan import Plan
     from attnscope.study_api.stage_run import StageRun
 
-PER_CHECKPOINT: Literal["checkpoint"] = "checkpoint"
+STAGES = Stages()
+SPANS = ("spans", "head_mean_spans")
+ESTIMATES = ("associations", "head_mean_associations", "overall", "shifts", "best_layers")
+CONTROLS = ("controls", "control_overall")
+
+
+def all_texts(units: Units, study: AttentionLikelihood) -> Cut:
+    """Return all texts of a checkpoint together."""
+    return units.texts(block=10**9)
+
+
+def blocks(units: Units, study: AttentionLikelihood) -> Cut:
+    """Return blocks of texts."""
+    return units.texts()
+
+
+def blocks_and_controls(units: Units, study: AttentionLikelihood) -> Cut:
+    """Return blocks of texts, of the model and of each control."""
+    return units.texts(variants=tuple(study.options.nulls), seeds=study.options.random_weights)
+
+
+@STAGES.stage(all_texts, writes=("targets",))
+def find(study: AttentionLikelihood, unit: Unit, run: StageRun) -> None:
+    """Find the word of every text, and the pairs of texts that exchange words."""
+    targets.store(run, targets.find(unit, run, study.options))
+
+
+@STAGES.stage(blocks, reads=("targets",), writes=("versions",), within="checkpoint")
+def replace(study: AttentionLikelihood, unit: Unit, run: StageRun) -> None:
+    """Make replacements and their likelihood."""
+    texts = targets.with_word(unit, run, study.options)
+    if as_published.PROTOCOL in study.settings.protocols:
+        as_published.make(unit, run, texts, study.options)
+    if EXACT in study.settings.protocols:
+        replacements.make(run, texts, study.options)
+
+
+@STAGES.stage(all_texts, reads=("targets", "versions"), writes=("checks",), within="checkpoint")
+def check(study: AttentionLikelihood, unit: Unit, run: StageRun) -> None:
+    """Check identities of the model; one that fails ends the checkpoint's part of the run."""
+    if "versions" in run.stored.tables() and EXACT in study.settings.protocols:
+        checks.check(run, targets.with_word(unit, run, study.options), study.options)
+
+
+@STAGES.stage(
+    blocks_and_controls,
+    name="measure",
+    reads=("targets", "versions", "checks"),
+    writes=("words", "surveys", *SPANS, "head_mean_spans_variants"),
+    within="checkpoint",
+)
+def measure_attention(study: AttentionLikelihood, unit: Unit, run: StageRun) -> None:
+    """Measure the attention of the words of one block of texts."""
+    if as_published.PROTOCOL in study.settings.protocols and not unit.variant:
+        as_published.measure(run, run.read("versions"))
+    if EXACT in study.settings.protocols:
+        measure.measure(unit, run, targets.with_word(unit, run, study.options), study.options)
+
+
+@STAGES.stage(
+    lambda units, study: units.checkpoints(),
+    reads=("targets", "words", "surveys", *SPANS),
+    writes=ESTIMATES,
+    within="checkpoint",
+)
+def estimate(study: AttentionLikelihood, unit: Unit, run: StageRun) -> None:
+    """Estimate correlations and differences over all texts, and test them."""
+    estimates.estimate(run, study.options)
+
+
+@STAGES.stage(
+    lambda units, study: units.once(),
+    reads=("targets", "words", "head_mean_spans_variants"),
+    writes=CONTROLS,
+    when=lambda study: bool(study.options.nulls),
+)
+def control(study: AttentionLikelihood, unit: Unit, run: StageRun) -> None:
+    """Estimate the same numbers of models with random weights."""
+    estimates.controls(run, study.options)
+
+
+@STAGES.stage(lambda units, study: units.once(), reads=(*ESTIMATES, "words", *CONTROLS), writes=("claims",))
+def claim(study: AttentionLikelihood, unit: Unit, run: StageRun) -> None:
+    """Decide the claims."""
+    claims.write(run, study.options)
 
 
 class AttentionLikelihood(Study):
-    """The study's stages."""
+    """The study; its stages are the functions above."""
 
     name = "attention_likelihood"
     Options = LikelihoodOptions
     protocols = ("exact", "ruscio2023")
     tables = TABLES
+    declared_stages = STAGES
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
@@ -53,52 +138,6 @@ class AttentionLikelihood(Study):
                 "texts.per: attention_likelihood reads texts as they are written, a window has no characters "
                 "to find words by; --set texts.per=line"
             )
-
-    def stages(self, units: Units) -> list[Stage]:
-        """Return the stages of a checkpoint in their order."""
-        options: LikelihoodOptions = self.options
-        variants = tuple(options.nulls)
-        all_texts, blocks = units.texts(block=10**9), units.texts()
-        measured = units.texts(variants=variants, seeds=options.random_weights)
-        once: Cut = units.checkpoints()
-        spans = ("spans", "head_mean_spans")
-        estimated = ("associations", "head_mean_associations", "overall", "shifts", "best_layers")
-        stages = [
-            Stage("find", all_texts, self.find, writes=("targets",)),
-            Stage(
-                "replace",
-                blocks,
-                self.replace,
-                reads=("targets",),
-                writes=("versions",),
-                within=PER_CHECKPOINT,
-            ),
-            Stage("check", all_texts, self.check, ("targets", "versions"), ("checks",), PER_CHECKPOINT),
-            Stage(
-                "measure",
-                measured,
-                self.measure,
-                ("targets", "versions", "checks"),
-                ("words", "surveys", *spans, "head_mean_spans_variants"),
-                PER_CHECKPOINT,
-            ),
-            Stage(
-                "estimate",
-                once,
-                self.estimate,
-                ("targets", "words", "surveys", *spans),
-                estimated,
-                PER_CHECKPOINT,
-            ),
-        ]
-        judged: tuple[str, ...] = (*estimated, "words")
-        if variants:
-            reads = ("targets", "words", "head_mean_spans_variants")
-            written = ("controls", "control_overall")
-            stages.append(Stage("control", units.once(), self.control, reads, written))
-            judged = (*judged, *written)
-        stages.append(Stage("claim", units.once(), self.claim, judged, ("claims",)))
-        return stages
 
     def describe_plan(self, plan: Plan) -> list[str]:
         """Return the number of forward passes over the texts."""
@@ -122,42 +161,6 @@ class AttentionLikelihood(Study):
                 f"{1 + (options.max_pieces - 1) * len(options.modes)} more"
             )
         return lines
-
-    def find(self, unit: Unit, run: StageRun) -> None:
-        """Find the word of every text, and the pairs of texts that exchange words."""
-        targets.store(run, targets.find(unit, run, self.options))
-
-    def replace(self, unit: Unit, run: StageRun) -> None:
-        """Make replacements and their likelihood."""
-        texts = targets.with_word(unit, run, self.options)
-        if as_published.PROTOCOL in self.settings.protocols:
-            as_published.make(unit, run, texts, self.options)
-        if EXACT in self.settings.protocols:
-            replacements.make(run, texts, self.options)
-
-    def check(self, unit: Unit, run: StageRun) -> None:
-        """Identities of the model; one that fails ends the checkpoint's part of the run."""
-        if "versions" in run.stored.tables() and EXACT in self.settings.protocols:
-            checks.check(run, targets.with_word(unit, run, self.options), self.options)
-
-    def measure(self, unit: Unit, run: StageRun) -> None:
-        """Attention of the words of one block of texts."""
-        if as_published.PROTOCOL in self.settings.protocols and not unit.variant:
-            as_published.measure(run, run.read("versions"))
-        if EXACT in self.settings.protocols:
-            measure.measure(unit, run, targets.with_word(unit, run, self.options), self.options)
-
-    def estimate(self, unit: Unit, run: StageRun) -> None:
-        """Correlations, differences and tests over all texts."""
-        estimates.estimate(run, self.options)
-
-    def claim(self, unit: Unit, run: StageRun) -> None:
-        """Write the table `claims`."""
-        claims.write(run, self.options)
-
-    def control(self, unit: Unit, run: StageRun) -> None:
-        """Estimate the same numbers of models with random weights."""
-        estimates.controls(run, self.options)
 
 
 STUDY = AttentionLikelihood

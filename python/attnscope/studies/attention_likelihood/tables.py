@@ -7,6 +7,8 @@ associations likewise. Numbers over all layers are in the table `overall`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.checks import CHECKS
 from attnscope.study_api.claims import CLAIM_COLUMNS
@@ -203,3 +205,14 @@ TABLES = (
     Table("claims", (*CHECKPOINT_KEYS, "protocol", "claim"), CLAIM_COLUMNS),
     CHECKS,
 )
+
+
+@dataclass(frozen=True)
+class Association:
+    """A row of `head_mean_associations`: a correlation in a layer."""
+
+    layer: int
+    estimate: float
+    slope: float
+    z: float
+    p_adjusted: float

@@ -17,11 +17,12 @@ from markupsafe import Markup
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.maps import printable
 from attnscope.plots.selection import last_step
-from attnscope.report.numbers import interval_text, mean_text, number
+from attnscope.report.numbers import mean_text
 from attnscope.results.summaries import NULLS
 from attnscope.statistics import benjamini_hochberg, holm, paired_test, per_sample, welch_test
 from attnscope.studies.attention_sinks.comparisons import difference_of
 from attnscope.studies.attention_sinks.figures.runs import ABLATED, CHANGES
+from attnscope.study_api.number_text import interval_text, number
 from attnscope.study_api.selection import where, without
 
 #: What the table of emergence shows; the stored one has every column of `heads`.

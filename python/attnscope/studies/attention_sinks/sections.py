@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 from markupsafe import Markup
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Results, optional
 from attnscope.plots.selection import estimate, last_step
-from attnscope.report.numbers import all_means, interval_text, number
+from attnscope.report.numbers import all_means
 from attnscope.report.section import NamedSentence, Page, Section, Table, paragraphs
 from attnscope.statistics.sink_heads import LEAST_SHARE
 from attnscope.studies.attention_sinks.figures.sinks import sinks
 from attnscope.studies.attention_sinks.report_sections import ANALYSES
 from attnscope.studies.attention_sinks.report_tables import questions
+from attnscope.studies.attention_sinks.tables import Frame
+from attnscope.study_api.number_text import interval_text, number
+from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import where
 
 TITLE = "Attention sinks"
@@ -94,19 +99,18 @@ def _of_frame(rows_of_series: pd.DataFrame, verdicts: pd.DataFrame | None) -> st
     rows = named if len(named) else where(rows, group="all")
     if rows.empty:
         return ""
-    row = rows.iloc[0]
-    if not row["heads_tested"]:
+    row = first_as(Frame, rows)
+    if not row.heads_tested:
         return "no key could be tested for being a sink; "
-    verdict = f"the test finds a sink in {_count(int(row['heads_with_sink']), int(row['heads_tested']))}"
-    if not row["heads_with_sink"]:
+    verdict = f"the test finds a sink in {_count(int(row.heads_with_sink), int(row.heads_tested))}"
+    if not row.heads_with_sink:
         return f"{verdict}, so there is no reference frame; "
-    if row["frame"] == "none" and row["share_with_sink"] >= LEAST_SHARE:
+    if row.frame == "none" and row.share_with_sink >= LEAST_SHARE:
         return f"{verdict}, all texts together and none of them alone, so there is no reference frame; "
-    if row["frame"] == "none":
+    if row.frame == "none":
         return f"{verdict}, too few for a reference frame; "
-    certain = row["probability"]
-    again = f" (in {certain:.0%} of resampled texts)" if certain == certain else ""
-    return f"{verdict}, whose frame is {row['frame']}{again}; "
+    again = "" if math.isnan(row.probability) else f" (in {row.probability:.0%} of resampled texts)"
+    return f"{verdict}, whose frame is {row.frame}{again}; "
 
 
 def _tests(page: Page) -> None:

@@ -30,9 +30,9 @@ from attnscope.studies.nulls import shuffled_rows, write_baselines
 from attnscope.studies.supports import keys_of, without_learned_sink
 from attnscope.study_api.forward import Batch
 from attnscope.study_api.stage_run import StageRun
-from attnscope.study_api.stages import Stage
+from attnscope.study_api.stages import Stages
 from attnscope.study_api.study import Study
-from attnscope.study_api.units import Unit, Units
+from attnscope.study_api.units import Cut, Unit, Units
 
 if TYPE_CHECKING:
     from attnscope.config.run_config import RunConfig
@@ -50,6 +50,187 @@ def _with_final_states(states: States, outputs: list[object]) -> States:
     return replace(states, sites={**states.sites, "block_output": final.cpu()})
 
 
+STAGES = Stages()
+#: Tables of options and of single texts.
+FURTHER = ("bars", "head_mean_bars", "examples", "fisher", "ablation", "sink_sums")
+
+
+def texts_and_controls(units: Units, study: SinkStudy) -> Cut:
+    """Return blocks of texts, of the model and of each control."""
+    # the Fisher notebook pads all texts to the longest and counts the padding
+    options: SinkOptions = study.options
+    longest = "fisher" in options.extra and "ruscio2025" in study.settings.protocols
+    variants = ("random_weights",) if "random_weights" in options.extra else ()
+    return units.texts(variants=variants, seeds=options.controls, longest=longest)
+
+
+@STAGES.stage(texts_and_controls, name="texts", writes=(*MEASURED, *CONTROLS, *FURTHER))
+def measure_texts(study: SinkStudy, unit: Unit, run: StageRun) -> None:
+    """Measure every layer of a block of texts, in each protocol."""
+    loaded, extra = run.model(), () if unit.variant else study.options.extra
+    last, sums = depth(loaded.model) - 1, SinkSums(run)
+    tested = not study.options.metrics or {"sink_test", "classify_frames"} & set(study.options.metrics)
+    pooled = "exact" in study.selected and tested and not unit.variant
+    for batch in run.batches():
+        outputs: list[object] = []
+        # over heads, summed over layers
+        mean, layers = torch.zeros((), dtype=torch.float32, device="cpu"), 0
+        held: States | None = None
+        for number, layer in run.layers(batch, extra=study.sites, outputs=outputs):
+            states = States.of(layer)
+            is_held = "ruscio2025" in study.selected and number == last
+            write_layer(study, states, number, batch, run, is_held=is_held)
+            if pooled:
+                sums.add(states, number, batch)
+            if is_held:  # with what was measured of it, which both protocols share
+                held = states.copy()
+            if "ablation" in extra:
+                mean, layers = mean + states.mean[:, 0], layers + 1
+            # while the next layer is computed, this one must be free
+            del states, layer
+        if held is not None:
+            measure_as_published(study, _with_final_states(held, outputs), last, batch, run)
+        if "ablation" in extra:
+            run.note(ablation(loaded, mean / layers, batch, run))
+        if "fisher" in extra:
+            run.note(fisher_rows(loaded, batch, run))
+    sums.write()
+
+
+@STAGES.stage(
+    lambda units, options: units.once(),
+    name="baselines",
+    reads=("samples", *MEASURED, *CONTROLS),
+    writes=("baselines",),
+)
+def write_uniform(study: SinkStudy, unit: Unit, run: StageRun) -> None:
+    """Write the quantities of uniform attention of the same lengths."""
+    chosen = {
+        protocol: layer_rows.of_single_maps(quantities) for protocol, quantities in study.selected.items()
+    }
+    masked = {protocol: without_learned_sink(quantities) for protocol, quantities in chosen.items()}
+    tables = ("heads", "head_means", "graphs", "head_mean_graphs")
+    write_baselines(run, tables, lambda support: chosen if support in ("causal", "full") else masked)
+
+
+@STAGES.stage(
+    lambda units, options: units.once(),
+    name="summaries",
+    reads=("samples", *MEASURED, *CONTROLS, "sink_sums"),
+    writes=summaries.TABLES,
+)
+def summarize(study: SinkStudy, unit: Unit, run: StageRun) -> None:
+    """Write the tables that are computed from the stored ones."""
+    summaries.write_summaries(run, study.options.metrics, study.settings.seed)
+
+
+def write_layer(
+    study: SinkStudy, states: States, number: int, batch: Batch, run: StageRun, *, is_held: bool
+) -> None:
+    """Write the rows of a layer: its numbers in each protocol, examples and shuffled rows.
+
+    Args:
+        is_held: the published numbers wait for the end of the pass, which changes the layer's states.
+    """
+    extra = () if run.unit.variant else study.options.extra
+    if "exact" in study.selected:
+        measure_exactly(study, states, number, batch, run)
+    if "ruscio2025" in study.selected and not is_held:
+        measure_as_published(study, states, number, batch, run)
+    if "examples" in extra:
+        layer_rows.write_examples(states, number, batch, run, bars=not study.options.bars)
+    if "row_permutation" in extra:
+        measure_shuffled(study, states, number, batch, run)
+
+
+def measure_exactly(study: SinkStudy, states: States, number: int, batch: Batch, run: StageRun) -> None:
+    """Measure the exact quantities of a layer's heads and of their mean; `SHARED` ones join the sites."""
+    bars = ("persistence",) if study.options.bars and not run.unit.variant else ()
+    removed = not study.options.metrics or "sink_removal" in study.options.metrics
+    measured_sites: list[dict[str, torch.Tensor]] = []
+    shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
+    for heads, scope, sites in (
+        (None, "means", {"attention": states.mean, **shared}),
+        (states.names, "all", {"attention": states.heads, "head_mean": states.mean, **states.sites}),
+    ):
+        quantities = study.quantities_of("exact", scope, states.learned is not None)
+        if not quantities and not bars:
+            continue
+        measured = measure_layer(
+            sites,
+            quantities,
+            states,
+            lengths=states.lengths,
+            heads=heads,
+            mean=heads is None,
+            full_results=(*bars, *study.full_results),
+        )
+        measured_sites.append(measured.as_sites(*SHARED))
+        removal: dict[str, Any] = {}
+        if heads is not None and removed and not run.unit.variant:
+            removal = removal_shares(
+                *(states.heads, states.lengths, batch.samples, number, study.settings.seed),
+                support=states.rows(mean=True).get("support"),
+                learned=states.learned,
+            )
+        write_rows(run, measured, batch, "exact", number, heads, supports=states.supports, **removal)
+        if bars:
+            table = "bars" if heads is not None else "head_mean_bars"
+            run.write(table, **bar_columns(measured.results["persistence"], keys_of(batch, number, heads)))
+    for name in measured_sites[0] if measured_sites else ():
+        states.sites[name] = torch.cat([sites_of_maps[name] for sites_of_maps in measured_sites], 1)
+
+
+def measure_as_published(study: SinkStudy, states: States, number: int, batch: Batch, run: StageRun) -> None:
+    """Measure as published: whole maps in float64, the head mean next to the heads as one more map."""
+    chosen = study.selected["ruscio2025"]
+    shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
+    maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
+    settings: dict[str, Any] = {"lengths": states.lengths, "held": states.heads.dtype}
+    of_maps = measure_quantities({"attention": maps, **shared}, layer_rows.of_means(chosen), **settings)
+    together = measure_quantities(
+        {"attention": states.heads, **states.sites},
+        layer_rows.of_layers(chosen),
+        heads=states.names,
+        **settings,
+    )
+    of_heads = of_maps.part(slice(1, None)).select(together, chosen)
+    for heads, part in ((None, of_maps.part(slice(1))), (states.names, of_heads)):
+        write_rows(run, part, batch, "ruscio2025", number, heads, supports=states.supports)
+
+
+def measure_shuffled(study: SinkStudy, states: States, number: int, batch: Batch, run: StageRun) -> None:
+    """Measure maps with shuffled rows, as a control."""
+    maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
+    support = states.rows(mean=True).get("support")
+    maps = shuffled_rows(maps, batch.lengths, batch.samples, number, study.settings.seed, support)
+    measured_sites: dict[str, torch.Tensor] = {}
+    for protocol in study.selected:
+        quantities = study.quantities_of(protocol, "alone", states.learned is not None)
+        if not quantities:
+            continue
+        sites, full_results = (
+            {"attention": maps, **measured_sites},
+            study.full_results if protocol == "exact" else (),
+        )
+        if protocol == "exact" and states.learned is not None:
+            mass = states.rows(mean=True)["sink_mass"]
+            sites["sink_mass"] = torch.cat([mass, states.learned.double()], 1)
+        measured = measure_layer(
+            sites,
+            quantities,
+            states,
+            lengths=states.lengths,
+            mean=True,
+            full_results=full_results,
+            held=states.heads.dtype,
+        )
+        measured_sites = measured.as_sites(*SHARED)
+        for heads, maps_of_scope in ((None, slice(1)), (states.names, slice(1, None))):
+            part = measured.part(maps_of_scope)
+            write_rows(run, part, batch, protocol, number, heads, variant="row_permutation")
+
+
 class SinkStudy(Study):
     """The study: fills `heads`, `graphs`, `layers` and the tables of its options, and computes the others
     from them.
@@ -59,195 +240,31 @@ class SinkStudy(Study):
     Options = SinkOptions
     protocols = ("exact", "ruscio2025")
     tables = TABLES
+    declared_stages = STAGES
     samplers: ClassVar = {"paper": by_focus_word}
 
     def __init__(self, settings: RunConfig) -> None:
         super().__init__(settings)
         options: SinkOptions = self.options
-        self._selected = {
+        self.selected = {
             protocol: layer_rows.select_quantities(protocol, options.metrics, options.thresholds)
             for protocol in settings.protocols
         }
-        has_both_protocols = len(self._selected) > 1 and any(
-            quantity.name == "stable_rank" for quantity in self._selected["exact"]
+        has_both_protocols = len(self.selected) > 1 and any(
+            quantity.name == "stable_rank" for quantity in self.selected["exact"]
         )
-        self._whole = SHARED[:1] if has_both_protocols else ()
+        self.full_results = SHARED[:1] if has_both_protocols else ()
         # one list for each kind of layer: plans are kept by the quantities that they are of
-        self._chosen = functools.cache(self._quantities)
-        needed = {
-            site for chosen in self._selected.values() for quantity in chosen for site in quantity.needs
-        }
-        self._sites = tuple(site for site in layer_rows.SITES if site in needed)
-
-    def stages(self, units: Units) -> list[Stage]:
-        """Return the stages: texts, uniform attention of their lengths, and summaries of both."""
-        extra = self.options.extra
-        further_tables = ("bars", "head_mean_bars", "examples", "fisher", "ablation", "sink_sums")
-        # the Fisher notebook pads all texts to the longest and counts the padding
-        longest = "fisher" in extra and "ruscio2025" in self.settings.protocols
-        variants = ("random_weights",) if "random_weights" in extra else ()
-        texts = units.texts(variants=variants, seeds=self.options.controls, longest=longest)
-        read_tables, written = ("samples", *MEASURED, *CONTROLS), summaries.TABLES
-        return [
-            Stage("texts", texts, self._texts, writes=(*MEASURED, *CONTROLS, *further_tables)),
-            Stage("baselines", units.once(), self._baselines, reads=read_tables, writes=("baselines",)),
-            Stage(
-                "summaries", units.once(), self._summaries, reads=(*read_tables, "sink_sums"), writes=written
-            ),
-        ]
-
-    def _texts(self, unit: Unit, run: StageRun) -> None:
-        loaded, extra = run.model(), () if unit.variant else self.options.extra
-        last, sums = depth(loaded.model) - 1, SinkSums(run)
-        tested = not self.options.metrics or {"sink_test", "classify_frames"} & set(self.options.metrics)
-        pooled = "exact" in self._selected and tested and not unit.variant
-        for batch in run.batches():
-            outputs: list[object] = []
-            # over heads, summed over layers
-            mean, layers = torch.zeros((), dtype=torch.float32, device="cpu"), 0
-            held: States | None = None
-            for number, layer in run.layers(batch, extra=self._sites, outputs=outputs):
-                states = States.of(layer)
-                is_held = "ruscio2025" in self._selected and number == last
-                self._write_layer(states, number, batch, run, is_held=is_held)
-                if pooled:
-                    sums.add(states, number, batch)
-                if is_held:  # with what was measured of it, which both protocols share
-                    held = states.copy()
-                if "ablation" in extra:
-                    mean, layers = mean + states.mean[:, 0], layers + 1
-                # while the next layer is computed, this one must be free
-                del states, layer
-            if held is not None:
-                self._measure_whole(_with_final_states(held, outputs), last, batch, run)
-            if "ablation" in extra:
-                run.note(ablation(loaded, mean / layers, batch, run))
-            if "fisher" in extra:
-                run.note(fisher_rows(loaded, batch, run))
-        sums.write()
-
-    def _write_layer(
-        self, states: States, number: int, batch: Batch, run: StageRun, *, is_held: bool
-    ) -> None:
-        """Write the rows of a layer: its numbers in each protocol, examples and shuffled rows.
-
-        Args:
-            is_held: the published numbers wait for the end of the pass, which changes the layer's states.
-        """
-        extra = () if run.unit.variant else self.options.extra
-        if "exact" in self._selected:
-            self._measure(states, number, batch, run)
-        if "ruscio2025" in self._selected and not is_held:
-            self._measure_whole(states, number, batch, run)
-        if "examples" in extra:
-            layer_rows.write_examples(states, number, batch, run, bars=not self.options.bars)
-        if "row_permutation" in extra:
-            self._permuted(states, number, batch, run)
-
-    def _measure(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
-        """Measure the exact quantities of a layer's heads and of their mean; `SHARED` ones join the sites."""
-        bars = ("persistence",) if self.options.bars and not run.unit.variant else ()
-        removed = not self.options.metrics or "sink_removal" in self.options.metrics
-        measured_sites: list[dict[str, torch.Tensor]] = []
-        shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
-        for heads, scope, sites in (
-            (None, "means", {"attention": states.mean, **shared}),
-            (states.names, "all", {"attention": states.heads, "head_mean": states.mean, **states.sites}),
-        ):
-            quantities = self._chosen("exact", scope, states.learned is not None)
-            if not quantities and not bars:
-                continue
-            measured = measure_layer(
-                sites,
-                quantities,
-                states,
-                lengths=states.lengths,
-                heads=heads,
-                mean=heads is None,
-                full_results=(*bars, *self._whole),
-            )
-            measured_sites.append(measured.as_sites(*SHARED))
-            removal: dict[str, Any] = {}
-            if heads is not None and removed and not run.unit.variant:
-                removal = removal_shares(
-                    *(states.heads, states.lengths, batch.samples, number, self.settings.seed),
-                    support=states.rows(mean=True).get("support"),
-                    learned=states.learned,
-                )
-            write_rows(run, measured, batch, "exact", number, heads, supports=states.supports, **removal)
-            if bars:
-                table = "bars" if heads is not None else "head_mean_bars"
-                run.write(
-                    table, **bar_columns(measured.results["persistence"], keys_of(batch, number, heads))
-                )
-        for name in measured_sites[0] if measured_sites else ():
-            states.sites[name] = torch.cat([sites_of_maps[name] for sites_of_maps in measured_sites], 1)
-
-    def _measure_whole(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
-        """Measure as published: whole maps in float64, the head mean next to the heads as one more map."""
-        chosen = self._selected["ruscio2025"]
-        shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
-        maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
-        settings: dict[str, Any] = {"lengths": states.lengths, "held": states.heads.dtype}
-        of_maps = measure_quantities({"attention": maps, **shared}, layer_rows.of_means(chosen), **settings)
-        together = measure_quantities(
-            {"attention": states.heads, **states.sites},
-            layer_rows.of_layers(chosen),
-            heads=states.names,
-            **settings,
-        )
-        of_heads = of_maps.part(slice(1, None)).select(together, chosen)
-        for heads, part in ((None, of_maps.part(slice(1))), (states.names, of_heads)):
-            write_rows(run, part, batch, "ruscio2025", number, heads, supports=states.supports)
+        self.quantities_of = functools.cache(self._quantities)
+        needed = {site for chosen in self.selected.values() for quantity in chosen for site in quantity.needs}
+        self.sites = tuple(site for site in layer_rows.SITES if site in needed)
 
     def _quantities(self, protocol: str, scope: str, learned: bool) -> list[Quantity]:
         """Return the quantities of a protocol of a layer with or without a learned sink."""
-        quantities = self._selected[protocol]
+        quantities = self.selected[protocol]
         quantities = layer_rows.of_means(quantities) if scope == "means" else quantities
         quantities = layer_rows.of_single_maps(quantities) if scope == "alone" else quantities
         return quantities if learned or protocol != "exact" else without_learned_sink(quantities)
-
-    def _permuted(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
-        """Measure maps with shuffled rows, as a control."""
-        maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
-        support = states.rows(mean=True).get("support")
-        maps = shuffled_rows(maps, batch.lengths, batch.samples, number, self.settings.seed, support)
-        measured_sites: dict[str, torch.Tensor] = {}
-        for protocol in self._selected:
-            quantities = self._chosen(protocol, "alone", states.learned is not None)
-            if not quantities:
-                continue
-            sites, full_results = (
-                {"attention": maps, **measured_sites},
-                self._whole if protocol == "exact" else (),
-            )
-            if protocol == "exact" and states.learned is not None:
-                mass = states.rows(mean=True)["sink_mass"]
-                sites["sink_mass"] = torch.cat([mass, states.learned.double()], 1)
-            measured = measure_layer(
-                sites,
-                quantities,
-                states,
-                lengths=states.lengths,
-                mean=True,
-                full_results=full_results,
-                held=states.heads.dtype,
-            )
-            measured_sites = measured.as_sites(*SHARED)
-            for heads, maps_of_scope in ((None, slice(1)), (states.names, slice(1, None))):
-                part = measured.part(maps_of_scope)
-                write_rows(run, part, batch, protocol, number, heads, variant="row_permutation")
-
-    def _baselines(self, unit: Unit, run: StageRun) -> None:
-        chosen = {
-            protocol: layer_rows.of_single_maps(quantities) for protocol, quantities in self._selected.items()
-        }
-        masked = {protocol: without_learned_sink(quantities) for protocol, quantities in chosen.items()}
-        tables = ("heads", "head_means", "graphs", "head_mean_graphs")
-        write_baselines(run, tables, lambda support: chosen if support in ("causal", "full") else masked)
-
-    def _summaries(self, unit: Unit, run: StageRun) -> None:
-        summaries.write_summaries(run, self.options.metrics, self.settings.seed)
 
 
 STUDY = SinkStudy

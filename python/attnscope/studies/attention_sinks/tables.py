@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from attnscope.metrics.quantity import Quantity
 from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
@@ -155,3 +155,22 @@ TABLES = (
 #: Tables of the maps, which controls have too, and those of controls.
 MEASURED = ("heads", "graphs", "layers", "head_means", "head_mean_graphs")
 CONTROLS = ("heads_variants", "graphs_variants", "layers_variants")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A row of `frames`: the reference frame of a model's heads.
+
+    Attributes:
+        frame: its name, "none" where there is none.
+        heads_tested: of which a key could be tested for being a sink.
+        heads_with_sink: of these.
+        share_with_sink: their share.
+        probability: share of resampled texts with the same frame.
+    """
+
+    frame: str
+    heads_tested: float
+    heads_with_sink: float
+    share_with_sink: float
+    probability: float

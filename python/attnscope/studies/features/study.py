@@ -22,10 +22,10 @@ from attnscope.models.inputs.answer_spans import NO_ANSWER, answer_spans
 from attnscope.results.features import describe_column, features_of
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS
-from attnscope.study_api.stages import Stage
+from attnscope.study_api.stages import Stages
 from attnscope.study_api.study import Names, Options, Study
 from attnscope.study_api.tables import Table
-from attnscope.study_api.units import Unit, Units
+from attnscope.study_api.units import Unit
 from attnscope.texts.sentence import Sentence
 
 if TYPE_CHECKING:
@@ -59,12 +59,95 @@ class FeatureOptions(Options):
     group: str = ""
 
 
+STAGES = Stages()
+
+
+@STAGES.stage(
+    lambda units, study: units.texts(),
+    writes=[table.name for table in (*_MEASURED, _TEXTS)],
+)
+def measure(study: FeatureStudy, unit: Unit, run: StageRun) -> None:
+    """Write the numbers of a block of texts, and what the file says of each text."""
+    options: FeatureOptions = study.options
+    recipe = study.recipe()
+    spans = _spans(study, unit, run)
+    region: Region = "text"
+    if options.answer:
+        region = "answer" if options.answer_only else "prefix"
+    text_sites = TextSites(run.model().model, spans or None, 0, region)
+    left_out, states = LeftOut(recipe.columns), recipe.states()
+    needed, optional = (states, ()) if options.metrics else ((), states)
+    for batch in run.batches():
+        for number, layer in run.layers(batch, ("attention", *needed), extra=optional):
+            for table, columns in recipe.measure(layer, number, batch, left_out, text_sites):
+                is_mean = table in _MEANS and "head" not in columns
+                run.write(_MEANS[table].name if is_mean else table, **columns)
+    texts = [text.sentence for text in unit.inputs]
+    ends = [spans.get(text.sample, NO_ANSWER) for text in texts]
+    run.write(
+        "texts",
+        sample=[text.sample for text in texts],
+        start=[start for start, _ in ends],
+        stop=[stop for _, stop in ends],
+        n_tokens=[text.n_tokens for text in unit.inputs],
+        label=_column(unit, options.label),
+        group=_column(unit, options.group),
+    )
+
+
+@STAGES.stage(
+    lambda units, study: units.checkpoints(),
+    reads=[table.name for table in (*_MEASURED, _TEXTS)],
+    writes=("features",),
+    within="checkpoint",
+)
+def pivot(study: FeatureStudy, unit: Unit, run: StageRun) -> None:
+    """Store a row of features for each text of the checkpoint."""
+    import pyarrow as pa
+
+    stored = run.stored
+    texts = run.read("texts").sort_values("sample").reset_index(drop=True)
+    tables = {name: stored.arrow(name) for name in stored.tables() if name != "texts"}
+    assert unit.checkpoint is not None
+    facts: dict[str, Any] = {
+        "columns": {column.name: describe_column(column) for column in study.recipe().columns},
+        "model": unit.checkpoint.model,
+        "answers": bool(study.options.answer),
+    }
+    results = Results({"samples": texts, **tables}, provenance=facts)
+    features = features_of(results, also=[*study.options.metrics])
+    rows = features.arrow()
+    for place, (key, value) in enumerate(run.constants(CHECKPOINT_KEYS).items()):
+        rows = rows.add_column(place, key, pa.repeat(value, len(rows)))
+    run.store("features", rows)
+
+
+def _spans(study: FeatureStudy, unit: Unit, run: StageRun) -> dict[int, tuple[int, int]]:
+    """Return the answer of each text as a span of tokens, by the text's number; none without answers."""
+    options: FeatureOptions = study.options
+    if not options.answer:
+        return {}
+    spans = answer_spans(
+        "features",
+        [_read_span(text.sentence, options.answer) for text in unit.inputs],
+        [text.encoded.ids.tolist() for text in unit.inputs],
+        texts=[text.sentence.text for text in unit.inputs],
+        tokenizer=run.encoder.tokenizer,
+        unit=options.answer_unit,
+    )
+    if NO_ANSWER in spans:
+        row = unit.inputs[spans.index(NO_ANSWER)].sentence.source_row
+        raise ConfigError(f"options.answer: row {row} has no answer in its column {options.answer!r}")
+    return {text.sentence.sample: span for text, span in zip(unit.inputs, spans, strict=True)}
+
+
 class FeatureStudy(Study):
-    """The stages of a table of features."""
+    """The study; its stages are the functions above."""
 
     name = "features"
     Options = FeatureOptions
     tables = (*_MEASURED, _TEXTS, Table("features", (*CHECKPOINT_KEYS, "sample"), None))
+    declared_stages = STAGES
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
@@ -82,87 +165,6 @@ class FeatureStudy(Study):
             return complete_recipe({}, with_answers=with_answers)
         except ValueError as error:
             raise ConfigError(f"options.metrics: {error}") from None
-
-    def stages(self, units: Units) -> list[Stage]:
-        """Return both stages of a checkpoint."""
-        measured = tuple(table.name for table in (*_MEASURED, _TEXTS))
-        return [
-            Stage("measure", units.texts(), self.measure, writes=measured),
-            Stage(
-                "pivot",
-                units.checkpoints(),
-                self.pivot,
-                reads=measured,
-                writes=("features",),
-                within="checkpoint",
-            ),
-        ]
-
-    def measure(self, unit: Unit, run: StageRun) -> None:
-        """Write the numbers of a block of texts, and what the file says of each text."""
-        options: FeatureOptions = self.options
-        recipe = self.recipe()
-        spans = self._spans(unit, run)
-        region: Region = "text"
-        if options.answer:
-            region = "answer" if options.answer_only else "prefix"
-        text_sites = TextSites(run.model().model, spans or None, 0, region)
-        left_out, states = LeftOut(recipe.columns), recipe.states()
-        needed, optional = (states, ()) if options.metrics else ((), states)
-        for batch in run.batches():
-            for number, layer in run.layers(batch, ("attention", *needed), extra=optional):
-                for table, columns in recipe.measure(layer, number, batch, left_out, text_sites):
-                    is_mean = table in _MEANS and "head" not in columns
-                    run.write(_MEANS[table].name if is_mean else table, **columns)
-        texts = [text.sentence for text in unit.inputs]
-        ends = [spans.get(text.sample, NO_ANSWER) for text in texts]
-        run.write(
-            "texts",
-            sample=[text.sample for text in texts],
-            start=[start for start, _ in ends],
-            stop=[stop for _, stop in ends],
-            n_tokens=[text.n_tokens for text in unit.inputs],
-            label=_column(unit, options.label),
-            group=_column(unit, options.group),
-        )
-
-    def pivot(self, unit: Unit, run: StageRun) -> None:
-        """Store a row of features for each text of the checkpoint."""
-        import pyarrow as pa
-
-        stored = run.stored
-        texts = run.read("texts").sort_values("sample").reset_index(drop=True)
-        tables = {name: stored.arrow(name) for name in stored.tables() if name != "texts"}
-        assert unit.checkpoint is not None
-        facts: dict[str, Any] = {
-            "columns": {column.name: describe_column(column) for column in self.recipe().columns},
-            "model": unit.checkpoint.model,
-            "answers": bool(self.options.answer),
-        }
-        results = Results({"samples": texts, **tables}, provenance=facts)
-        features = features_of(results, also=[*self.options.metrics])
-        rows = features.arrow()
-        for place, (key, value) in enumerate(run.constants(CHECKPOINT_KEYS).items()):
-            rows = rows.add_column(place, key, pa.repeat(value, len(rows)))
-        run.store("features", rows)
-
-    def _spans(self, unit: Unit, run: StageRun) -> dict[int, tuple[int, int]]:
-        """Return the answer of each text as a span of tokens, by the text's number; none without answers."""
-        options: FeatureOptions = self.options
-        if not options.answer:
-            return {}
-        spans = answer_spans(
-            "features",
-            [_read_span(text.sentence, options.answer) for text in unit.inputs],
-            [text.encoded.ids.tolist() for text in unit.inputs],
-            texts=[text.sentence.text for text in unit.inputs],
-            tokenizer=run.encoder.tokenizer,
-            unit=options.answer_unit,
-        )
-        if NO_ANSWER in spans:
-            row = unit.inputs[spans.index(NO_ANSWER)].sentence.source_row
-            raise ConfigError(f"options.answer: row {row} has no answer in its column {options.answer!r}")
-        return {text.sentence.sample: span for text, span in zip(unit.inputs, spans, strict=True)}
 
 
 def _read_span(sentence: Sentence, name: str) -> Any:

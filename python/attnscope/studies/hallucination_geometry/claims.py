@@ -31,6 +31,7 @@ from attnscope.studies.hallucination_geometry.evidence import (
     widen,
 )
 from attnscope.study_api.claims import ClaimSet, Control, Estimate, Untestable, above, below
+from attnscope.study_api.number_text import interval_text
 from attnscope.study_api.selection import matching, where
 
 if TYPE_CHECKING:
@@ -342,7 +343,8 @@ def sensitivity_falls(evidence: Evidence, options: HallucinationOptions) -> Meas
     draws = where(rows, direction="covariance")
     falls = [float(_log_change(draw).mean()) for _, draw in draws.groupby("draw")]
     words = "; ".join(
-        f"{name} {part.estimate:.2f} [{part.low:.2f}, {part.high:.2f}]" for name, part in parts.items()
+        f"{name} {part.estimate:.2f} {interval_text(part.low, part.high, '{:.2f}'.format)}"
+        for name, part in parts.items()
     )
     return Estimate(
         parts[name].estimate,

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from attnscope.report.claims_table import claims_frame
-from attnscope.report.numbers import number
 from attnscope.report.report_tables import (
     count_cells,
     interval_cells,
@@ -20,7 +20,9 @@ from attnscope.report.report_tables import (
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.hallucination_geometry.claims import CLAIMS
-from attnscope.study_api.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED
+from attnscope.study_api.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED, ClaimRow
+from attnscope.study_api.number_text import number
+from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import where
 
 WORDS = CLAIMS.sentences
@@ -40,9 +42,10 @@ def _place(code: str) -> tuple[int, str]:
     return int(digits), name[len(digits) :]
 
 
-def _claim(table: pd.DataFrame, code: str, contrast: str) -> pd.Series[Any] | None:
+def _claim(table: pd.DataFrame, code: str, contrast: str) -> ClaimRow | None:
+    """Return the row of a claim on a contrast; None where it was not made."""
     rows = where(table, claim=f"{code} {contrast}")
-    return None if rows.empty else rows.iloc[0]
+    return None if rows.empty else first_as(ClaimRow, rows)
 
 
 def contrasts_of(table: pd.DataFrame) -> list[str]:
@@ -55,39 +58,39 @@ def describe_contrast(rows: pd.DataFrame, contrast: str, reference: str) -> str:
     first = _claim(rows, "C1", contrast)
     if first is None:
         return ""
-    if first["verdict"] == NOT_TESTABLE and pd.isna(first["value"]):
-        return f"{contrast}: {first['reason']}."
+    if first.verdict == NOT_TESTABLE and math.isnan(first.value):
+        return f"{contrast}: {first.reason}."
     interval = interval_words(first)
-    numbers = f"excess {number(first['value'])}, {interval}, p {number(first['p_adjusted'])}"
+    numbers = f"excess {number(first.value)}, {interval}, p {number(first.p_adjusted)}"
     subject = f"tell {contrast} from {reference} beyond words and length"
     sentences = {
-        SUPPORTED: f"States {subject} ({numbers}; {first['reason']}); ",
+        SUPPORTED: f"States {subject} ({numbers}; {first.reason}); ",
         CONTRADICTED: f"States do not {subject}: {numbers}. ",
-        UNDECIDED: f"It is undecided whether states {subject}: {first['reason']} ({numbers}). ",
-        NOT_TESTABLE: f"This run cannot say whether states {subject}: {first['reason']} ({numbers}). ",
+        UNDECIDED: f"It is undecided whether states {subject}: {first.reason} ({numbers}). ",
+        NOT_TESTABLE: f"This run cannot say whether states {subject}: {first.reason} ({numbers}). ",
     }
-    verdict = str(first["verdict"])
+    verdict = first.verdict
     if verdict not in sentences:
         return f"{contrast}: the verdict on C1, {verdict!r}, is unknown."
     first_sentence = sentences[verdict]
-    if first["verdict"] != SUPPORTED:
+    if first.verdict != SUPPORTED:
         return f"{first_sentence}What follows may be chance."
     return first_sentence + describe_expression(_claim(rows, "C13", contrast))
 
 
-def describe_expression(row: pd.Series[Any] | None) -> str:
+def describe_expression(row: ClaimRow | None) -> str:
     """Return what the output makes of the difference, by the verdict on C13."""
     if row is None:
         return "whether the output uses the difference was not measured."
-    if row["verdict"] == NOT_TESTABLE:
-        return f"whether the output uses the difference was not measured: {row['reason']}."
-    ratio = f"× {number(np.exp(row['value']))}, p {number(row['p_adjusted'])}"
-    if row["verdict"] == SUPPORTED:
+    if row.verdict == NOT_TESTABLE:
+        return f"whether the output uses the difference was not measured: {row.reason}."
+    ratio = f"× {number(np.exp(row.value))}, p {number(row.p_adjusted)}"
+    if row.verdict == SUPPORTED:
         return (
             "putting the difference there moves the output more than random directions of its length and "
             f"differences of exchanged labels do ({ratio}): it is expressed."
         )
-    if row["verdict"] == CONTRADICTED:
+    if row.verdict == CONTRADICTED:
         return (
             "putting the difference there moves the output less than random directions of its length and "
             f"differences of exchanged labels do ({ratio}): it is silent."
@@ -95,11 +98,11 @@ def describe_expression(row: pd.Series[Any] | None) -> str:
     return f"whether the output uses the difference is undecided ({ratio})."
 
 
-def interval_words(row: pd.Series[Any]) -> str:
+def interval_words(row: ClaimRow) -> str:
     """Return the interval of a claim, or that it has none."""
-    if pd.isna(row["low"]):
+    if math.isnan(row.low):
         return "no interval"
-    return f"{number(row['low'])} to {number(row['high'])}"
+    return f"{number(row.low)} to {number(row.high)}"
 
 
 def _reference(results: Any) -> str:

@@ -10,7 +10,7 @@ of the run, `claims`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -19,9 +19,9 @@ from attnscope.studies.hallucination_geometry import questions, states
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.hallucination_geometry.tables import TABLES
 from attnscope.study_api.selection import without
-from attnscope.study_api.stages import Stage
+from attnscope.study_api.stages import Stages
 from attnscope.study_api.study import Study
-from attnscope.study_api.units import Unit, Units
+from attnscope.study_api.units import Cut, Unit, Units
 
 if TYPE_CHECKING:
     from attnscope.models import Encoder
@@ -29,16 +29,136 @@ if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun
     from attnscope.texts.sentence import Sentence
 
-_ALL = 10**9
+STAGES = Stages()
+STATES = ("prompts", "states", states.HELD)
+#: Tables of which the random-weight control has its own.
+CLOUDS = ("clouds", "contrasts", "detection", "betti", "boundaries", "lens")
+VARIANTS = tuple(f"{name}_variants" for name in CLOUDS)
+ALONG = ("sensitivity", "readout", "contrasts")
+
+
+def all_prompts(units: Units, study: HallucinationGeometry) -> Cut:
+    """Return all prompts of a checkpoint together."""
+    return units.texts(block=10**9)
+
+
+def blocks_and_controls(units: Units, study: HallucinationGeometry) -> Cut:
+    """Return blocks of prompts, of the model and of each control."""
+    return units.texts(variants=controls_of(study.options), seeds=max(study.options.random, 1))
+
+
+def all_prompts_and_controls(units: Units, study: HallucinationGeometry) -> Cut:
+    """Return all prompts together, of the model and of each control."""
+    return units.texts(block=10**9, variants=controls_of(study.options), seeds=max(study.options.random, 1))
+
+
+def controls_of(options: HallucinationOptions) -> tuple[str, ...]:
+    """Return the names of the controls of a run."""
+    return ("random_weights",) if options.random else ()
+
+
+@STAGES.stage(all_prompts, writes=("checks",))
+def checks(study: HallucinationGeometry, unit: Unit, run: StageRun) -> None:
+    """Check identities of the model; one that fails ends the checkpoint's part of the run."""
+    from attnscope.studies.hallucination_geometry.checks import check_model
+
+    check_model(unit, run, study.options)
+
+
+@STAGES.stage(blocks_and_controls, name="states", writes=STATES)
+def collect_states(study: HallucinationGeometry, unit: Unit, run: StageRun) -> None:
+    """Collect the states of a block of prompts."""
+    states.collect(unit, run, study.options)
+
+
+@STAGES.stage(
+    all_prompts,
+    reads=("prompts",),
+    writes=("answers",),
+    within="checkpoint",
+    when=lambda study: study.options.answers is not False,
+)
+def answers(study: HallucinationGeometry, unit: Unit, run: StageRun) -> None:
+    """Write the model's answers without interventions."""
+    from attnscope.studies.hallucination_geometry.answers import answer
+
+    answer(unit, run, study.options)
+
+
+@STAGES.stage(
+    all_prompts_and_controls,
+    reads=(*STATES, "answers"),
+    writes=(*CLOUDS, *VARIANTS),
+    within="checkpoint",
+)
+def clouds(study: HallucinationGeometry, unit: Unit, run: StageRun) -> None:
+    """Measure clouds, and read every layer out."""
+    from attnscope.studies.hallucination_geometry.detecting import measure
+    from attnscope.studies.hallucination_geometry.lens import read_layers
+
+    prompts = prompts_of(unit, run, study.options)
+    measure(run, prompts, study.options)
+    if study.options.lens:
+        read_layers(run, prompts)
+
+
+@STAGES.stage(
+    all_prompts,
+    reads=(*STATES, "answers"),
+    writes=ALONG,
+    within="checkpoint",
+    when=lambda study: study.options.sensitivity is not False,
+)
+def along(study: HallucinationGeometry, unit: Unit, run: StageRun) -> None:
+    """Measure the model along the boundary."""
+    from attnscope.studies.hallucination_geometry.direction_sensitivity import follow
+
+    follow(run, prompts_of(unit, run, study.options), study.options)
+
+
+@STAGES.stage(
+    all_prompts,
+    reads=(*STATES, "answers"),
+    writes=("interventions",),
+    within="checkpoint",
+    when=lambda study: study.options.interventions is not False,
+)
+def interventions(study: HallucinationGeometry, unit: Unit, run: StageRun) -> None:
+    """Write the changes of answers when states or logits are changed."""
+    from attnscope.studies.hallucination_geometry.interventions import intervene
+
+    intervene(run, prompts_of(unit, run, study.options), study.options)
+
+
+@STAGES.stage(
+    lambda units, study: units.once(),
+    reads=(
+        "checks",
+        "prompts",
+        "answers",
+        *CLOUDS,
+        *VARIANTS,
+        "sensitivity",
+        "readout",
+        "interventions",
+    ),
+    writes=("claims", "emergence"),
+)
+def claims(study: HallucinationGeometry, unit: Unit, run: StageRun) -> None:
+    """Decide the claims."""
+    from attnscope.studies.hallucination_geometry.claims import write
+
+    write(run, study.options)
 
 
 class HallucinationGeometry(Study):
-    """The study's stages."""
+    """The study; its stages are the functions above."""
 
     name = "hallucination_geometry"
     Options = HallucinationOptions
     protocols = ("exact", "ruscio2026")
     tables = TABLES
+    declared_stages = STAGES
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
@@ -61,141 +181,35 @@ class HallucinationGeometry(Study):
             return 0
         return 8 * len(unit.inputs) * (plan.layers[unit.source] + 1) * plan.widths[unit.source][0]
 
-    def stages(self, units: Units) -> list[Stage]:
-        """Return the stages of a checkpoint in their order."""
-        options: HallucinationOptions = self.options
-        per_checkpoint: Literal["checkpoint"] = "checkpoint"
-        controls = ("random_weights",) if options.random else ()
-        seeds = max(options.random, 1)
-        stored = ("prompts", "states", states.HELD)
-        all_texts = units.texts(block=_ALL)
-        stages = [
-            Stage("checks", all_texts, self.check, writes=("checks",)),
-            Stage("states", units.texts(variants=controls, seeds=seeds), self.collect, writes=stored),
-        ]
-        tables_read: tuple[str, ...] = stored
-        if options.answers is not False:
-            stages.append(
-                Stage(
-                    "answers",
-                    all_texts,
-                    self.answer,
-                    reads=("prompts",),
-                    writes=("answers",),
-                    within=per_checkpoint,
-                )
-            )
-            tables_read = (*stored, "answers")
-        stages.append(
-            Stage(
-                "clouds",
-                units.texts(block=_ALL, variants=controls, seeds=seeds),
-                self.describe,
-                reads=tables_read,
-                writes=(*CLOUDS, *(f"{name}_variants" for name in CLOUDS)),
-                within=per_checkpoint,
-            )
+
+def prompts_of(unit: Unit, run: StageRun, options: HallucinationOptions) -> pd.DataFrame:
+    """Return the prompts of a checkpoint with their columns; buckets of outcomes where requested."""
+    table = questions.as_table([text.sentence for text in unit.inputs])
+    table["tokens"] = [text.n_tokens for text in unit.inputs]
+    table = table.sort_values("sample").reset_index(drop=True)
+    table["surprisal"] = float("nan")
+    if not unit.variant:
+        surprisal = run.read("prompts", ["sample", "surprisal"]).set_index("sample")["surprisal"]
+        table["surprisal"] = surprisal.reindex(table["sample"]).to_numpy()
+    return by_outcome(table, run, options) if options.bucket_by == "outcome" else table
+
+
+def by_outcome(table: pd.DataFrame, run: StageRun, options: HallucinationOptions) -> pd.DataFrame:
+    """Return the prompts that the model answered right or wrong, of templates that have both."""
+    outcomes = run.read("answers", ["sample", "correct"]).set_index("sample")["correct"]
+    right = outcomes.reindex(table["sample"]).astype("boolean").to_numpy(dtype=object, na_value=None)
+    prompts = table.assign(bucket=["right" if is_right else "wrong" for is_right in right], pair="")
+    prompts = without(prompts, answer="")
+    mixed = prompts.groupby("template")["bucket"].transform("nunique") > 1
+    prompts = prompts[mixed].reset_index(drop=True)
+    counts = {name: int((prompts["bucket"] == name).sum()) for name in ("right", "wrong")}
+    if min(counts.values()) < options.least:
+        raise ConfigError(
+            f"options.bucket_by: outcome needs {options.least} prompts answered right and wrong in "
+            f"templates that have both, got {counts}"
         )
-        if options.sensitivity is not False:
-            along = ("sensitivity", "readout", "contrasts")
-            stages.append(
-                Stage("along", all_texts, self.follow, reads=tables_read, writes=along, within=per_checkpoint)
-            )
-        if options.interventions is not False:
-            stages.append(
-                Stage(
-                    "interventions",
-                    all_texts,
-                    self.intervene,
-                    reads=tables_read,
-                    writes=("interventions",),
-                    within=per_checkpoint,
-                )
-            )
-        reads = tuple(
-            dict.fromkeys(table for stage in stages for table in stage.writes if table not in stored[1:])
-        )
-        return [
-            *stages,
-            Stage("claims", units.once(), self.claim, reads=reads, writes=("claims", "emergence")),
-        ]
+    questions.check_neighbours(min(counts.values()), options)
+    return prompts
 
-    def check(self, unit: Unit, run: StageRun) -> None:
-        """Identities of the model; one that fails ends the checkpoint's part of the run."""
-        from attnscope.studies.hallucination_geometry.checks import check_model
-
-        check_model(unit, run, self.options)
-
-    def collect(self, unit: Unit, run: StageRun) -> None:
-        """States of a block of prompts."""
-        states.collect(unit, run, self.options)
-
-    def answer(self, unit: Unit, run: StageRun) -> None:
-        """Write the model's answers without interventions."""
-        from attnscope.studies.hallucination_geometry.answers import answer
-
-        answer(unit, run, self.options)
-
-    def describe(self, unit: Unit, run: StageRun) -> None:
-        """Measure clouds, and read every layer out."""
-        from attnscope.studies.hallucination_geometry.detecting import measure
-        from attnscope.studies.hallucination_geometry.lens import read_layers
-
-        prompts = self.prompts(unit, run)
-        measure(run, prompts, self.options)
-        if self.options.lens:
-            read_layers(run, prompts)
-
-    def follow(self, unit: Unit, run: StageRun) -> None:
-        """Measure the model along the boundary."""
-        from attnscope.studies.hallucination_geometry.direction_sensitivity import follow
-
-        follow(run, self.prompts(unit, run), self.options)
-
-    def intervene(self, unit: Unit, run: StageRun) -> None:
-        """Write the changes of answers when states or logits are changed."""
-        from attnscope.studies.hallucination_geometry.interventions import intervene
-
-        intervene(run, self.prompts(unit, run), self.options)
-
-    def claim(self, unit: Unit, run: StageRun) -> None:
-        """Write the table `claims`."""
-        from attnscope.studies.hallucination_geometry.claims import write
-
-        write(run, self.options)
-
-    def prompts(self, unit: Unit, run: StageRun) -> pd.DataFrame:
-        """Return the prompts of a checkpoint with their columns; buckets of outcomes where requested."""
-        table = questions.as_table([text.sentence for text in unit.inputs])
-        table["tokens"] = [text.n_tokens for text in unit.inputs]
-        table = table.sort_values("sample").reset_index(drop=True)
-        table["surprisal"] = float("nan")
-        if not unit.variant:
-            surprisal = run.read("prompts", ["sample", "surprisal"]).set_index("sample")["surprisal"]
-            table["surprisal"] = surprisal.reindex(table["sample"]).to_numpy()
-        if self.options.bucket_by == "outcome":
-            table = self._outcomes(table, run)
-        return table
-
-    def _outcomes(self, table: pd.DataFrame, run: StageRun) -> pd.DataFrame:
-        """Prompts that the model answered right or wrong, of templates that have both."""
-        answers = run.read("answers", ["sample", "correct"]).set_index("sample")["correct"]
-        right = answers.reindex(table["sample"]).astype("boolean").to_numpy(dtype=object, na_value=None)
-        prompts = table.assign(bucket=["right" if is_right else "wrong" for is_right in right], pair="")
-        prompts = without(prompts, answer="")
-        mixed = prompts.groupby("template")["bucket"].transform("nunique") > 1
-        prompts = prompts[mixed].reset_index(drop=True)
-        counts = {name: int((prompts["bucket"] == name).sum()) for name in ("right", "wrong")}
-        if min(counts.values()) < self.options.least:
-            raise ConfigError(
-                f"options.bucket_by: outcome needs {self.options.least} prompts answered right and wrong in "
-                f"templates that have both, got {counts}"
-            )
-        questions.check_neighbours(min(counts.values()), self.options)
-        return prompts
-
-
-#: Tables of which the random-weight control has its own.
-CLOUDS = ("clouds", "contrasts", "detection", "betti", "boundaries", "lens")
 
 STUDY = HallucinationGeometry

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnscope.report.claims_table import LONGEST, claims_frame, interval
+from attnscope.report.claims_table import LONGEST, claims_frame
 from attnscope.report.report_tables import Cells, show, text_cells
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.pretraining_writes.claims import sentences
-from attnscope.study_api.claims import NOT_TESTABLE
+from attnscope.study_api.claims import NOT_TESTABLE, ClaimRow
+from attnscope.study_api.number_text import interval, interval_text
+from attnscope.study_api.rows import rows_as
 from attnscope.study_api.selection import where, without
 
 TITLE = "What training changes in the weights that read and write"
@@ -45,10 +48,6 @@ UNITS = {
 
 def _number(value: Any) -> str:
     return "–" if value is None or pd.isna(value) else f"{float(value):.3g}"
-
-
-def _interval(row: pd.Series[Any]) -> str:
-    return interval(row["low"], row["high"], _number)
 
 
 def _claims(page: Page) -> None:
@@ -93,9 +92,10 @@ def pair_rows(table: pd.DataFrame) -> pd.DataFrame:
     for key, rows in table.groupby(keys, sort=False, dropna=False):
         title = f"{key[0]} {key[1] if isinstance(key[1], str) else ''}".strip()
         line = {"change of": title}
-        for _, row in rows.iterrows():
-            value = "" if pd.isna(row["value"]) else f"{_number(row['value'])} {_interval(row)} "
-            line[str(row["claim"])] = f"{value}{row['verdict']}"
+        for row in rows_as(ClaimRow, rows):
+            ends = interval(row.low, row.high, _number)
+            value = "" if math.isnan(row.value) else f"{_number(row.value)} {ends} "
+            line[row.claim] = f"{value}{row.verdict}"
         lines.append(line)
     return pd.DataFrame(lines).fillna("–")
 
@@ -222,7 +222,7 @@ def findings(results: Any) -> list[str]:
     shown = list(dict.fromkeys(names))[:_MOST]
     lines: list[str] = [
         NamedSentence(name, describe_claim(row), ", ")
-        for name, (_, row) in zip(names, chosen.iterrows(), strict=True)
+        for name, row in zip(names, rows_as(ClaimRow, chosen), strict=True)
         if name in shown
     ]
     if left_out := names.nunique() - len(shown):
@@ -230,15 +230,14 @@ def findings(results: Any) -> list[str]:
     return lines
 
 
-def describe_claim(row: pd.Series[Any]) -> str:
+def describe_claim(row: ClaimRow) -> str:
     """Return a claim with its verdict, its value with unit and interval, and the reason."""
-    code = str(row["claim"])
     value = ""
-    if not pd.isna(row["value"]):
-        ends = "" if pd.isna(row["low"]) else f" {_interval(row)}"
-        value = f" {_number(row['value'])}{ends} {UNITS.get(code, '')}".rstrip()
-    reason = "" if pd.isna(row["reason"]) or not row["reason"] else f" ({row['reason']})"
-    return f"{code}: {WORDS[code]}: {row['verdict']};{value}{reason}."
+    if not math.isnan(row.value):
+        ends = f" {interval_text(row.low, row.high, _number)}".rstrip()
+        value = f" {_number(row.value)}{ends} {UNITS.get(row.claim, '')}".rstrip()
+    reason = f" ({row.reason})" if row.reason else ""
+    return f"{row.claim}: {WORDS[row.claim]}: {row.verdict};{value}{reason}."
 
 
 SECTIONS = (

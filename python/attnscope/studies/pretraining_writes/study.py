@@ -14,14 +14,83 @@ from attnscope.studies.pretraining_writes import changes, claims, inputs, rank_o
 from attnscope.studies.pretraining_writes.options import WeightsOptions
 from attnscope.studies.pretraining_writes.subspaces import KEPT_BYTES, Subspaces
 from attnscope.studies.pretraining_writes.tables import TABLES
-from attnscope.study_api.stages import Stage
+from attnscope.study_api.stages import Stages
 from attnscope.study_api.study import Study
-from attnscope.study_api.units import Unit, Units
+from attnscope.study_api.units import Cut, Unit, Units
 
 if TYPE_CHECKING:
     from attnscope.config.run_config import RunConfig
     from attnscope.study_api.plan import Plan
     from attnscope.study_api.stage_run import StageRun
+
+
+STAGES = Stages()
+PAIRS = ("deltas", "fractions", "fractions_variants", "expert_means", "gains", "mechanism", "left_out")
+
+
+def texts_of_bases(units: Units, study: PretrainingWrites) -> Cut:
+    """Return the texts of the checkpoints whose directions are read, and of their controls."""
+    controls = ("random_weights",) if "random_weights" in study.options.nulls else ()
+    base = study.options.base if study.options.moments_of == "before" else ""
+    return units.texts(variants=controls, seeds=study.options.random_weights, base=base)
+
+
+@STAGES.stage(texts_of_bases, writes=("sums", "unembeddings", "token_energies", "checks"))
+def moments(study: PretrainingWrites, unit: Unit, run: StageRun) -> None:
+    """Add the moments of a block of texts."""
+    sums.add_texts(unit, run, study.options)
+
+
+@STAGES.stage(
+    lambda units, study: units.checkpoints(),
+    name="inputs",
+    reads=("sums", "token_energies"),
+    writes=("moments",),
+)
+def describe_inputs(study: PretrainingWrites, unit: Unit, run: StageRun) -> None:
+    """Describe what the matrices of a checkpoint read."""
+    inputs.describe(unit, run, study.options)
+
+
+@STAGES.stage(
+    lambda units, study: units.checkpoint_pairs(study.options.base),
+    reads=("sums", "unembeddings"),
+    writes=PAIRS,
+)
+def deltas(study: PretrainingWrites, unit: Unit, run: StageRun) -> None:
+    """Measure the change between the checkpoints of a pair."""
+    changes.measure_pair(unit, run, study.options, study.subspaces)
+
+
+@STAGES.stage(
+    lambda units, study: units.texts(block=study.options.rank_one.texts, base=study.options.base),
+    name="rank_one",
+    reads=("sums",),
+    writes=("rank_one",),
+    when=lambda study: bool(study.options.rank_one),
+)
+def change_by_rank_one(study: PretrainingWrites, unit: Unit, run: StageRun) -> None:
+    """Measure changes of rank one in the base."""
+    rank_one.measure(unit, run, study.options)
+
+
+@STAGES.stage(
+    lambda units, study: units.once(),
+    name="claims",
+    reads=(
+        "deltas",
+        "fractions",
+        "fractions_variants",
+        "mechanism",
+        "left_out",
+        "checks",
+        "rank_one",
+    ),
+    writes=("claims",),
+)
+def decide_claims(study: PretrainingWrites, unit: Unit, run: StageRun) -> None:
+    """Decide the claims of every pair and of the run."""
+    claims.write(run, study.options)
 
 
 class PretrainingWrites(Study):
@@ -33,11 +102,12 @@ class PretrainingWrites(Study):
     name = "pretraining_writes"
     Options = WeightsOptions
     tables = TABLES
+    declared_stages = STAGES
 
     def __init__(self, settings: RunConfig) -> None:
         super().__init__(settings)
         #: By title, of the checkpoints that the last pair was measured in: pairs of a run share their base.
-        self._subspaces: dict[str, Subspaces] = {}
+        self.subspaces: dict[str, Subspaces] = {}
 
     def stored_bytes(self, unit: Unit, plan: Plan) -> int:
         """Two second moments of what each matrix reads, and of gradients at what it writes."""
@@ -60,68 +130,6 @@ class PretrainingWrites(Study):
         }
         total = sum(self.stored_bytes(unit, plan) for unit in sources.values())
         return min(total, sums.KEPT_BYTES) + min(total // 4, KEPT_BYTES)
-
-    def stages(self, units: Units) -> list[Stage]:
-        """Texts through the base; pairs without any text."""
-        options: WeightsOptions = self.options
-        controls = ("random_weights",) if "random_weights" in options.nulls else ()
-        read = options.base if options.moments_of == "before" else ""
-        texts = units.texts(variants=controls, seeds=options.random_weights, base=read)
-        stages = [
-            Stage(
-                "moments", texts, self._moments, writes=("sums", "unembeddings", "token_energies", "checks")
-            ),
-            Stage(
-                "inputs",
-                units.checkpoints(),
-                self._inputs,
-                reads=("sums", "token_energies"),
-                writes=("moments",),
-            ),
-            Stage(
-                "deltas",
-                units.checkpoint_pairs(options.base),
-                self._deltas,
-                reads=("sums", "unembeddings"),
-                writes=(
-                    "deltas",
-                    "fractions",
-                    "fractions_variants",
-                    "expert_means",
-                    "gains",
-                    "mechanism",
-                    "left_out",
-                ),
-            ),
-        ]
-        reads: tuple[str, ...] = (
-            "deltas",
-            "fractions",
-            "fractions_variants",
-            "mechanism",
-            "left_out",
-            "checks",
-        )
-        if options.rank_one:
-            blocks = units.texts(block=options.rank_one.texts, base=options.base)
-            stages.append(Stage("rank_one", blocks, self._rank_one, reads=("sums",), writes=("rank_one",)))
-            reads = (*reads, "rank_one")
-        return [*stages, Stage("claims", units.once(), self._claims, reads=reads, writes=("claims",))]
-
-    def _moments(self, unit: Unit, run: StageRun) -> None:
-        sums.add_texts(unit, run, self.options)
-
-    def _inputs(self, unit: Unit, run: StageRun) -> None:
-        inputs.describe(unit, run, self.options)
-
-    def _deltas(self, unit: Unit, run: StageRun) -> None:
-        changes.measure_pair(unit, run, self.options, self._subspaces)
-
-    def _rank_one(self, unit: Unit, run: StageRun) -> None:
-        rank_one.measure(unit, run, self.options)
-
-    def _claims(self, unit: Unit, run: StageRun) -> None:
-        claims.write(run, self.options)
 
 
 STUDY = PretrainingWrites

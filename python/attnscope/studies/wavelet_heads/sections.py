@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from attnscope.report.numbers import number
 from attnscope.report.section import NamedSentence, Section, analysis
+from attnscope.study_api.number_text import number
 from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:

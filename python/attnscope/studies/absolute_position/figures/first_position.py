@@ -17,6 +17,8 @@ from attnscope.plots.panels import layer_line, level_line
 from attnscope.plots.selection import first_model, last_step
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.absolute_position.figures.declared import figure
+from attnscope.studies.absolute_position.tables import Fingerprint
+from attnscope.study_api.rows import first_as, rows_as
 from attnscope.study_api.selection import where
 
 #: The share that the paper prints, of a statistic and a vector that it does not name where it could be read.
@@ -249,7 +251,7 @@ def fingerprints(results: Results, options: Options) -> Drawn:
     for ax in axes[0]:
         layers_below(ax)
     legend_over(figure_, named_artists(axes[0][:1]))
-    best = where(table, arm="base").sort_values("a0").iloc[-1]
+    best = first_as(Fingerprint, where(table, arm="base").sort_values("a0", ascending=False))
     return captioned(
         figure_,
         "Each point a head, lines their means. Left: unbiased cosine between the fingerprints of two "
@@ -257,7 +259,7 @@ def fingerprints(results: Results, options: Options) -> Drawn:
         "that have nothing in common have 0 (dashed). Right: mean over the queries that see key 0; dashed: "
         "uniform attention. The strongest "
         "reader is "
-        f"layer {best['layer']:.0f} head {best['head']:.0f} with {best['a0']:.2f}.",
+        f"layer {best.layer} head {best.head} with {best.a0:.2f}.",
         subject,
     )
 
@@ -270,10 +272,10 @@ def clock(results: Results, options: Options) -> Drawn:
     table, subject = first_model(results, "clocks", "a0", "a0_mask")
     with_values(table, "clocks", ("a0", "a0_mask"))
     heads, _ = first_model(results, "fingerprints", "a0", "clock")
-    heads = where(heads, arm="base").sort_values("a0", ascending=False).head(4)
+    strongest = where(heads, arm="base").sort_values("a0", ascending=False).head(4)
     figure_, axes = panels(1, 1, height=2.7, width=min(options.width, 4.6))
     ax = axes[0][0]
-    for at, head in enumerate(heads.itertuples()):
+    for at, head in enumerate(rows_as(Fingerprint, strongest)):
         rows = where(table, arm="base", layer=head.layer, head=head.head)
         rows = rows[rows["query"] >= 1]
         label = f"layer {head.layer} head {head.head}: clock {head.clock:.2f}, mask {head.clock_mask:.2f}"

@@ -13,7 +13,7 @@ from matplotlib.colors import LogNorm, TwoSlopeNorm
 from attnscope.errors import NotDrawable
 from attnscope.plots.axes import layers_below
 from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, require_table, with_values
-from attnscope.plots.panels import layer_line, level_line, sparse_ticks
+from attnscope.plots.panels import Panels, layer_line, level_line, sparse_ticks
 from attnscope.plots.selection import final, first_model
 from attnscope.plots.style import (
     INK,
@@ -27,7 +27,10 @@ from attnscope.plots.style import (
 )
 from attnscope.studies.absolute_position.figures.declared import ARMS, figure
 from attnscope.studies.absolute_position.options import PositionOptions
+from attnscope.studies.absolute_position.tables import ResidualOfHead
 from attnscope.studies.stored_options import stored_options
+from attnscope.study_api.number_text import interval_text
+from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import where
 
 
@@ -36,42 +39,29 @@ def position_balance(results: Results, options: Options) -> Drawn:
     """Draw the effects of the mask and of the residual stream on attention at one offset, over depth."""
     table, subject = first_model(results, "offset_means", "mask", "residual")
     table = where(table, arm="base", input="windows")
-    offsets = [offset for offset in (1, 4, 16) if (table["offset"] == offset).any()]
-    if not offsets:
+    shown = where(table, offset=(1, 4, 16)).sort_values("offset", kind="stable")
+    if shown.empty:
         raise NotDrawable("the windows are too short for an offset to have three queries")
-    figure_, axes = panels(1, len(offsets), height=2.5, width=min(options.width, 2.3 * len(offsets) + 0.6))
+    drawn = Panels.by(shown, "offset", options, height=2.5, panel_width=2.3, margin=0.6)
     parts = {
         "mask": ("mask: Var Λᴹ", PALETTE[0], "-"),
         "residual": ("residual: Var ρ", PALETTE[1], "-"),
         "cross": ("−2 Cov(Λᴹ, ρ)", PALETTE[2], "--"),
     }
-    shown = where(table, offset=offsets)
-    for ax, offset in zip(axes[0], offsets, strict=True):
-        rows = where(table, offset=offset)
+    for offset, (ax, rows) in zip(drawn.names, drawn.rows(shown), strict=True):
         for column, (label, color, dash) in parts.items():
-            ax.plot(
-                rows["layer"],
-                rows[column],
-                dash,
-                color=color,
-                marker="o",
-                markersize=3,
-                label=label,
-                clip_on=False,
-            )
-            if f"{column}_low" in rows:
-                ends = (rows["layer"], rows[f"{column}_low"], rows[f"{column}_high"])
-                ax.fill_between(*ends, color=color, alpha=0.15, linewidth=0)
+            ends = (f"{column}_low", f"{column}_high")
+            band = 0.15 if ends[0] in rows else 0.0
+            layer_line(ax, rows, label, color, dash, column=column, ends=ends, band=band, clip_on=False)
         level_line(ax, 0)
         # all panels have the scale that the whole figure needs
         _signed(ax, shown[list(parts)], shown["residual_high"] - shown["residual_low"])
         ax.set_title(f"offset {offset}")
         ax.margins(x=0.06)
         layers_below(ax)
-    axes[0][0].set_ylabel("variance along the text (nats²)")
-    legend_over(figure_, named_artists(axes[0][:1]))
-    return captioned(
-        figure_,
+    drawn.axes[0].set_ylabel("variance along the text (nats²)")
+    legend_over(drawn.figure, named_artists(drawn.axes[:1]))
+    return drawn.captioned(
         "Variance of mean log attention over queries at one offset, split into what the mask does, what the "
         "residual does, and their covariance; means over heads. Bands: 95 % intervals (jackknife over "
         "groups of "
@@ -204,7 +194,7 @@ def score_split(results: Results, options: Options) -> Drawn:
     rows = where(position, layer=layer, head=head, queries="early", arm="base", input="windows")  # fmt: skip
     if rows.empty:
         raise NotDrawable(f"there is no estimate of layer {layer}, head {head}")
-    row_of_head = rows.iloc[0]
+    row_of_head = first_as(ResidualOfHead, rows)
     figure_, axes = panels(1, 2, height=2.9, width=options.width, narrowest=2.0)
     profile = table.assign(offset=table["query"] - table["key"]).groupby("offset")["profile"].first()
     ax = axes[0][0]
@@ -223,19 +213,18 @@ def score_split(results: Results, options: Options) -> Drawn:
     ax.set_ylabel("query")
     ax.set_title("residual R (nats)")
     bar = figure_.colorbar(image, ax=ax, shrink=0.9)
-    noise = float(max(row_of_head["plain"] - row_of_head["residual"], 0.0)) ** 0.5
+    noise = float(max(row_of_head.plain - row_of_head.residual, 0.0)) ** 0.5
     for line in (-noise, noise):
         if abs(line) < largest:
             bar.ax.axhline(line, color=INK, linewidth=1.2)
+    ends = interval_text(row_of_head.residual_low, row_of_head.residual_high, "{:.3g}".format)
     return captioned(
         figure_,
         "Mean over texts, row constants removed, key 0 left out; lines on the bar: the noise of a cell, "
-        f"{noise:.3g}. Unbiased variance {row_of_head['residual']:.3g} "
-        f"nats² "
-        f"[{row_of_head['residual_low']:.3g}, {row_of_head['residual_high']:.3g}], not corrected for noise "
-        f"{row_of_head['plain']:.3g}: the part "
+        f"{noise:.3g}. Unbiased variance {row_of_head.residual:.3g} nats² {ends}, not corrected for noise "
+        f"{row_of_head.plain:.3g}: the part "
         f"of the picture that is pattern and not noise is their ratio, "
-        f"{row_of_head['residual'] / row_of_head['plain']:.2f}.",
+        f"{row_of_head.residual / row_of_head.plain:.2f}.",
         subject,
     )
 

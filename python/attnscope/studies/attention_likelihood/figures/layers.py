@@ -10,10 +10,10 @@ from attnscope.plots.figure import Drawn, Options, Results, captioned, optional
 from attnscope.plots.panels import ModelPanels, diverging, layer_axis, layer_line, layer_points, sparse_ticks
 from attnscope.plots.selection import final
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
-from attnscope.report.numbers import number
 from attnscope.studies.attention_likelihood.figures.declared import figure
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 from attnscope.studies.stored_options import stored_options
+from attnscope.study_api.number_text import number
 from attnscope.study_api.selection import where
 
 #: What the map shows: title, protocol, design, predictor, measure.

@@ -23,6 +23,7 @@ from attnscope.plots.figure import (
 )
 from attnscope.plots.lines import head_emergence
 from attnscope.plots.maps import betti_curve, layer_head_map, layer_head_table, persistence_diagram, printable
+from attnscope.plots.panels import Panels
 from attnscope.plots.selection import estimate, last_step, measured_heads, series_noun
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
 from attnscope.plots.style import DASHES, MUTED, PALETTE, legend_over, legend_row, panels
@@ -44,34 +45,32 @@ def sink_emergence(results: Results, options: Options) -> Drawn:
     heads, unknown = over_steps(sinks(results))
     with_values(heads, "heads", ["sink_share"])
     baselines = optional(results, "baselines")
-    names = list(dict.fromkeys(heads["series"]))
-    figure, (axes,) = panels(1, len(names), height=2.5, width=options.width)
+    drawn = Panels.by(heads, "series", options, height=2.5, panel_width=options.width)
     means = estimate(heads, "sink_share", ["series", "layer", "head", "step"], together=True)
     strongest = means.groupby(["series", "layer", "head"])["mean"].transform("max") == means["mean"].max()
     top = float(np.nanmax([means["mean"].max(), means.loc[strongest, "high"].max()]))
     top = top if top > 0 else 1.0
-    for ax, name in zip(axes, names, strict=True):
-        rows = where(heads, series=name)
+    for name, (ax, rows) in zip(drawn.names, drawn.rows(heads), strict=True):
         limits = (-0.02 * top, min(1.15 * top, 1.02))
         head_emergence(rows, "sink_share", baselines=baselines, ax=ax, limits=limits)
         ax.set_title(name)
         ax.label_outer()
     layers = sorted(heads["layer"].unique())
-    lines = {str(line.get_label()): line for ax in axes for line in ax.get_lines()}
+    lines = {str(line.get_label()): line for ax in drawn.axes for line in ax.get_lines()}
     shown = [layers[0], layers[len(layers) // 2], layers[-1]] if len(layers) > 4 else layers
     named = {
         f"layer {layer}": next(line for name, line in lines.items() if name.startswith(f"L{layer}H"))
         for layer in shown
     }
     levels = {name: lines[name] for name in ("uniform attention", *NULLS.values()) if name in lines}
-    legend = legend_over(figure, named | levels)
+    legend = legend_over(drawn.figure, named | levels)
     for line in legend.get_lines()[: len(named)]:
         line.set(alpha=1.0, linewidth=1.6)
     return captioned(
-        figure,
+        drawn.figure,
         "Attention to the first key over training, one line per head, coloured by layer; the strongest heads "
         "are bold, with intervals that hold at once for all heads and steps.",
-        compared_with(figure),
+        compared_with(drawn.figure),
         left_out=unknown,
     )
 

@@ -29,6 +29,7 @@ from attnscope.studies.pretraining_writes.figures.declared import (
 )
 from attnscope.studies.pretraining_writes.fractions import spread_over
 from attnscope.studies.pretraining_writes.options import MATCHED, ROLES
+from attnscope.study_api.number_text import interval_text
 from attnscope.study_api.selection import where
 
 _SIDES = (
@@ -176,7 +177,7 @@ def graded(results: Results, options: Options) -> Drawn:
     octaves(ax, along="x")
     ax.set_xlabel("negatives K")
     ax.set_ylabel(f"{label} / isotropic")
-    words = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
+    words = f" {interval_text(*interval, '{:.2f}'.format)}" if interval else ""
     return captioned(
         drawn,
         f"Slope {slope:.2f}{words} octaves for each doubling of K, interval over training runs, which are "

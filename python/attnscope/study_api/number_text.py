@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""Numbers and intervals as a person writes them, the same in claims, figures and reports.
+
+Example:
+    >>> from attnscope.study_api.number_text import interval, number
+    >>> number(0.49123), interval(0.25, 1.5), interval(float("nan"), float("nan"))
+    ('0.491', '[0.250, 1.50]', '–')
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+
+def number(value: Any) -> str:
+    """Return a number as a person writes it: two or three significant digits, an en dash for none.
+
+    >>> number(0.49123), number(1234.5), number(float("nan")), number(2e-5), number(0.0)
+    ('0.491', '1,234', '–', '2.0e−5', '0')
+    """
+    value = float(value)
+    if value != value:
+        return "–"
+    if value == 0:
+        return "0"
+    if value in (math.inf, -math.inf):
+        return "∞" if value > 0 else "−∞"
+    if abs(value) < 1e-3:
+        digits, _, exponent = f"{value:.1e}".partition("e")
+        return f"{digits}e{int(exponent)}".replace("-", "−")
+    places = 3 if abs(value) < 1 else 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+    return f"{value:,.{places}f}".replace("-", "−")
+
+
+def interval_text(low: Any, high: Any, form: Callable[[Any], str] | None = None) -> str:
+    """Return an interval as a person writes it; an empty text without one.
+
+    Args:
+        low: end of the interval.
+        high: likewise.
+        form: writes an end; None takes `number`.
+
+    >>> interval_text(0.25, 1.5), interval_text(float("nan"), float("nan"))
+    ('[0.250, 1.50]', '')
+    """
+    form = form or number
+    return "" if pd.isna(low) or pd.isna(high) else f"[{form(low)}, {form(high)}]"
+
+
+def interval(low: float, high: float, form: Callable[[Any], str] | None = None) -> str:
+    """Return an interval's ends in brackets, or a dash where there is none."""
+    return interval_text(low, high, form) or "–"
