@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.study_api.rows import rows_as
 from attnscope.study_api.tables import Column, Table
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from attnscope.study_api.stage_run import StageRun
 
 CHECKS = Table(
@@ -35,6 +38,22 @@ class Check:
     def holds(self) -> bool:
         """True if it does, as far as it applies."""
         return self.value is None or self.value <= self.tolerance
+
+
+@dataclass(frozen=True)
+class StoredCheck:
+    """A row of the table `checks`; `value` is NaN if the check does not apply."""
+
+    check: str
+    value: float
+    tolerance: float
+    holds: bool
+    reason: str = ""
+
+
+def failed_checks(checks: pd.DataFrame) -> list[StoredCheck]:
+    """Return the checks of a table that do not hold."""
+    return [check for check in rows_as(StoredCheck, checks) if not check.holds]
 
 
 def write_checks(run: StageRun, checks: Iterable[Check]) -> None:

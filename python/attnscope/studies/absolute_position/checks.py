@@ -22,7 +22,7 @@ from attnscope.errors import WeightMapError
 from attnscope.models import LoadError
 from attnscope.statistics import holm
 from attnscope.studies.absolute_position.first_position import TOLERANCES
-from attnscope.studies.checks import Check, write_checks
+from attnscope.studies.checks import Check, failed_checks, write_checks
 
 if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun
@@ -70,8 +70,7 @@ def require_checks(run: StageRun) -> None:
     if "checks" not in run.stored.tables():
         _causal_tokens(run.model().model, run)  # a trial of one unit, for a plan
         return
-    stored = run.read("checks")
-    for check in stored[~stored["holds"].astype(bool)].itertuples():
+    for check in failed_checks(run.read("checks")):
         why = f"{check.value:.3g}, where at most {check.tolerance:.3g} is rounding"
         if check.check == SHUFFLED:
             why = f"p {check.value:.2g} of a residual in layer 0, where no position can have entered"

@@ -25,6 +25,7 @@ from attnscope.report.report_tables import (
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.attention_likelihood.claims import CLAIMS, layers_of, strongest_association, swap_words
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+from attnscope.studies.checks import failed_checks
 from attnscope.studies.overall import statistic_of
 from attnscope.studies.stated_verdicts import claim_of, with_verdicts
 from attnscope.studies.stored_options import stored_options
@@ -140,9 +141,9 @@ def _write_claims(page: Page) -> None:
     )
     claims_frame(page, table, SENTENCES)
     checks = optional(page.results, "checks")
-    if checks is not None and not checks["holds"].all():
-        failed = ", ".join(sorted(set(checks[~checks["holds"].astype(bool)]["check"])))
-        page.notes([f"Checks that do not hold: {failed}."])
+    failed = [] if checks is None else sorted({check.check for check in failed_checks(checks)})
+    if failed:
+        page.notes([f"Checks that do not hold: {', '.join(failed)}."])
 
 
 def _write_words(page: Page) -> None:

@@ -6,6 +6,7 @@ A question about the run is answered by tests over sentences, a family each, cor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from itertools import combinations, product
 from typing import Any, NamedTuple
@@ -22,7 +23,9 @@ from attnscope.results.summaries import NULLS
 from attnscope.statistics import benjamini_hochberg, holm, paired_test, per_sample, welch_test
 from attnscope.studies.attention_sinks.comparisons import difference_of
 from attnscope.studies.attention_sinks.figures.runs import ABLATED, CHANGES
+from attnscope.studies.attention_sinks.tables import Emergence
 from attnscope.study_api.number_text import interval_text, number
+from attnscope.study_api.rows import first_as, rows_as
 from attnscope.study_api.selection import where, without
 
 #: What the table of emergence shows; the stored one has every column of `heads`.
@@ -82,18 +85,11 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     """Return the step at which each quantity changes from one level to another, and the head that changes
     most.
 
-    None when the run is no checkpoint series; one sentence for a run whose steps were stored untested.
+    None when the run is no checkpoint series.
     """
     if "emergence" not in tables or tables["emergence"].empty:
         return None
     table = tables["emergence"]
-    if "verdict" not in table:
-        # the table in its first version, whose step is not the one of the second
-        untested = (
-            "The steps that this run stored are half-way points of each course, which noise has too, and "
-            "were not tested. Run the study again to have them tested."
-        )
-        return pd.DataFrame({"steps of this run": [untested]})
     table = table.assign(group="") if "group" not in table else table
     # the curves of input sets may differ: the pooled step describes neither
     apart = without(table, group="all") if table["group"].nunique() > 2 else table
@@ -105,29 +101,29 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
             exact, published = (where(rows_of_group, protocol=name) for name in ("exact", "ruscio2025"))
             if exact.empty:
                 continue
-            row = exact.iloc[0]
+            row = first_as(Emergence, exact)
             single = where(rows_of_metric, scope="head", protocol="exact")
             change = (single["end"] - single["start"]).abs().to_numpy(float)
-            most = "" if np.isnan(change).all() else _head(single.iloc[int(np.nanargmax(change))])
+            most = (
+                "" if np.isnan(change).all() else _head(rows_as(Emergence, single)[int(np.nanargmax(change))])
+            )
             printed = ""
             if len(published) and np.isfinite(published["change"].iloc[0]):
-                last = published.iloc[0]
-                steps = f"step {int(last['change_last_step'])} − {int(last['change_first_step'])}"
-                printed = f"{number(last['change'])} ({steps})"
+                last = first_as(Emergence, published)
+                steps = f"step {last.change_last_step:.0f} − {last.change_first_step:.0f}"
+                printed = f"{number(last.change)} ({steps})"
             rows.append(
                 {
                     "model": str(model),
                     "input": str(group),
                     "quantity": quantity(metric).label,
-                    "first step": number(row["start"]),
-                    "last step": number(row["end"]),
-                    "verdict": f"step at {int(row['step']):,}"
-                    if row["verdict"] == "step"
-                    else row["verdict"],
-                    "p (Holm)": p_text(row["p_holm"]),
-                    "last − first": number(row["difference"]),
-                    "95 % interval": interval_text(row["low"], row["high"]),
-                    "half-way": "–" if pd.isna(row["half_way"]) else f"{int(row['half_way']):,}",
+                    "first step": number(row.start),
+                    "last step": number(row.end),
+                    "verdict": f"step at {row.step:,.0f}" if row.verdict == "step" else row.verdict,
+                    "p (Holm)": p_text(row.p_holm),
+                    "last − first": number(row.difference),
+                    "95 % interval": interval_text(row.low, row.high),
+                    "half-way": "–" if math.isnan(row.half_way) else f"{row.half_way:,.0f}",
                     "head that changes most, of all": most,
                     "published change": printed,
                 }
@@ -175,8 +171,9 @@ def fisher(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     return pd.DataFrame(rows)
 
 
-def _head(row: pd.Series) -> str:
-    return f"L{int(row['layer'])}H{int(row['head'])} {number(row['start'])} → {number(row['end'])}"
+def _head(row: Emergence) -> str:
+    """Return a head with its change, as text."""
+    return f"L{row.layer:.0f}H{row.head:.0f} {number(row.start)} → {number(row.end)}"
 
 
 def _percent(value: float) -> str:
@@ -229,13 +226,12 @@ def _against_nulls(table: pd.DataFrame) -> Question:
         # a number that a null cannot change (the entropy, by shuffling a row) is no test
         rows = where(exact, kind=kind, metric=metric)
         for row in rows[rows["difference"].abs() > 1e-12].to_dict("records"):
-            # before schema 2 the text was the unit of every test
-            count = row["controls" if row.get("unit") == "initialisation" else "samples"]
+            count = row["controls" if row["unit"] == "initialisation" else "samples"]
             tests.append({**row, "compared": f"{row['model']} − {NULLS[kind]}", "n": count})
     return _answered(
         "Does the model differ from its nulls?",
         Markup("Mean over heads of each text. Shuffled rows are paired with it, and <i>n</i> is of texts. ")
-        + _OF_INITIALISATIONS * ("unit" in table)
+        + _OF_INITIALISATIONS
         + Markup("Corrected over the table <code>null_tests</code>, which holds other quantities too."),
         tests,
     )
@@ -291,12 +287,6 @@ def _ablation(table: pd.DataFrame) -> Question:
 def _removal(table: pd.DataFrame) -> Question:
     """Compare each layer without its strongest keys with the same of shuffled rows."""
     title = "Do heads agree more without the strongest keys?"
-    if "kl_share" not in table:
-        untested = (
-            "The control of this run was of random keys. The strongest keys of noise leave heads with less "
-            "to differ in than those do, so this was no test. Run the study again to have it tested."
-        )
-        return Question(title, "", pd.DataFrame({"tests of this run": [untested]}))
     rows = where(table, protocol="exact", percentile=90)
     tests = [
         {**row, "compared": f"{row['model']}: layer {row['layer']}, maps − shuffled rows"}

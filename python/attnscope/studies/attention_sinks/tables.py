@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from attnscope.metrics.quantity import Quantity
@@ -174,3 +175,23 @@ class Frame:
     heads_with_sink: float
     share_with_sink: float
     probability: float
+
+
+@dataclass(frozen=True)
+class Emergence:
+    """A row of `emergence`: how a quantity changes over training, and whether it does so in a step."""
+
+    start: float
+    end: float
+    verdict: str
+    step: float
+    p_holm: float
+    difference: float
+    low: float
+    high: float
+    half_way: float
+    layer: float = math.nan
+    head: float = math.nan
+    change: float = math.nan
+    change_first_step: float = math.nan
+    change_last_step: float = math.nan

@@ -30,8 +30,10 @@ from attnscope.studies.hallucination_geometry.evidence import (
     smallest,
     widen,
 )
+from attnscope.studies.hallucination_geometry.tables import ContrastTest
 from attnscope.study_api.claims import ClaimSet, Control, Estimate, Untestable, above, below
 from attnscope.study_api.number_text import interval_text
+from attnscope.study_api.rows import first_as, rows_as
 from attnscope.study_api.selection import matching, where
 
 if TYPE_CHECKING:
@@ -182,21 +184,21 @@ def _dimension(evidence: Evidence, options: HallucinationOptions, layer: int | N
     rows_of_layer = where(rows, layer=layer).dropna(subset=["value"])
     ends = [
         widen(row.value, row.low, row.high, choices, evidence.templates)
-        for row in rows_of_layer.itertuples(index=False)
+        for row in rows_as(ContrastTest, rows_of_layer)
     ]
-    row = matching(tested, {"layer": layer}).iloc[0]
+    row = first_as(ContrastTest, where(tested, layer=layer))
     largest = evidence.largest_of_seeds(
         "contrasts", "value", quantity="log_dimension_ratio", k=options.primary_k
     )
     changes = rows_of_layer["value"].gt(0).nunique() > 1
     return Estimate(
-        float(row["value"]),
+        row.value,
         min(low for low, _ in ends),
         max(high for _, high in ends),
-        p_value=float(row["p_adjusted"]),
+        p_value=row.p_adjusted,
         controls=[_random_weights(evidence, largest)],
         objection="the sign changes with the number of neighbours" if changes else "",
-        words=f"layer {layer}, ratio {math.exp(row['value']):.2f} at k = {options.primary_k}",
+        words=f"layer {layer}, ratio {math.exp(row.value):.2f} at k = {options.primary_k}",
     )
 
 
@@ -406,15 +408,15 @@ def gradients_blocked(evidence: Evidence, options: HallucinationOptions) -> Meas
     if rows.empty:
         return Untestable(evidence.check_reason("refusal_token") or NOT_MEASURED)
     layers = sorted(rows["layer"].unique())
-    row = where(rows, layer=layers[-2] if len(layers) > 1 else layers[-1]).iloc[0]
-    ends = f"{row['null_low']:.3f} to {row['null_high']:.3f}"
+    row = first_as(ContrastTest, where(rows, layer=layers[-2] if len(layers) > 1 else layers[-1]))
+    ends = f"{row.null_low:.3f} to {row.null_high:.3f}"
     return Estimate(
-        float(row["value"]),
-        region=below(float(row["null_mean"])),
-        p_value=float(row["p_value"]),
+        row.value,
+        region=below(row.null_mean),
+        p_value=row.p_value,
         speaks="either",
-        draws=int(row["labellings"]) // 2,
-        words=f"layer {int(row['layer'])}; directions of the covariance {ends}",
+        draws=int(row.labellings) // 2,
+        words=f"layer {row.layer}; directions of the covariance {ends}",
     )
 
 

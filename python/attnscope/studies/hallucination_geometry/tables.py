@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from attnscope.results.schema import CHECKPOINT_KEYS, STATES
 from attnscope.studies.checks import CHECKS
 from attnscope.study_api.claims import CLAIM_COLUMNS
@@ -163,3 +166,19 @@ TABLES = (
     ),
     Table("claims", (*C, "protocol", "claim"), CLAIM_COLUMNS),
 )
+
+
+@dataclass(frozen=True)
+class ContrastTest:
+    """A row of `contrasts`: a quantity of a contrast in a layer, with its test."""
+
+    layer: int
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    null_mean: float = math.nan
+    null_low: float = math.nan
+    null_high: float = math.nan
+    p_value: float = math.nan
+    p_adjusted: float = math.nan
+    labellings: float = math.nan
