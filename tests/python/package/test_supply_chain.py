@@ -107,15 +107,54 @@ def test_dependencies_are_updated_and_audited():
         assert os.access(ROOT / ".ci" / script, os.X_OK)
 
 
-def test_a_job_writes_what_a_wheel_consists_of_and_signs_it():
-    job = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text("utf-8"))["jobs"]["wheels"]
-    steps = {step.get("uses", step.get("run", "")).partition("@")[0]: step for step in job["steps"]}
-    names = list(steps)
+def release_jobs():
+    """The jobs of the workflow that builds and publishes, and the steps of each by action or command."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text("utf-8"))["jobs"]
+    return jobs, {
+        name: {step.get("uses", step.get("run", "")).partition("@")[0]: step for step in job["steps"]}
+        for name, job in jobs.items()
+    }
+
+
+def test_a_job_writes_what_a_wheel_consists_of_and_another_signs_it():
+    jobs, steps = release_jobs()
+    names = list(steps["wheels"])
     [writes] = [name for name in names if name.startswith("python .ci/sbom wheelhouse/")]
-    signed = steps["actions/attest-sbom"]["with"]
+    assert names.index("pypa/cibuildwheel") < names.index(writes) < names.index("actions/upload-artifact")
+    assert "wheelhouse/*.cdx.json" in steps["wheels"]["actions/upload-artifact"]["with"]["path"]
+    signed = steps["attest"]["actions/attest-sbom"]["with"]
     assert signed == {"subject-path": "wheelhouse/*.whl", "sbom-path": "wheelhouse/attnscope.cdx.json"}
-    assert names.index("pypa/cibuildwheel") < names.index(writes) < names.index("actions/attest-sbom")
-    assert "wheelhouse/*.cdx.json" in steps["actions/upload-artifact"]["with"]["path"]
+    assert jobs["attest"]["strategy"]["matrix"] == jobs["wheels"]["strategy"]["matrix"]
+
+
+def test_what_builds_may_not_sign_and_what_publishes_runs_no_code_of_the_package():
+    jobs, steps = release_jobs()
+    rights = {name: job.get("permissions", {}) for name, job in jobs.items()}
+    assert rights["wheels"] == rights["sdist"] == {}
+    assert rights["publish"] == {"id-token": "write"}
+    assert jobs["publish"]["environment"] == "pypi"
+    assert set(jobs["publish"]["needs"]) == {"wheels", "sdist", "attest"}
+    for name in ("attest", "publish"):
+        assert jobs[name]["if"] == "github.event_name == 'push'"
+        assert "actions/checkout" not in steps[name]
+        assert "pip" not in " ".join(step.get("run", "") for step in jobs[name]["steps"])
+
+
+def test_wheels_are_built_for_every_system_of_the_table():
+    jobs, _ = release_jobs()
+    assert jobs["wheels"]["strategy"]["matrix"]["runner"] == [
+        "ubuntu-latest",
+        "ubuntu-24.04-arm",
+        "macos-15",
+        "macos-15-intel",
+    ]
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    table = text[text.index("[tool.cibuildwheel]") : text.index("[tool.ruff]")]
+    assert not re.search(r"^skip = ", table, re.M)
+    for image in ("manylinux-x86_64", "manylinux-aarch64", "musllinux-x86_64", "musllinux-aarch64"):
+        assert f"{image}-image" in table
+    for library in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        assert f"--exclude {library}" in table
 
 
 def script(name):
