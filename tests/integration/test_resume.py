@@ -96,9 +96,10 @@ def resumed(launcher, folder):
 
 
 def killed_at_random(launcher, inputs, seconds, output, draw):
-    """Kills a run again and again at random moments until it gets through; returns the number of kills.
+    """Kill a run again and again at random moments until it gets through; return the number of kills.
 
-    A run that got through says how long one takes now, as `seconds`, a list of one number.
+    A run that got through from its beginning says how long one takes now, as `seconds`, a list of one number.
+    Kills before anything of the run is on disk do not count.
     """
     folder, kills = output / "a", 0
     arguments = command(inputs, output)
@@ -111,14 +112,15 @@ def killed_at_random(launcher, inputs, seconds, output, draw):
         before = len(units(folder)) if folder.is_dir() else 0
         process.send(signal.SIGKILL)
         if process.wait() == 0:
-            seconds[0] = min(seconds[0], time.monotonic() - began)
+            if arguments[0] == "run":
+                seconds[0] = min(seconds[0], time.monotonic() - began)
             return kills
         assert process.code == -signal.SIGKILL, process.output
-        kills += 1
         assert len(units(folder)) >= before
-        has_started = (folder / "study.yaml").exists()
-        arguments = ("resume", "--no-draw", folder) if has_started else command(inputs, output)
-        if kills >= 4 and has_started:
+        if (folder / "study.yaml").exists():
+            kills += 1
+            arguments = ("resume", "--no-draw", folder)
+        if kills >= 4:
             # what bears its name is whole: nothing of it is done again
             stored_units = len(units(folder))
             assert resumed(launcher, folder) == UNITS - stored_units

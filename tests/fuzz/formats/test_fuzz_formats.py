@@ -36,7 +36,11 @@ NUMBERS = st.one_of(
 )
 VALUES = st.recursive(
     st.one_of(
-        st.none(), st.booleans(), NUMBERS, st.text(max_size=8), st.sampled_from([*BITS, "a", "../a", "\x00"])
+        st.none(),
+        st.booleans(),
+        NUMBERS,
+        st.text(max_size=8),
+        st.sampled_from([*BITS, "a", "../a", "\x00", "a\nb", "\x1b[31m", "a\u202eb"]),
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)
@@ -91,7 +95,7 @@ def refusals(*kinds, reasons=None):
         yield
     except kinds as error:
         text = str(error)
-        if not text.strip() or "\n" in text or len(text) > 3000:
+        if not text.strip() or not text.isprintable() or len(text) > 3000:
             raise AssertionError(f"no line of words: {text!r}") from error
         if reasons is not None:
             reasons.append(text)
