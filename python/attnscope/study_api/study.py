@@ -7,14 +7,15 @@ what it needs and knows everything below the engine, and nothing knows it.
 Example:
     >>> from attnscope.study_api.study import Study
     >>> from attnscope.study_api.tables import Column, Table
-    >>> from attnscope.study_api.stages import Stage, Stages
+    >>> from attnscope.study_api.stages import Stages
+    >>> STAGES = Stages()
+    >>> @STAGES.stage(lambda units, study: units.checkpoints(), writes=("norms",))
+    ... def norms(study, unit, run):
+    ...     run.write("norms", norm=sum(float(w.norm()) for w in run.model().model.parameters()))
     >>> class Norms(Study):
     ...     name = "norms"
+    ...     declared_stages = STAGES
     ...     tables = (Table("norms", keys=("model", "revision", "step"), columns=(Column("norm"),)),)
-    ...     def stages(self, units):
-    ...         return [Stage("norms", units.checkpoints(), self.measure, writes=("norms",))]
-    ...     def measure(self, unit, run):
-    ...         run.write("norms", norm=sum(float(w.norm()) for w in run.model().model.parameters()))
     >>> Norms.table("norms").version
     1
 """
