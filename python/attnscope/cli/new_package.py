@@ -123,7 +123,7 @@ class $title(Study):
 
 STUDY = $title
 ''')
-_STUDY_SECTIONS = '''"""What the report of the study says."""
+_STUDY_SECTIONS = '''"""The sentences at the top of the study's report."""
 
 
 def findings(results):
@@ -159,6 +159,8 @@ def test_the_study_runs_by_its_name(model, tmp_path):
     assert len(heads) == 2 * 2 * 2  # texts, layers, heads
     assert (heads["entropy"] > 0).all()
     assert results["means"]["entropy"].item() == pytest.approx(heads["entropy"].mean())
+    report = results.report(tmp_path / "report.html").read_text("utf-8")
+    assert f"{heads['entropy'].mean():.2f} nats" in report
 ''')
 _README = Template("""# $distribution
 

@@ -28,7 +28,15 @@ from attnscope.config.study_folders import study_of
 from attnscope.plots.figure import require_table
 from attnscope.report import any_run
 from attnscope.report.latex_tables import latex_table
-from attnscope.report.section import NamedSentence, Page, Table, isolate_name, isolate_names, printable_line
+from attnscope.report.section import (
+    NamedSentence,
+    Page,
+    Section,
+    Table,
+    isolate_name,
+    isolate_names,
+    printable_line,
+)
 from attnscope.results.files import write_bytes
 from attnscope.results.results import Results
 from attnscope.study_api.number_text import number
@@ -118,7 +126,7 @@ def latex_tables(results: Results, *, width: str = "single", columns: Sequence[s
     require_table(results, "heads")
     page = Page(results, {})
     parts = ["% \\usepackage{array,booktabs} in the preamble; numbers in brackets are 95 % intervals.\n"]
-    blocks = [block for section in _words(results).SECTIONS for block in page.written(section)]
+    blocks = [block for section in _sections(results) for block in page.written(section)]
     tables = [block.content for block in blocks if block.kind == "table" and not block.content.folded]
     headings = dict.fromkeys(str(name) for table in tables for name in table.frame.columns[table.names :])
     for name in columns or ():
@@ -148,6 +156,12 @@ def _words(results: Results) -> Any:
     return (study.part("sections") if study else None) or any_run
 
 
+def _sections(results: Results) -> Sequence[Section]:
+    """Return the sections of a report; of a study that declares findings alone, those that any run has."""
+    sections: Sequence[Section] = getattr(_words(results), "SECTIONS", any_run.SECTIONS)
+    return sections
+
+
 def render(
     results: Results, title: str, drawn: Mapping[str, Drawn] | None = None, without: Sequence[LeftOut] = ()
 ) -> str:
@@ -161,7 +175,7 @@ def render(
         drawn = draw_all(results, left_out=left_out)
     page, words = Page(results, drawn), _words(results)
     sections, shown = [], _OWN_TABLES
-    for section in words.SECTIONS:
+    for section in _sections(results):
         if blocks := page.written(section):
             shown = shown.union(section.tables)
             sections.append((section, page.greyed, blocks))
