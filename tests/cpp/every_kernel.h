@@ -55,8 +55,19 @@ class Record {
   }
   Bits take() { return std::move(bits_); }
 
+  // Places from here on are of kernels that calculate in float32, or no longer.
+  void in_float32(bool is_single) { turns_.emplace_back(bits_.size(), is_single); }
+  bool is_single(std::size_t place) const {
+    bool single = false;
+    for (const auto& [begin, is_single] : turns_) {
+      if (begin <= place) single = is_single;
+    }
+    return single;
+  }
+
  private:
   Bits bits_;
+  std::vector<std::pair<std::size_t, bool>> turns_;
 };
 
 // The scratch of all kernels.
@@ -149,7 +160,8 @@ void record_lazy_attention(const RowMatrix<Scalar>& matrix, EveryWorkspace& work
   head.scaling = 8.0;
   head.slope = 0.01;
   const Index distances[] = {2, 5};
-  const Index channels = lazy_channels(std::is_same_v<Float, double>);
+  // A multiple of lazy_channels under every instruction set, so that each has as many results.
+  const Index channels = 16;
   const std::vector<Float> right(static_cast<std::size_t>(3 * n), Float(0.5));
   const std::vector<Float> left(static_cast<std::size_t>(channels * n), Float(0.25));
   LazyRequest request;
@@ -203,7 +215,7 @@ void record_heads(const RowMatrix<Scalar>& matrix, EveryWorkspace& work, Record&
   flags[0] = true;
   std::vector<double> rows(static_cast<std::size_t>(4 * n));
   std::vector<double> maps(static_cast<std::size_t>(2 * n * n));
-  const RemovalRows removal{rows.data(), rows.data() + 2 * n, flags.get() + n, maps.data(), n};
+  const RemovalRows removal{rows.data(), rows.data() + 2 * n, flags.get() + n, maps.data(), n, n};
   sink_removal(std::span<const MatrixView<Scalar>>(heads), std::span<const Support>(supports),
                flags.get(), 0, 0, n, removal, work.divergence);
   write(rows);
@@ -431,7 +443,9 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
   }
 
   record_heads(matrix, work, write);
+  write.in_float32(true);
   record_lazy_attention<float>(matrix, work, write);
+  write.in_float32(false);
   record_lazy_attention<double>(matrix, work, write);
 }
 

@@ -36,8 +36,10 @@ void print_results(const RowMatrix<Scalar>& map, bool causal, const TriangularTa
   testing::record(map, table, work, write);
   std::size_t place = 0;
   for (const std::uint64_t bits : write.take()) {
-    std::printf("%s %s %d %zu %016" PRIx64 "\n", sizeof(Scalar) == 8 ? "float64" : "float32",
-                causal ? "causal" : "full", static_cast<int>(map.rows()), place++, bits);
+    const bool is_single = sizeof(Scalar) == 4 || write.is_single(place);
+    std::printf("%s %s %s %d %zu %016" PRIx64 "\n", is_single ? "float32" : "float64",
+                sizeof(Scalar) == 8 ? "wide" : "narrow", causal ? "causal" : "full",
+                static_cast<int>(map.rows()), place++, bits);
   }
 }
 

@@ -11,6 +11,7 @@ import doctest
 import inspect
 import math
 import os
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from attnscope._nearest import nearest
 from attnscope._warn import aggregate_warnings
+from attnscope.cli.supported_versions import TRIED_VERSIONS, describe_untried
 from attnscope.errors import MissingError
 from attnscope.metrics.discovery import columns_of, metric_of, registry
 from attnscope.metrics.measure import check_closed_form
@@ -39,12 +41,12 @@ class Check:
 REBUILD = "install it again: pip install --force-reinstall --no-deps attnscope"
 WRONG_NUMBERS = (
     f"do not use the numbers of what is BAD; {REBUILD}; where that does not help, report this page, and "
-    "until then try another instruction set, e.g. ATTNSCOPE_ISA=x86-64-v2"
+    "until then try another of the installed instruction sets by ATTNSCOPE_ISA"
 )
 
 
 def show_config() -> str:
-    """Return the facts of the installation: build, instruction sets, threads, versions, devices.
+    """Return the facts of the installation: build, processor, versions, threads, devices, in ten lines.
 
     Returns:
         the text, one fact per line, for a bug report.
@@ -61,23 +63,67 @@ def show_config() -> str:
 def facts() -> dict[str, str]:
     """Return the facts of `show_config`, by name."""
     from attnscope import _core, _isa
-    from attnscope.engine.provenance import installed, machine
+    from attnscope._system import processor_count
+    from attnscope.engine.provenance import cpu_name, installed
 
-    machine_facts = machine()
-    companions = ("transformers", "safetensors", "pandas", "pyarrow", "matplotlib")
-    cuda = "reductions and dense linear algebra run there; other measures copy the tensor to the CPU once"
+    transformers = installed("transformers") or "not installed"
+    capability = torch.backends.cpu.get_cpu_capability()
     return {
-        "attnscope": machine_facts["attnscope"],
+        "attnscope": f"{installed('attnscope')} ({_compiler()})",
         "core": str(getattr(_core, "__file__", "")),
-        "instruction set": (
-            f"{machine_facts['instructions']['core']} (installed: {', '.join(_isa.available())})"
-        ),
+        "instruction set": f"{_isa.live()} (installed: {', '.join(_isa.available())})",
+        "system": f"{platform.system()} {platform.release()}, {_c_library()}",
+        "processor": f"{cpu_name()} ({platform.machine()}; torch: {capability})",
+        "python": f"{platform.python_version()} with {_versions('numpy', 'scipy')}",
         "torch": _torch_interfaces(),
-        "threads": f"{machine_facts['threads']} of {os.cpu_count()}",
-        "processor": f"{machine_facts['cpu']} ({machine_facts['instructions']['torch']})",
-        "cuda": f"{machine_facts['cuda']} ({cuda})" if machine_facts["cuda"] else "none",
-        **{name: installed(name) or "not installed" for name in companions},
+        "transformers": f"{transformers} with {_versions('safetensors', 'pandas', 'pyarrow', 'matplotlib')}",
+        "threads": f"{torch.get_num_threads()} of {processor_count()} processors",
+        "devices": _devices(),
     }
+
+
+def _c_library() -> str:
+    """Return the C library of the interpreter, where it says its version."""
+    return " ".join(platform.libc_ver()).strip() or "a C library that does not say its version"
+
+
+def _compiler() -> str:
+    """Return the compiler of the core."""
+    from attnscope import _build
+
+    return f"{_build.BUILD_TYPE} by {_build.COMPILER}"
+
+
+def _versions(*names: str) -> str:
+    """Return packages with their versions."""
+    from attnscope.engine.provenance import installed
+
+    return ", ".join(f"{name} {installed(name) or 'not installed'}" for name in names)
+
+
+def _devices() -> str:
+    """Return the accelerators that torch reaches, and where their tensors are measured."""
+    copied = "other measures copy the tensor to the CPU once"
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name(0)} (reductions and dense linear algebra run there; {copied})"
+    if torch.backends.mps.is_available():
+        return f"mps ({copied})"
+    return "no accelerator"
+
+
+def _versions_tried() -> Check:
+    """Check that Python and the libraries are among the versions that were tried; another one is a note."""
+    from attnscope.engine.provenance import installed
+
+    versions = {name: installed(name.lower()) for name in TRIED_VERSIONS}
+    versions["Python"] = platform.python_version()
+    untried = [
+        reason
+        for name, version in versions.items()
+        if version is not None and (reason := describe_untried(name, version))
+    ]
+    words = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return Check("versions", True, "; ".join(untried) or words, note=bool(untried))
 
 
 def examine() -> list[Check]:
@@ -86,8 +132,9 @@ def examine() -> list[Check]:
 
     checks = [
         Check("torch", True, _torch_interfaces()),
+        _versions_tried(),
         _instruction_set(_isa.live(), _isa.runnable()[0]),
-        Check("threads", torch.get_num_threads() > 0, f"{torch.get_num_threads()} of {os.cpu_count()}"),
+        Check("threads", torch.get_num_threads() > 0, str(torch.get_num_threads())),
     ]
     numbers = _by_metric()
     with aggregate_warnings():

@@ -3,8 +3,12 @@
 
 import json
 import re
+from pathlib import Path
+
+import pytest
 
 from attnscope.cli import doctor
+from attnscope.cli.supported_versions import TRIED_VERSIONS, describe_untried
 from attnscope.metrics.measure import check_closed_form
 
 
@@ -56,6 +60,49 @@ def test_a_chosen_instruction_set_is_a_note_and_one_nobody_chose_a_fault(call, m
     assert code == 1
     assert re.search(r"^BAD +instruction set +x86_64_v2 is live, x86_64_v3 would run$", out, re.M)
     assert out.strip().splitlines()[-2:] == ["1 fault: instruction set", "start a new Python process"]
+
+
+def test_ten_lines_say_what_a_bug_report_needs(call):
+    lines = doctor.show_config().splitlines()
+    assert [line.partition("  ")[0] for line in lines] == [
+        *("attnscope", "core", "instruction set", "system", "processor"),
+        *("python", "torch", "transformers", "threads", "devices"),
+    ]
+    assert re.search(r"^python +3\.\d+\.\d+ with numpy \d\S+, scipy \d", lines[5])
+    assert re.search(r"^system +\w+ \S+, \S", lines[3])
+    assert re.search(r"^attnscope +\d\S+ \(Release by (GNU|Clang|AppleClang) \d", lines[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "words"),
+    [
+        ("torch", "2.6.0", ""),
+        ("torch", "2.15.1+cu130", ""),
+        ("torch", "2.16.0", "torch 2.16.0 is newer than 2.15, the newest that was tried"),
+        ("transformers", "4.56.1", "transformers 4.56.1 is older than 4.56.2, the oldest that was tried"),
+        ("transformers", "5.24.3", ""),
+        ("Python", "3.14.0rc1", "Python 3.14.0rc1 is newer than 3.13, the newest that was tried"),
+        ("NumPy", "2.10.0", "NumPy 2.10.0 is newer than 2.4, the newest that was tried"),
+    ],
+)
+def test_a_version_that_was_not_tried_is_named(name, version, words):
+    assert describe_untried(name, version) == words
+
+
+def test_a_version_that_was_not_tried_is_a_note_and_no_fault(call, monkeypatch):
+    monkeypatch.setitem(doctor.TRIED_VERSIONS, "torch", ("3.0", "3.1"))
+    code, out, _ = call("doctor")
+    assert code == 0
+    assert re.search(r"^note  versions +torch \S+ is older than 3\.0, the oldest that was tried$", out, re.M)
+
+
+def test_the_table_on_the_page_has_the_versions_that_were_tried():
+    text = (Path(__file__).parents[3] / "python/docs/pages/install.md").read_text("utf-8")
+    for name, (oldest, newest) in TRIED_VERSIONS.items():
+        rows = [line for line in text.splitlines() if line.startswith(f"| {name} ")]
+        versions = [line.split()[2] for line in rows]
+        assert versions[0].startswith(oldest), name
+        assert versions[-1].startswith(newest), name
 
 
 def test_the_doctor_knows_an_answer_for_every_metric():

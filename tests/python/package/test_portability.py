@@ -188,12 +188,12 @@ def test_numbers_of_two_processors_are_compared():
 
     expected = {"float64 full 9 0": bits(1.0), "float64 full 9 1": 7, "float32 full 9 0": bits(0.5)}
     assert compare(expected, expected) == (
-        "3 numbers, 3 to the bit, the others within 0 of the bound",
+        "3 numbers, 3 to the bit, 0 beyond the bound, the others within 0 of it",
         [],
     )
     near = {**expected, "float64 full 9 0": bits(1.0 + 5e-10), "float32 full 9 0": bits(0.5 + 1e-6)}
     sentence, wrong = compare(expected, near)
-    assert sentence.startswith("3 numbers, 1 to the bit, the others within 0.")
+    assert sentence.startswith("3 numbers, 1 to the bit, 0 beyond the bound, the others within 0.")
     assert wrong == []
     for place, value in [
         ("float64 full 9 0", bits(1.0 + 1e-8)),
