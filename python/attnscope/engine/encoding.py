@@ -57,7 +57,9 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
         "without_bos": sum(not text.encoded.starts_with_bos for text in read),
     }
     plan.encoders[position] = encoder
-    plan.heads[position] = largest_setting(text_settings, "num_attention_heads", 1)
+    # heads whose maps are in memory together
+    heads = largest_setting(text_settings, "num_attention_heads", 1)
+    plan.heads[position] = heads if study.holds_maps else 0
     plan.layers[position] = len(settings.layers) or largest_setting(text_settings, "num_hidden_layers", 1)
     width = largest_setting(text_settings, "hidden_size", 1)
     plan.widths[position] = width, largest_setting(text_settings, "intermediate_size", 4 * width)

@@ -25,6 +25,7 @@ from attnscope._placement import Unmaterialized
 from attnscope.arguments.caches import attention_of_cache, is_cache
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.discovery import columns_of, registry
+from attnscope.metrics.lazy.passes import shared_pass
 from attnscope.metrics.plan import (
     MAPS,
     MeasurementPlan,
@@ -353,10 +354,11 @@ def _measured(
     ]
     map_lengths = None if lengths is None else lengths[:, None]
     plan = _plan_for(tuple(answerable), full_results, int(maps.shape[-1]))
-    results = MeasurementRun(plan, sites, map_lengths, "measure_quantities", held, places).results()
-    # of scores, -inf is a key that is not visible
-    judged = (name for name in sites if name in MAPS and name != "scores")
-    finite = {name: _finite(sites[name], map_lengths, places) for name in judged}
+    with shared_pass():
+        results = MeasurementRun(plan, sites, map_lengths, "measure_quantities", held, places).results()
+        # of scores, -inf is a key that is not visible
+        judged = (name for name in sites if name in MAPS and name != "scores")
+        finite = {name: _finite(sites[name], map_lengths, places) for name in judged}
     values: dict[Quantity, Tensor] = {}
     defined: dict[Quantity, Tensor] = {}
     answers = dict(zip(answerable, results[: len(answerable)], strict=True))

@@ -66,22 +66,35 @@ def shuffled_rows(
     return result
 
 
+def _uniform(support: str, n: int) -> tuple[dict[str, Any], LayerSupport]:
+    """Return the map of uniform attention, and its support."""
+    seen = visible_pairs(support, n)
+    limits = LayerSupport(support if support in ("causal", "full") else seen, None)
+    return {"attention": uniform_over(seen)[None, None]}, limits
+
+
+def _lazily_uniform(attention: Any) -> tuple[dict[str, Any], LayerSupport]:
+    return {"attention": attention}, LayerSupport("auto", None)
+
+
 def write_baselines(
-    run: StageRun, tables: Sequence[str], chosen: Callable[[str], Mapping[str, Sequence[Quantity]]]
+    run: StageRun,
+    tables: Sequence[str],
+    chosen: Callable[[str], Mapping[str, Sequence[Quantity]]],
+    lazily: Callable[[str, int], Any] | None = None,
 ) -> None:
     """Write to `baselines` the numbers of uniform attention of every length and support, and of controls.
 
     Numbers of controls are mean and deviation over texts of one length. The support is read from `tables`;
-    `chosen` gives the quantities of each protocol under a support.
+    `chosen` gives the quantities of each protocol under a support. `lazily` gives uniform attention of a
+    support and a length where no map is to be made.
     """
     samples = run.read("samples")
     nobody: dict[str, Any] = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
     for n, support in supports_of(
         samples, [run.read(table) for table in tables if table in run.stored.tables()]
     ):
-        seen = visible_pairs(support, n)
-        sites = {"attention": uniform_over(seen)[None, None]}
-        limits = LayerSupport(support if support in ("causal", "full") else seen, None)
+        sites, limits = _uniform(support, n) if lazily is None else _lazily_uniform(lazily(support, n))
         baseline_keys: dict[str, Any] = {"n_tokens": n, "kind": "uniform", "support": support}
         for protocol, quantities in chosen(support).items():
             with warnings.catch_warnings():

@@ -47,7 +47,7 @@ class RunContext(Protocol):
         """Return the encoder of the unit's model."""
 
     def heads(self, unit: Unit) -> int:
-        """Return the number of attention heads per layer of the unit's model."""
+        """Return the number of attention heads per layer of the unit's model whose maps are held."""
 
     def samples(self, unit: Unit) -> int:
         """Return the number of texts that the unit's model reads in the whole run."""

@@ -22,6 +22,7 @@ from attnscope.study_api.units import Input
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer, Recording
+    from attnscope.capture.lazy.lazy_layer import LazyLayer
 
 #: Rows of a map that are averaged at a time: few enough to stay in the cache.
 _BAND = 128
@@ -143,6 +144,37 @@ def self_attention(
         raise LoadError(f"{name}: no layer gave a map of the tokens by the same tokens{shapes}")
     if uneven:
         warn(f"{name}: {len(uneven)} layers are left out, whose maps are no squares: {', '.join(uneven[:3])}")
+
+
+def lazy_self_attention(
+    model: Any, inputs: Mapping[str, Any], *, layers: Sequence[int] | None = None
+) -> Iterator[tuple[int, LazyLayer]]:
+    """Stream the self-attention layers of one forward pass as queries and keys, numbered as `self_attention`.
+
+    Raises:
+        LoadError: the model does not hand its queries and keys over, or hides some of what changes scores.
+    """
+    from attnscope.capture import capture
+
+    offsets: dict[tuple[str, int], int] = {}
+    size = 0
+    body = attention_body(model, inputs)
+    try:
+        with capture(body, layers=layers, lazy=True) as recording:
+            for layer in recording.run(**inputs):
+                queries, keys = layer.attention.shape[-2:]
+                if layer.cross or queries != keys:
+                    continue
+                if (layer.stack, layer.call) not in offsets:
+                    offsets[layer.stack, layer.call] = size
+                    size += max(recording.depths.get(layer.stack, 0), layer.index + 1)
+                yield offsets[layer.stack, layer.call] + layer.index, layer
+    except (NotImplementedError, RuntimeError) as error:
+        if offsets:
+            raise
+        raise LoadError(f"{type(model).__name__}: attention cannot be measured lazily: {error}") from None
+    if not offsets:
+        raise LoadError(f"{type(model).__name__}: no layer attends from its tokens to the same tokens")
 
 
 def attention_body(model: Any, inputs: Collection[str]) -> Any:

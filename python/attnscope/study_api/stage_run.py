@@ -25,7 +25,7 @@ from attnscope.models.checkpoints import folder_of
 from attnscope.results.results import Results
 from attnscope.study_api.batches import batches
 from attnscope.study_api.context import RunContext
-from attnscope.study_api.forward import Batch, batch_of, padded, self_attention
+from attnscope.study_api.forward import Batch, batch_of, lazy_self_attention, padded, self_attention
 from attnscope.study_api.reductions import Partials, Reduced, folded
 from attnscope.study_api.tables import Rows, control_rows
 from attnscope.study_api.units import Unit
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from attnscope.capture import Forward, Layer
     from attnscope.capture.forward import Run
+    from attnscope.capture.lazy.lazy_layer import LazyLayer
 
 _FREE_PAGES = FreePages()
 
@@ -141,6 +142,23 @@ class StageRun:
         ):
             # in a causal map the first query sees the first key alone
             if "attention" in sites and bool((layer.attention[:, :, 0, 1:] != 0).any()):
+                self.causal.update(dict.fromkeys(batch.samples, False))
+            tally.forward_seconds += time.perf_counter() - began
+            began = time.perf_counter()
+            yield number, layer
+            tally.metric_seconds += time.perf_counter() - began
+            began = time.perf_counter()
+        _FREE_PAGES.give_back()
+        tally.forward_seconds += time.perf_counter() - began
+
+    def lazy_layers(self, batch: Batch) -> Iterator[tuple[int, LazyLayer]]:
+        """Yield the self-attention layers of one forward pass as queries and keys; no map is computed."""
+        tally, began = self._context.tally, time.perf_counter()
+        for sample in batch.samples:
+            self.causal.setdefault(sample, True)
+        layers = self.settings.layers or None
+        for number, layer in lazy_self_attention(self.model().model, self.inputs(batch), layers=layers):
+            if not layer.attention.causal:
                 self.causal.update(dict.fromkeys(batch.samples, False))
             tally.forward_seconds += time.perf_counter() - began
             began = time.perf_counter()

@@ -133,6 +133,11 @@ class Study:
         """Return extra lines for the dry run: forward passes, disk space."""
         return []
 
+    @property
+    def holds_maps(self) -> bool:
+        """True if stages hold attention maps in memory, whose size bounds batches."""
+        return True
+
     def kept_bytes(self, plan: Plan) -> int:
         """Return the memory that stages keep beside a model while they read earlier tables."""
         return 0

@@ -39,6 +39,7 @@ class LazyRecording:
 
     Attributes:
         output: what the model returned in the last finished run; None before.
+        depths: number of layers of each stack that a run has reached.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class LazyRecording:
         self._precision = precision
         self._inside = False
         self.output: Any = None
+        self.depths: dict[str, int] = {}
 
     def __repr__(self) -> str:
         """Return the model and how it is captured."""
@@ -99,6 +101,7 @@ class LazyRecording:
         self.output = None
         stream: Any = Stream()
         collector = _Collector(self._model, stream.emit, self._layers, self._heads, self._precision)
+        self.depths = collector.depths
 
         def work() -> None:
             token = _COLLECTOR.set(collector)
@@ -135,6 +138,7 @@ class _Collector:
         self.pulse: Any = None
         self._layers = layers
         self._heads = heads
+        self.depths: dict[str, int] = {}
         self._places: dict[str, int] = {}
         self._calls: dict[str, int] = {}
 
@@ -148,6 +152,7 @@ class _Collector:
         name = self.names[id(module)]
         stack = name_pattern(name)
         index = self._number(name, stack)
+        self.depths.setdefault(stack, self._depth(stack))
         call = self._calls.get(name, 0)
         self._calls[name] = call + 1
         if (

@@ -22,7 +22,11 @@ def head_divergence(
 ) -> tuple[Tensor, int]:
     """Return each head's divergence from the head mean, the mean over its queries, [..., h]."""
     heads = prepare(heads, lengths, support)
-    rows = torch.cat([_divergence(maps, maps.mean(-3, keepdim=True)) for _, maps in heads.row_slabs()], -1)
+    # results at hand between slabs would keep the heap from giving their memory back
+    rows = torch.empty(heads.shape[:-1], dtype=torch.float64, device="cpu")
+    for begin, maps in heads.row_slabs():
+        inside = slice(begin, begin + maps.shape[-2])
+        rows[..., inside] = _divergence(maps, maps.mean(-3, keepdim=True))
     real = heads.visibility.real
     total = torch.where(real, rows, 0.0).sum(-1)
     non_finite = _non_finite_layers(heads, rows)
@@ -44,23 +48,26 @@ def sink_removal(
             "keep_attention=False"
         )
     heads = prepare(heads, lengths, support)
-    parts = []
-    for _, maps in heads.row_slabs():
+    before, after, survived = (
+        torch.empty(heads.shape[:-1], dtype=dtype, device="cpu")
+        for dtype in (torch.float64, torch.float64, torch.bool)
+    )
+    for begin, maps in heads.row_slabs():
+        inside = slice(begin, begin + maps.shape[-2])
         left = torch.where(keys[..., None, None, :], 0.0, maps)
         mass = left.sum(-1, keepdim=True)
         survives = mass > 0
         rescaled = torch.where(survives, left / torch.where(survives, mass, 1.0), 0.0)
         survivors = survives.sum(-3, keepdim=True).clamp(min=1)
-        before = _divergence(maps, maps.mean(-3, keepdim=True))
-        after = _divergence(rescaled, rescaled.sum(-3, keepdim=True) / survivors)
-        parts.append((before, after, survives.squeeze(-1)))
-    before, after, survives = (torch.cat(rows, -1) for rows in zip(*parts, strict=True))
+        before[..., inside] = _divergence(maps, maps.mean(-3, keepdim=True))
+        after[..., inside] = _divergence(rescaled, rescaled.sum(-3, keepdim=True) / survivors)
+        survived[..., inside] = survives.squeeze(-1)
     non_finite = _non_finite_layers(heads, before)
     valid = heads.visibility.real & ~non_finite[..., None, None]
     before, after = (
-        torch.where(valid, torch.where(survives, rows, 0.0), math.nan) for rows in (before, after)
+        torch.where(valid, torch.where(survived, rows, 0.0), math.nan) for rows in (before, after)
     )
-    return before, after, ~survives & valid, None, int(non_finite.sum())
+    return before, after, ~survived & valid, None, int(non_finite.sum())
 
 
 def _divergence(rows: Tensor, mean: Tensor) -> Tensor:

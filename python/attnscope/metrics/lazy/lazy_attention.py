@@ -347,8 +347,10 @@ class LazyAttention(Unmaterialized):
 
     def head_mean_entropy(self) -> Tensor:
         """Return the entropy (nats) of the mean of the heads at every query, float64 [..., q]."""
-        rows = [torch.special.entr(maps.mean(-3)).sum(-1) for _, maps in self.row_slabs()]
-        return torch.cat(rows, -1)
+        entropy = torch.empty((*self.shape[:-3], self.shape[-2]), dtype=torch.float64, device="cpu")
+        for begin, maps in self.row_slabs():
+            entropy[..., begin : begin + maps.shape[-2]] = torch.special.entr(maps.mean(-3)).sum(-1)
+        return entropy
 
     def row_slabs(self) -> Iterator[tuple[int, Tensor]]:
         """Yield rows of all maps, float64 [..., h, r, k], with the number of the first query."""
@@ -394,6 +396,29 @@ class LazyAttention(Unmaterialized):
             mask=None if self._mask is None else self._mask[..., chosen, :, :],
             lengths=self.sizes[..., chosen] if self.lengths is not None else None,
             query_positions=None if self.query_positions is None else self.query_positions[..., chosen, :],
+        )
+
+    def select_texts(self, texts: Sequence[int]) -> LazyAttention:
+        """Return the attention of some texts of a batch [batch, h, q, k]."""
+        chosen = list(texts)
+        bias: Any = self._bias
+        if isinstance(bias, Tensor):
+            bias = bias[chosen]
+        elif bias is not None:
+            function = bias
+
+            def bias_of_texts(queries: Tensor, columns: Tensor) -> Tensor:
+                shape = (*self.shape[:-2], len(queries), len(columns))
+                return function(queries, columns).expand(shape)[chosen]
+
+            bias = bias_of_texts
+        return self._replaced(
+            query=self.query[chosen],
+            key=self.key[chosen],
+            bias=bias if self._slopes is None else self._slopes,
+            mask=None if self._mask is None else self._mask[chosen],
+            lengths=None if self.lengths is None else self.sizes[chosen],
+            query_positions=None if self.query_positions is None else self.query_positions[chosen],
         )
 
     def select_map(self, index: Sequence[int], length: int) -> LazyAttention:

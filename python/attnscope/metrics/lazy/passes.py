@@ -11,6 +11,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+#: Metrics of the exact protocol that one pass over queries and keys measures: of rows and columns of a map.
+ROW_AND_COLUMN_METRICS = frozenset(
+    {
+        "attention_entropy",
+        "incoming_attention",
+        "local_global_ratio",
+        "sink_excess",
+        "sink_position",
+        "sink_rate",
+        "sink_share",
+        "sink_test",
+        "top_mass",
+    }
+)
 #: Measures of queries that `LazyAttention.row_measures` gives.
 ROW_MEASURES = ("log_z", "entropy", "collision", "largest", "distance", "mass")
 
@@ -41,8 +55,10 @@ def shared_pass() -> Iterator[Callable[[Callable[[], Any]], None]]:
     """Inside, results of passes are kept; the function yielded notes what another function will need.
 
     Nobody may change queries or keys meanwhile. The first call that needs a result measures everything noted.
+    A block inside another one shares the results of that one.
     """
-    shared = SharedResults({}, {}, [False])
+    outer = SHARED.get()
+    shared = SharedResults({}, {}, [False]) if outer is None else outer
     token = SHARED.set(shared)
 
     def note(function: Callable[[], Any]) -> None:

@@ -45,6 +45,9 @@ class SinkOptions(Options):
 
     Args:
         metrics: names of metrics; empty takes all.
+        attention: "maps" computes every attention map. "lazy" measures rows and columns from queries and
+            keys, in memory that does not grow with the square of a text; metrics that need the map are left
+            out and named.
         thresholds: of the attention graphs: numbers in (0, 1), or "k/n" for multiples of uniform attention.
         bars: store every persistence bar.
         controls: random initialisations compared with the model under "random_weights"; fewer than eight
@@ -59,6 +62,7 @@ class SinkOptions(Options):
     """
 
     metrics: Annotated[tuple[str, ...], one_of(metric_names())] = ()
+    attention: Literal["maps", "lazy"] = "maps"
     thresholds: Annotated[tuple[Threshold, ...], BeforeValidator(_listed)] = THRESHOLDS
     bars: bool = False
     controls: Annotated[int, Field(ge=1)] = FEWEST

@@ -66,6 +66,22 @@ ANALYSES: tuple[Section, ...] = (
             40), so “sinks take 30 to 40 %” is close to what no sink at all gives.""",
     ),
     analysis(
+        "positions",
+        "Over positions",
+        tables=("position_profiles",),
+        words="""Sinks, entropy and incoming attention over the positions of a text, measured from queries and
+            keys: no attention map was computed, so the text may be as long as the model's context. A sink
+            keeps its share where uniform attention falls; a head that searches the whole text has an entropy
+            that grows with the logarithm of the position.""",
+        definition=Markup(
+            """Means over bins that are equally wide on a logarithmic axis. By query <i>i</i>:
+            <i>A</i><sub><i>i</i>0</sub> and −Σ<sub><i>j</i></sub> <i>A<sub>ij</sub></i> log
+            <i>A<sub>ij</sub></i> in nats. By key <i>j</i>: mean of <i>A<sub>ij</sub></i> over the queries
+            that see it; the last keys are seen by few."""
+        ),
+        figures=("positions",),
+    ),
+    analysis(
         "information",
         "Entropy and agreement of heads",
         tables=("heads", "layers"),

@@ -14,12 +14,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.metrics.information.sink_test import LABELS, TIMES_UNIFORM, pooled_sinks, sink_test
+from attnscope.metrics.information.sink_test import (
+    LABELS,
+    TIMES_UNIFORM,
+    SinkTest,
+    pooled_sinks,
+    sink_test,
+)
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.statistics.sink_heads import heads_with_sinks
 from attnscope.studies.attention_sinks.comparisons import checkpoints
 from attnscope.studies.attention_sinks.layer_rows import States
+from attnscope.studies.attention_sinks.lazy_rows import LazyStates
 from attnscope.study_api.forward import Batch
 from attnscope.study_api.selection import where
 from attnscope.study_api.stage_run import StageRun
@@ -37,17 +44,12 @@ class SinkSums:
         self._parts: list[pd.DataFrame] = []
         self._texts: dict[int, tuple[str, list[str]]] = {}
 
-    def add(self, states: States, number: int, batch: Batch) -> None:
+    def add(self, states: States | LazyStates, number: int, batch: Batch) -> None:
         """Take one layer of a batch."""
         short = [place for place, n in enumerate(batch.lengths) if n < POOLED_BELOW]
         if not short:
             return
-        maps, lengths = states.heads, states.lengths
-        support = states.support
-        if len(short) < len(batch.lengths):
-            maps, lengths = maps[short], lengths[short]
-            support = support[short] if getattr(support, "ndim", 0) == 4 else support
-        test = sink_test(maps, support=support, lengths=lengths[:, None])
+        test = _test_of_texts(states, short, len(batch.lengths))
         samples = [batch.samples[place] for place in short]
         self._texts |= {
             batch.samples[place]: (batch.groups[place], list(batch.tokens[place])) for place in short
@@ -87,6 +89,18 @@ class SinkSums:
             rows = _added(added, keys)
             columns: dict[str, Any] = {str(name): rows[name] for name in rows}
             self.run.write("sink_sums", label_kind=kind, first_sample=min(self._texts), **columns)
+
+
+def _test_of_texts(states: States | LazyStates, texts: Sequence[int], count: int) -> SinkTest:
+    """Return the test of the heads of some of `count` texts."""
+    if isinstance(states, LazyStates):
+        attention: Any = states.attention.select_texts(texts)
+        return sink_test(attention)
+    maps, lengths, support = states.heads, states.lengths, states.support
+    if len(texts) < count:
+        maps, lengths = maps[texts], lengths[texts]
+        support = support[texts] if getattr(support, "ndim", 0) == 4 else support
+    return sink_test(maps, support=support, lengths=lengths[:, None])
 
 
 def _added(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from attnscope.errors import ConfigError
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
@@ -22,10 +23,16 @@ from attnscope.models.architecture import depth
 from attnscope.studies.attention_sinks import layer_rows, summaries
 from attnscope.studies.attention_sinks.ablation_and_fisher import ablation, fisher_rows
 from attnscope.studies.attention_sinks.layer_rows import States, write_rows
+from attnscope.studies.attention_sinks.lazy_rows import (
+    LazyStates,
+    select_lazily,
+    uniform_attention,
+    write_lazy_layer,
+)
 from attnscope.studies.attention_sinks.options import SinkOptions, by_focus_word
 from attnscope.studies.attention_sinks.shuffled_removal import removal_shares
 from attnscope.studies.attention_sinks.sink_heads import SinkSums
-from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, TABLES
+from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, PROFILES, TABLES
 from attnscope.studies.nulls import shuffled_rows, write_baselines
 from attnscope.studies.supports import keys_of, without_learned_sink
 from attnscope.study_api.forward import Batch
@@ -64,9 +71,11 @@ def texts_and_controls(units: Units, study: SinkStudy) -> Cut:
     return units.texts(variants=variants, seeds=options.controls, longest=longest)
 
 
-@STAGES.stage(texts_and_controls, name="texts", writes=(*MEASURED, *CONTROLS, *FURTHER))
+@STAGES.stage(texts_and_controls, name="texts", writes=(*MEASURED, *CONTROLS, *FURTHER, *PROFILES))
 def measure_texts(study: SinkStudy, unit: Unit, run: StageRun) -> None:
     """Measure every layer of a block of texts, in each protocol."""
+    if not study.holds_maps:
+        return measure_lazily(study, unit, run)
     loaded, extra = run.model(), () if unit.variant else study.options.extra
     last, sums = depth(loaded.model) - 1, SinkSums(run)
     tested = not study.options.metrics or {"sink_test", "classify_frames"} & set(study.options.metrics)
@@ -97,6 +106,24 @@ def measure_texts(study: SinkStudy, unit: Unit, run: StageRun) -> None:
     sums.write()
 
 
+def measure_lazily(study: SinkStudy, unit: Unit, run: StageRun) -> None:
+    """Write rows and columns of the heads of a block of texts from queries and keys."""
+    run.note("attention: measured from queries and keys, without maps; the mean over heads has no rows")
+    if study.left_out:
+        run.note(f"attention: lazy leaves out {', '.join(study.left_out)}, which need the map")
+    sums = SinkSums(run)
+    for batch in run.batches():
+        for number, layer in run.lazy_layers(batch):
+            states = LazyStates.of(layer)
+            quantities = study.lazily if states.learned is not None else without_learned_sink(study.lazily)
+            write_lazy_layer(states, number, quantities, batch, run)
+            if not unit.variant:
+                sums.add(states, number, batch)
+            # while the next layer is computed, this one must be free
+            del states, layer
+    sums.write()
+
+
 @STAGES.stage(
     lambda units, options: units.once(),
     name="baselines",
@@ -108,9 +135,12 @@ def write_uniform(study: SinkStudy, unit: Unit, run: StageRun) -> None:
     chosen = {
         protocol: layer_rows.of_single_maps(quantities) for protocol, quantities in study.selected.items()
     }
+    uniform = None
+    if not study.holds_maps:
+        chosen, uniform = {"exact": layer_rows.of_single_maps(study.lazily)}, uniform_attention
     masked = {protocol: without_learned_sink(quantities) for protocol, quantities in chosen.items()}
     tables = ("heads", "head_means", "graphs", "head_mean_graphs")
-    write_baselines(run, tables, lambda support: chosen if support in ("causal", "full") else masked)
+    write_baselines(run, tables, lambda support: chosen if support in ("causal", "full") else masked, uniform)
 
 
 @STAGES.stage(
@@ -258,6 +288,29 @@ class SinkStudy(Study):
         self.quantities_of = functools.cache(self._quantities)
         needed = {site for chosen in self.selected.values() for quantity in chosen for site in quantity.needs}
         self.sites = tuple(site for site in layer_rows.SITES if site in needed)
+        self.lazily, self.left_out = self._select_lazily(options)
+
+    @property
+    def holds_maps(self) -> bool:
+        """False where attention is measured from queries and keys."""
+        return bool(self.options.attention == "maps")
+
+    def _select_lazily(self, options: SinkOptions) -> tuple[list[Quantity], list[str]]:
+        """Return the quantities that are measured from queries and keys, and metrics that are left out.
+
+        There are none where maps are measured.
+        """
+        if self.holds_maps:
+            return [], []
+        unfit = [f"protocols: {protocol}" for protocol in self.selected if protocol != "exact"]
+        unfit += [f"extra: {name}" for name in options.extra] + ["bars: true"] * options.bars
+        if unfit:
+            raise ConfigError(f"attention: lazy has no maps, which {unfit[0]} needs; use attention: maps")
+        chosen, left_out = select_lazily(self.selected.get("exact", []), options.metrics)
+        if not chosen:
+            names = ", ".join(options.metrics)
+            raise ConfigError(f"attention: lazy measures none of {names}, which need the map")
+        return chosen, left_out
 
     def _quantities(self, protocol: str, scope: str, learned: bool) -> list[Quantity]:
         """Return the quantities of a protocol of a layer with or without a learned sink."""

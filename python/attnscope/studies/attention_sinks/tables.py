@@ -89,6 +89,14 @@ TABLES = (
     Table(
         "examples", HEAD_KEYS, (*_columns("count n_tokens"), Column("attention", "list<float64>", "values"))
     ),
+    Table(
+        "position_profiles",
+        (*HEAD_KEYS, "position"),
+        (
+            Column("last_position", kind="count", meaning="Last position of the bin; the first is 1."),
+            *columns("value", "sink_share", "entropy", "incoming_attention"),
+        ),
+    ),
     _table(
         *("fisher", "sample layer group protocol", "count parameters"),
         "value trace trace_per_parameter trace_sampled",
@@ -156,6 +164,8 @@ TABLES = (
 #: Tables of the maps, which controls have too, and those of controls.
 MEASURED = ("heads", "graphs", "layers", "head_means", "head_mean_graphs")
 CONTROLS = ("heads_variants", "graphs_variants", "layers_variants")
+#: Tables of measuring without maps.
+PROFILES = ("position_profiles",)
 
 
 @dataclass(frozen=True)

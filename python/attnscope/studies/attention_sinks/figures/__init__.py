@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from attnscope.plots import standard
 from attnscope.plots.figure import Figure, declared_in
-from attnscope.studies.attention_sinks.figures import layers, runs, sinks
+from attnscope.studies.attention_sinks.figures import layers, positions, runs, sinks
 
 #: The threshold at which Betti numbers are shown where a figure or a table has room for one.
 THRESHOLD = 0.02
@@ -30,6 +30,7 @@ for _draw, _tables in (
     (layers.alignment, ("heads",)),
     (layers.spectra, ("heads",)),
     (layers.reference, ("heads",)),
+    (positions.positions, ("position_profiles",)),
 ):
     declared_in(FIGURES)(*_tables)(_draw)
 FIGURES |= {

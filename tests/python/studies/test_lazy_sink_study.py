@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""The sink study from queries and keys: its rows are those of the maps, and no map is computed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+import attnscope as asc
+from attnscope.config.run_config import RunConfig
+from attnscope.demo.texts import byte_tokenizer, documentation
+from attnscope.errors import ConfigError
+from attnscope.studies.attention_sinks.study import SinkStudy
+
+SIZES = {
+    "vocab_size": 257,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 32768,
+}
+KEYS = ["sample", "layer", "head"]
+
+
+def write_model(folder, *, window=None, **sizes):
+    """Write a small model with random weights, sharpened so that heads differ, and a tokenizer of bytes."""
+    torch.manual_seed(0)
+    sizes = {**SIZES, **sizes}
+    if window is None:
+        model = LlamaForCausalLM(LlamaConfig(**sizes))
+    else:
+        model = MistralForCausalLM(MistralConfig(**sizes, sliding_window=window))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4.0)
+    model.save_pretrained(folder)
+    byte_tokenizer(sizes["max_position_embeddings"]).save_pretrained(folder)
+    return folder
+
+
+def write_texts(folder, lengths):
+    book = documentation()[0].replace("\n", " ")
+    path = folder / "texts.txt"
+    path.write_text("\n".join(book[1000 * place :][:length] for place, length in enumerate(lengths)))
+    return path
+
+
+@pytest.fixture(scope="module", params=[None, 40], ids=["causal", "window"])
+def both(request, tmp_path_factory):
+    """Return the results of one run from maps and one from queries and keys."""
+    folder = tmp_path_factory.mktemp("lazy")
+    model = write_model(folder / "model", window=request.param)
+    texts = write_texts(folder, [300, 120, 90])
+    return [
+        asc.run(
+            "attention_sinks",
+            models=str(model),
+            texts=str(texts),
+            output=str(folder / attention),
+            attention=attention,
+            progress=False,
+        )
+        for attention in ("maps", "lazy")
+    ]
+
+
+def test_rows_of_heads_are_those_of_the_maps(both):
+    of_maps, of_queries = (
+        results.table("heads").query("protocol == 'exact'").sort_values(KEYS).reset_index(drop=True)
+        for results in both
+    )
+    assert len(of_queries) == len(of_maps) == 3 * 2 * 4
+    measured = set(of_queries.columns) & {
+        *("sink_share", "sink_boost", "sink_rate", "sink_position", "sink_count", "sink_excess", "top_mass"),
+        *("entropy", "entropy_normalized", "sink_share_uniform"),
+    }
+    assert len(measured) == 10
+    for name in sorted(measured):
+        ours, theirs = (table[name].astype(float).to_numpy() for table in (of_queries, of_maps))
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-5, err_msg=name)
+    assert of_queries["support"].tolist() == of_maps["support"].tolist()
+    assert of_queries["sink_token"].fillna("").tolist() == of_maps["sink_token"].fillna("").tolist()
+
+
+def test_uniform_attention_and_verdicts_are_those_of_the_maps(both):
+    of_maps, of_queries = (
+        results.table("baselines").query("scope == 'any' and metric == 'sink_share'") for results in both
+    )
+    keys = ["n_tokens", "support"]
+    merged = of_queries.merge(of_maps, on=keys, suffixes=("", "_of_maps"))
+    assert len(merged) == len(of_queries) >= 3
+    np.testing.assert_allclose(merged["value"], merged["value_of_maps"], rtol=1e-9)
+    names = ["layer", "head", "has_sink", "pooled_label"]
+    ours, theirs = (results.table("sink_heads")[names].fillna("") for results in reversed(both))
+    assert ours.equals(theirs)
+
+
+def test_profiles_hold_every_position_once(both):
+    results = both[1]
+    profiles = results.table("position_profiles")
+    heads = results.table("heads")
+    for (sample, layer, head), rows in profiles.groupby(KEYS):
+        width = rows["last_position"] - rows["position"] + 1
+        row = heads.query(f"sample == {sample} and layer == {layer} and head == {head}").iloc[0]
+        assert width.sum() == row["n_tokens"]
+        # the mean over bins, weighted by their widths, is the mean over queries
+        assert np.average(rows["entropy"], weights=width) == pytest.approx(row["entropy"], rel=1e-9)
+        if row["support"] == "causal":
+            share = np.average(rows["sink_share"], weights=width)
+            assert share == pytest.approx(row["sink_share"], rel=1e-9)
+    assert "position_profiles" not in both[0].tables()
+
+
+def test_what_needs_the_map_is_named_and_the_way_is_stored(both):
+    results = both[1]
+    notes = " ".join(results.provenance["notes"])
+    for name in ("fiedler_value", "marchenko_pastur", "persistent_entropy", "graph_statistics"):
+        assert name in notes
+    assert "sink_share" not in notes
+    assert "measured from queries and keys" in notes
+    assert "attention: lazy" in (Path(results.path) / "study.yaml").read_text()
+    assert "head_means" not in results.tables()
+
+
+def test_the_report_has_the_section_and_its_figure(both, tmp_path):
+    text = both[1].report(tmp_path / "report.html").read_text("utf-8")
+    assert "Over positions" in text
+    assert "no attention map was computed" in " ".join(text.split())
+    assert "a line per layer is the mean over its heads and the texts" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"extra": "examples"}, "which extra: examples needs"),
+        ({"protocols": "both"}, "which protocols: ruscio2025 needs"),
+        ({"bars": True}, "which bars: true needs"),
+        ({"metrics": ["marchenko_pastur"]}, "measures none of marchenko_pastur"),
+    ],
+)
+def test_what_lazy_attention_cannot_do_is_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        SinkStudy(RunConfig(models="model", texts="texts.txt", attention="lazy", **settings))
+
+
+_LONG = """
+import json, resource, sys
+from attnscope.__main__ import main
+sys.argv = ["attnscope", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_a_text_of_32768_tokens_is_measured_in_bounded_memory(tmp_path):
+    """A head's map of it would take 4.3 GB in float32, and the model has four."""
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 1}
+    model = write_model(tmp_path / "model", **sizes)
+    book = tmp_path / "book.txt"
+    book.write_text((" ".join(documentation()) * 40).replace("\n", " ")[:40000])
+    command = ["run", "attention_sinks", "--model", str(model), "--texts", str(book)]
+    command += ["--set", "attention=lazy", "--output", str(tmp_path / "runs"), "--json"]
+    done = subprocess.run([sys.executable, "-c", _LONG, *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    peak = json.loads(done.stderr.splitlines()[-1])["peak"]
+    assert peak < 1.2e9
+    results = asc.load(json.loads(done.stdout)["folder"])
+    heads = results.table("heads")
+    assert heads["n_tokens"].unique().tolist() == [32768]
+    assert bool(heads["entropy"].notna().all())
+    assert (tmp_path / "runs").glob("**/positions.*")
