@@ -29,6 +29,7 @@ SUBJECTS = {
     13: "a_picture_s_attention",
     14: "while_it_writes",
     15: "features_for_classifiers",
+    16: "long_context",
 }
 METADATA = {"kernelspec", "language_info", "attnscope"}
 #: Bytes of a notebook with its outputs.

@@ -141,8 +141,8 @@ def test_small_maps_and_tokens_that_nothing_joins():
     lazy = asc.LazyAttention(*random_vectors(heads=1, rows=30), precision="exact")
     result = asc.fiedler_value(lazy)
     assert result.value.item() == pytest.approx(asc.fiedler_value(lazy.dense()).item(), rel=1e-9)
-    alone = asc.LazyAttention(*random_vectors(heads=1, rows=300), window=1)
-    result = asc.fiedler_value(alone)
+    isolated = asc.LazyAttention(*random_vectors(heads=1, rows=300), window=1)
+    result = asc.fiedler_value(isolated)
     assert (result.value.item(), result.low.item()) == (0.0, 0.0)
 
 

@@ -30,8 +30,8 @@ def kinds(n=N):
 
 
 def lazy_of(kind, n=N, **options):
-    vectors, more = kinds(n)[kind]
-    return asc.LazyAttention(*vectors, **more, **options)
+    vectors, of_kind = kinds(n)[kind]
+    return asc.LazyAttention(*vectors, **of_kind, **options)
 
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
@@ -74,13 +74,13 @@ def test_padding_changes_no_singular_value():
     query, key = random_vectors(heads=2, rows=120, width=16, sharpness=3.0)
     lengths = torch.tensor([120, 50])
     padded = asc.LazyAttention(query, key, lengths=lengths, precision="exact")
-    alone = asc.LazyAttention(query[1:, :50], key[1:, :50], precision="exact")
+    unpadded = asc.LazyAttention(query[1:, :50], key[1:, :50], precision="exact")
     for function in (asc.singular_values, asc.participation_ratio):
-        of_padded, expected = function(padded), function(alone)
+        of_padded, expected = function(padded), function(unpadded)
         for field in ("value", "low", "high"):
             ours = getattr(of_padded, field)[1]
             np.testing.assert_allclose(ours, getattr(expected, field)[0], rtol=5e-2)
-    maps = alone.dense()
+    maps = unpadded.dense()
     exact = asc.participation_ratio(maps)
     estimate = asc.participation_ratio(padded)
     assert float(estimate.low[1]) <= float(exact) <= float(estimate.high[1])

@@ -55,7 +55,7 @@ def write_texts(folder, lengths):
 
 
 @pytest.fixture(scope="module", params=[None, 40], ids=["causal", "window"])
-def both(request, tmp_path_factory):
+def two_runs(request, tmp_path_factory):
     """Return the results of one run from maps and one from queries and keys."""
     folder = tmp_path_factory.mktemp("lazy")
     model = write_model(folder / "model", window=request.param)
@@ -73,10 +73,10 @@ def both(request, tmp_path_factory):
     ]
 
 
-def test_rows_of_heads_are_those_of_the_maps(both):
+def test_rows_of_heads_are_those_of_the_maps(two_runs):
     of_maps, of_queries = (
         results.table("heads").query("protocol == 'exact'").sort_values(KEYS).reset_index(drop=True)
-        for results in both
+        for results in two_runs
     )
     assert len(of_queries) == len(of_maps) == 3 * 2 * 4
     measured = set(of_queries.columns) & {
@@ -91,21 +91,21 @@ def test_rows_of_heads_are_those_of_the_maps(both):
     assert of_queries["sink_token"].fillna("").tolist() == of_maps["sink_token"].fillna("").tolist()
 
 
-def test_uniform_attention_and_verdicts_are_those_of_the_maps(both):
+def test_uniform_attention_and_verdicts_are_those_of_the_maps(two_runs):
     of_maps, of_queries = (
-        results.table("baselines").query("scope == 'any' and metric == 'sink_share'") for results in both
+        results.table("baselines").query("scope == 'any' and metric == 'sink_share'") for results in two_runs
     )
     keys = ["n_tokens", "support"]
     merged = of_queries.merge(of_maps, on=keys, suffixes=("", "_of_maps"))
     assert len(merged) == len(of_queries) >= 3
     np.testing.assert_allclose(merged["value"], merged["value_of_maps"], rtol=1e-9)
     names = ["layer", "head", "has_sink", "pooled_label"]
-    ours, theirs = (results.table("sink_heads")[names].fillna("") for results in reversed(both))
+    ours, theirs = (results.table("sink_heads")[names].fillna("") for results in reversed(two_runs))
     assert ours.equals(theirs)
 
 
-def test_profiles_hold_every_position_once(both):
-    results = both[1]
+def test_profiles_hold_every_position_once(two_runs):
+    results = two_runs[1]
     profiles = results.table("position_profiles")
     heads = results.table("heads")
     for (sample, layer, head), rows in profiles.groupby(KEYS):
@@ -117,11 +117,11 @@ def test_profiles_hold_every_position_once(both):
         if row["support"] == "causal":
             share = np.average(rows["sink_share"], weights=width)
             assert share == pytest.approx(row["sink_share"], rel=1e-9)
-    assert "position_profiles" not in both[0].tables()
+    assert "position_profiles" not in two_runs[0].tables()
 
 
-def test_what_needs_the_map_is_named_and_the_way_is_stored(both):
-    results = both[1]
+def test_what_needs_the_map_is_named_and_the_way_is_stored(two_runs):
+    results = two_runs[1]
     notes = " ".join(results.provenance["notes"])
     for name in ("fiedler_value", "marchenko_pastur", "persistent_entropy", "graph_statistics"):
         assert name in notes
@@ -131,8 +131,8 @@ def test_what_needs_the_map_is_named_and_the_way_is_stored(both):
     assert "head_means" not in results.tables()
 
 
-def test_the_report_has_the_section_and_its_figure(both, tmp_path):
-    text = both[1].report(tmp_path / "report.html").read_text("utf-8")
+def test_the_report_has_the_section_and_its_figure(two_runs, tmp_path):
+    text = two_runs[1].report(tmp_path / "report.html").read_text("utf-8")
     assert "Over positions" in text
     assert "no attention map was computed" in " ".join(text.split())
     assert "a line per layer is the mean over its heads and the texts" in " ".join(text.split())
@@ -142,7 +142,7 @@ def test_the_report_has_the_section_and_its_figure(both, tmp_path):
     ("settings", "words"),
     [
         ({"extra": "examples"}, "which extra: examples needs"),
-        ({"protocols": "both"}, "which protocols: ruscio2025 needs"),
+        ({"protocols": "two_runs"}, "which protocols: ruscio2025 needs"),
         ({"bars": True}, "which bars: true needs"),
         ({"metrics": ["marchenko_pastur"]}, "measures none of marchenko_pastur"),
     ],
