@@ -175,6 +175,9 @@ def test_every_stored_number_is_there(reference_and_run):
             a, b, where = old[column], new[column], f"{name}.{column}"
             if column in (*CORRECTED, *BY_TOKEN):
                 continue
+            if column == "activation":
+                # transformers 5 calls torch's SiLU SiLUActivation
+                a, b = (side.str.removesuffix("Activation") for side in (a, b))
             if a.dtype.kind not in "fiub":
                 if not same_attention and column in ARRAYS:
                     np.testing.assert_allclose(entries(a), entries(b), **FLOAT32, err_msg=where)

@@ -49,6 +49,8 @@ class Layer:
     | ``mlp_output`` | ``[B, q, D]`` | output of the feed-forward part, likewise |
     | ``block_output`` | ``[B, q, D]`` | residual stream leaving the block |
 
+    Of a model without an attention interface ``attention`` has the dtype of its own code: BERT and T5 before
+    transformers 5, in half precision, give half precision.
     ``exp(scores - lse)`` is ``attention`` for every query that sees a key; a padding query that sees none has
     scores of -inf only, where eager attention is uniform over what it must not see.
     A tensor whose site was not asked for raises ``AttributeError``; it is never a silent ``None``.

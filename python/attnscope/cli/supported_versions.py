@@ -8,7 +8,7 @@ import re
 #: The oldest and the newest version that was tried.
 TRIED_VERSIONS = {
     "Python": ("3.10", "3.13"),
-    "NumPy": ("1.24", "2.4"),
+    "NumPy": ("1.25", "2.4"),
     "torch": ("2.6", "2.15"),
     "transformers": ("4.56.2", "5.24"),
 }
