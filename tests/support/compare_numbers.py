@@ -14,8 +14,8 @@ from pathlib import Path
 
 #: Relative and absolute difference that is allowed: as in tests/python/package/test_isa.py, and in float32.
 BOUNDS = {"float64": (1e-9, 1e-11), "float32": (2e-5, 1e-6)}
-#: Bits of a whole number below this read as a float64 are subnormal.
-WHOLE = 1 << 52
+#: Bits below these read as a float64 are subnormal: those of a whole number.
+SMALLEST_NORMAL = 1 << 52
 
 
 def read_numbers(path: str | Path) -> dict[str, int]:
@@ -33,7 +33,7 @@ def as_float(bits: int) -> float:
 
 def is_whole(bits: int) -> bool:
     """Return whether the bits are a whole number, of either sign, and not zero."""
-    return 0 < bits < WHOLE or bits > (1 << 64) - WHOLE
+    return 0 < bits < SMALLEST_NORMAL or bits > (1 << 64) - SMALLEST_NORMAL
 
 
 def distance(place: str, expected: int, result: int) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What other processors and systems lack: `/proc`, `resource`, glibc's malloc, instructions by name."""
+"""Systems without `/proc`, `resource` or glibc's malloc, and processors of other instructions."""
 
 import re
 import struct
@@ -147,9 +147,9 @@ def ctypes_without_process():
 
 
 def test_processors_are_counted_without_affinity(monkeypatch):
-    here = _system.processor_count()
+    usable = _system.processor_count()
     monkeypatch.delattr(_system.os, "sched_getaffinity")
-    assert _system.processor_count() == _system.os.cpu_count() >= here
+    assert _system.processor_count() == _system.os.cpu_count() >= usable
 
 
 def test_attnscope_is_imported_and_measures_without_resource(fresh):
