@@ -172,6 +172,7 @@ def depth(
 
     `sentences` are the caption's sentences by quantity; those of drawn quantities are used.
     """
+    of_all = "every quantity" if sentences is None else " and ".join(sentences.values())
 
     def draw(results: Results, options: Options) -> Drawn:
         heads = measured_heads(results, quantities or ())
@@ -186,7 +187,7 @@ def depth(
             words = f"By layer: {' and '.join(sentences[name] for name, _ in metrics if name in sentences)}."
         return captioned(figure, words, compared_with(figure))
 
-    return Figure(draw, ("heads",), "Every quantity by layer at the last checkpoint.")
+    return Figure(draw, ("heads",), f"By layer at the last checkpoint: {of_all}.")
 
 
 def thresholds(

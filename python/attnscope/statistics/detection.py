@@ -94,6 +94,11 @@ def detection(
     target = np.asarray(labels)
     if set(target.tolist()) - {0, 1}:
         raise ValueError(f"{name}: labels must be 0 and 1, got {sorted(set(target.tolist()))[:5]}")
+    if np.ndim(folds) != 1:
+        raise ValueError(
+            f"{name}: folds must be the fold of each of {len(features)} rows, got {folds!r:.60}; "
+            f"np.arange({len(features)}) % 5 makes five folds"
+        )
     held = np.unique(np.asarray(folds), return_inverse=True)[1]
     units = held if clusters is None else np.unique(np.asarray(clusters), return_inverse=True)[1]
     for argument, value in (("labels", target), ("folds", held), ("clusters", units)):

@@ -394,3 +394,23 @@ def test_a_panel_of_steps_is_not_empty(ax) -> None:
     assert not _has_data(ax)
     ax.stairs([1.0, 2.0])
     assert _has_data(ax)
+
+
+def test_no_two_figures_of_a_study_share_a_caption():
+    captions = [figure.caption for figure in FIGURES.values()]
+    assert len(set(captions)) == len(captions)
+
+
+def test_sink_maps_begin_with_the_first_step_and_end_with_a_model_of_none():
+    last = RESULTS.table("heads").query("step == 64")
+    trained = [last.assign(model="trained", step=step) for step in (0, 1, 2, 64, 128, 256, 512)]
+    table = pd.concat([*trained, last.assign(model="finished", step=-1)], ignore_index=True)
+    figure = draw(Results({"heads": table}, study=RESULTS.study), ["sink_maps"])["sink_maps"]
+    shown = [ax for ax in figure.axes if ax.axison and ax.get_title("left")]
+    assert [ax.get_title("left").replace("\n", " ") for ax in shown] == [
+        "trained, step 0", "step 64", "step 128", "step 256", "step 512", "finished",
+    ]  # fmt: skip
+    # a model without a step stands where training ends, and what is leftmost or lowest has its labels
+    assert shown[-1].get_position().x0 == pytest.approx(shown[-2].get_position().x0)
+    assert [bool(ax.get_ylabel()) for ax in shown] == [True, False, False, False, False, True]
+    assert [bool(ax.get_xlabel()) for ax in shown] == [True, True, True, True, False, True]

@@ -143,6 +143,10 @@ def test_bad_arguments():
     states, labels, template = clouds(0)
     with pytest.raises(ValueError, match=r"labels must be 0 and 1, got \[0, 1, 2\]"):
         asc.detection(states, np.arange(160) % 3, folds=template)
+    with pytest.raises(
+        ValueError, match=r"folds must be the fold of each of 160 rows, got 5; np.arange\(160\) % 5"
+    ):
+        asc.detection(states, labels, folds=5)
     with pytest.raises(ValueError, match="folds must have 160 entries, got 5"):
         asc.detection(states, labels, folds=template[:5])
     with pytest.raises(ValueError, match="auc_words must have 160 rows, got 3"):

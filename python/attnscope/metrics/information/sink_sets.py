@@ -143,7 +143,7 @@ QUANTITIES = (
     ),
     _of_star(
         "sink_rate",
-        "first key gets > 0.3",
+        "first key gets > 0.3 (share)",
         "1 where the queries that see the first key give it more than 0.3 on average, which uniform "
         "attention in a short window does too; its mean is the share of heads.",
         kind="flag",

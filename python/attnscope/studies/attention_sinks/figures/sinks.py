@@ -75,15 +75,24 @@ def sink_emergence(results: Results, options: Options) -> Drawn:
     )
 
 
+def _shown_steps(heads: pd.DataFrame) -> list[int]:
+    """Return at most five known steps, the first and late ones; −1 where none is known."""
+    steps = sorted(int(step) for step in heads["step"].unique() if step >= 0) or [-1]
+    if len(steps) <= 5:
+        return steps
+    late_steps = [step for step in steps if step >= steps[-1] / 30] or steps[-5:]
+    return [steps[0], *late_steps[-4:]] if steps[0] not in late_steps[-4:] else late_steps[-5:]
+
+
 def sink_maps(results: Results, options: Options) -> Drawn:
     """Attention to the first key per layer and head from the first checkpoint to the last, by input set."""
     heads = sinks(results)
     names = list(dict.fromkeys(heads["series"]))
-    steps = sorted(heads["step"].unique())
-    if len(steps) > 5:
-        late_steps = [step for step in steps if step >= steps[-1] / 30] or steps[-5:]
-        steps = [steps[0], *late_steps[-4:]] if steps[0] not in late_steps[-4:] else late_steps[-5:]
+    steps = _shown_steps(heads)
     tables = [[where(heads, series=name, step=step) for step in steps] for name in names]
+    for row, name in zip(tables, names, strict=True):
+        if row[-1].empty:  # a model of no step is what training ends with
+            row[-1] = where(heads, series=name, step=-1)
     top = highest(
         [layer_head_table(rows, "sink_share").to_numpy() for row in tables for rows in row if len(rows)]
     )
@@ -96,15 +105,23 @@ def sink_maps(results: Results, options: Options) -> Drawn:
     )  # fmt: skip
     norm, legible = Normalize(0, max(top, 1e-6)), cell >= LEGIBLE and layers * width <= 48
     for axes_row, row, name in zip(axes, tables, names, strict=True):
-        for ax, rows, step in zip(axes_row, row, steps, strict=True):
+        first = next(place for place, rows in enumerate(row) if len(rows))
+        for place, (ax, rows) in enumerate(zip(axes_row, row, strict=True)):
             if rows.empty:
                 ax.set_axis_off()
                 continue
             layer_head_map(rows, "sink_share", ax=ax, norm=norm, colorbar=False, numbers=legible)
+            step = rows["step"].iloc[0]
             when = f"step {step}" if step >= 0 else ""
-            series_label = name if len(names) > 1 and ax is axes_row[0] else ""
+            series_label = name if len(names) > 1 and place == first else ""
             ax.set_title(", ".join(word for word in (series_label, when) if word))
-            ax.label_outer()
+            below = tables[names.index(name) + 1 :]
+            if place > first:
+                ax.tick_params(labelleft=False)
+                ax.set_ylabel("")
+            if any(len(rows_below[place]) for rows_below in below):
+                ax.tick_params(labelbottom=False)
+                ax.set_xlabel("")
     uniform = uniform_value(heads, optional(results, "baselines"), "sink_share")
     shared_colorbar(figure, figure.axes, norm, axis_label("sink_share"), uniform)
     rows_are = f", one row per {series_noun(heads)}" if len(names) > 1 else ""
