@@ -142,7 +142,7 @@ def test_the_report_has_the_section_and_its_figure(two_runs, tmp_path):
     ("settings", "words"),
     [
         ({"extra": "examples"}, "which extra: examples needs"),
-        ({"protocols": "two_runs"}, "which protocols: ruscio2025 needs"),
+        ({"protocols": "both"}, "which protocols: ruscio2025 needs"),
         ({"bars": True}, "which bars: true needs"),
         ({"metrics": ["marchenko_pastur"]}, "measures none of marchenko_pastur"),
     ],
