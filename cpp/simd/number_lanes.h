@@ -16,12 +16,12 @@
 namespace attnscope {
 
 // One vector of Float, and of whole numbers of its size, which a comparison gives: all bits set
-// where it holds.
+// where it holds. Those of float64 are `long`, which a Mac's std::int64_t is not.
 constexpr std::size_t kVectorBytes = kPackWidth * sizeof(double);
 typedef float FloatVector __attribute__((vector_size(kVectorBytes)));
 typedef double DoubleVector __attribute__((vector_size(kVectorBytes)));
 typedef std::int32_t IntVector __attribute__((vector_size(kVectorBytes)));
-typedef std::int64_t LongVector __attribute__((vector_size(kVectorBytes)));
+typedef long LongVector __attribute__((vector_size(kVectorBytes)));
 
 template <class Float>
 struct VectorOf {
