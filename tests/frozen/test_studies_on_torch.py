@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import frozen_runs
 
 STORED = json.loads(frozen_runs.FILE.read_text("utf-8"))
-#: Studies whose metrics torch operations compute; the others measure weights, likelihoods and states.
-MEASURED = {"attention_sinks", "wavelet_heads", "hallucination_geometry"}
+#: Studies whose metrics torch operations compute; the others measure weights, states and scores.
+MEASURED = {"attention_likelihood", "attention_sinks", "wavelet_heads"}
 
 
 @pytest.mark.slow
