@@ -30,6 +30,7 @@ SUBJECTS = {
     14: "while_it_writes",
     15: "features_for_classifiers",
     16: "long_context",
+    17: "training_attention",
 }
 METADATA = {"kernelspec", "language_info", "attnscope"}
 #: Bytes of a notebook with its outputs.
