@@ -137,7 +137,9 @@ def font_settings(font: str) -> Mapping[str, Any]:
             f"figures: there is no font {font!r}{nearest(font, families)}; the style's is taken", UserWarning
         )
         return {}
-    formulas = {"rm": font, "it": f"{font}:italic", "bf": f"{font}:bold", "sf": font}
+    # all of them, because matplotlib complains of each default that a machine has not
+    formulas = {"rm": font, "it": f"{font}:italic", "bf": f"{font}:bold", "sf": font, "cal": font, "tt": font}
+    formulas["bfit"] = f"{font}:italic:bold"
     return {
         "font.family": [font],
         "mathtext.fontset": "custom",

@@ -219,7 +219,8 @@ def _checked_steps(table: pd.DataFrame, metric: str, fraction: float, by: Sequen
     column_of_steps = whole_steps(name, table["step"])
     steps = sorted(set(column_of_steps))
     if len(steps) < 2 or steps[0] < 0:
-        raise ValueError(f"{name}: the table must hold at least two steps, none negative, got {steps}")
+        cure = "; table[table['step'] >= 0] leaves out what has no step" if min(steps, default=0) < 0 else ""
+        raise ValueError(f"{name}: the table must hold at least two steps, none negative, got {steps}{cure}")
     for column in APART:
         if column not in table.columns or column in by:
             continue

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Drawing functions by hand: keywords of their lines, and errors that begin with the function's own name."""
 
+import io
+import logging
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,6 +20,7 @@ from attnscope.plots import (
     layer_head_map,
     persistence_diagram,
     spectrum_against_null,
+    style,
     threshold_curve,
 )
 from attnscope.plots.lines import draw_curve
@@ -118,3 +122,14 @@ def test_words_of_the_style_give_way():
     estimate = pd.DataFrame({"mean": [1.0, 2.0], "low": [0.0, 1.0], "high": [2.0, 3.0]})
     draw_curve(ax, [0, 1], estimate, "name", "blue", line={"label": "other"})
     assert ax.get_lines()[0].get_label() == "other"
+
+
+def test_a_font_by_name_brings_no_complaint_about_others(monkeypatch):
+    complaints = []
+    logger = logging.getLogger("matplotlib.font_manager")
+    monkeypatch.setattr(logger, "warning", lambda *words: complaints.append(words))
+    with style("DejaVu Serif"):
+        figure = Figure()
+        figure.subplots().set_title(r"$\lambda_2$ and x")
+        figure.savefig(io.BytesIO(), format="pdf")
+    assert complaints == []

@@ -189,7 +189,10 @@ def test_a_family_of_noise_has_a_step_in_few_runs():
         ({"draws": 0}, "draws must be at least 1, got 0"),
         ({"by": "head"}, "by must be a list of columns, got 'head'"),
         ({"table": table([[1.0]], steps=[5])}, r"at least two steps, none negative, got \[5\]"),
-        ({"table": table([[1.0, 2.0]], steps=[-1, 3])}, r"none negative, got \[-1, 3\]"),
+        (
+            {"table": table([[1.0, 2.0]], steps=[-1, 3])},
+            r"none negative, got \[-1, 3\]; table\[table\['step'\] >= 0\] leaves out",
+        ),
     ],
 )
 def test_bad_arguments_are_named(change, message):
