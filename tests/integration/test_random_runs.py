@@ -25,9 +25,10 @@ STUDIES = (
 )
 
 
-def drawn_texts(path, draw, shortest=1, longest=60, most=14):
+def drawn_texts(path, draw, shortest=1, longest=60, fewest=3, most=14):
     """Lines of any length, among them one of a word and one that is longer than most cuts."""
-    counts = [draw.randint(shortest, longest) for _ in range(draw.randint(3, most))] + [shortest, longest]
+    amount = draw.randint(fewest, most)
+    counts = [*(draw.randint(shortest, longest) for _ in range(amount)), shortest, longest]
     draw.shuffle(counts)
     lines = [" ".join(draw.choice(WORDS) for _ in range(count)) for count in counts]
     path.write_text("\n".join(lines) + "\n", "utf-8")
@@ -77,9 +78,10 @@ def drawn_study(name, home, draw):
         )
     model = drawn_model(home / "m", draw)
     if name == "absolute_position":
-        texts = drawn_texts(home / "texts.txt", draw, shortest=20, most=40)
+        # its groups of texts need a window of each of 16 texts
+        texts = drawn_texts(home / "texts.txt", draw, shortest=20, fewest=14, most=40)
         run_settings = position_study.settings(
-            model, texts, home, block=draw.choice([3, 8]), samples=draw.choice([8, 16])
+            model, texts, home, block=draw.choice([3, 8]), samples=draw.choice([16, 24])
         )
         return RunConfig(**{**run_settings.to_dict(), "seed": draw.randrange(100)})
     if name == "attention_likelihood":
