@@ -123,12 +123,21 @@ print(megabytes("VmHWM") - before)
 """
 
 
-def print_memory() -> None:
-    """Print the memory of one pass on one thread above queries and keys, by tokens."""
+def measure_memory(benchmark: Benchmark) -> None:
+    """Add rows with the memory of one pass on one thread above queries and keys, by tokens."""
     for n in (4096, 16384, 32768, 65536):
         command = [sys.executable, "-c", MEMORY.format(n=n)]
         finished = subprocess.run(command, capture_output=True, text=True, check=True)
         megabytes = float(finished.stdout)
+        row: dict[str, Any] = {
+            "name": f"memory n={n}",
+            "n": n,
+            "target": None,
+            "against": None,
+            "limit": None,
+        }
+        row |= {"best_ms": {}, "median_ms": {}, "ratio": {}}
+        benchmark.rows.append({**row, "megabytes": megabytes, "megabytes_of_map": 4 * n * n / 2**20})
         print(
             f"memory n={n}    {megabytes:.1f} MB, of a map {4 * n * n / 2**20:.0f} MB | target 16 MB",
             flush=True,
@@ -180,7 +189,7 @@ def main() -> None:
     compare_with_maps(benchmark)
     compare_capture(benchmark)
     if not benchmark.options.only:
-        print_memory()
+        measure_memory(benchmark)
     benchmark.finish()
 
 
