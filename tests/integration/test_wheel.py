@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """`.ci/wheel`: an sdist from which a manylinux wheel builds that answers right in a fresh environment."""
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -25,10 +26,8 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory):
-    """What the script makes in a copy of the files that git has, for one instruction set."""
-    copy = tmp_path_factory.mktemp("wheel") / "attnscope"
+def copy_sources(target):
+    """Copy the files that git has to a folder, and return it."""
     files = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -38,9 +37,32 @@ def dist(tmp_path_factory):
     ).stdout.split("\0")
     for name in filter(None, files):
         if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).write_bytes((ROOT / name).read_bytes())
-            (copy / name).chmod((ROOT / name).stat().st_mode)
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).write_bytes((ROOT / name).read_bytes())
+            (target / name).chmod((ROOT / name).stat().st_mode)
+    return target
+
+
+def test_sdists_built_in_two_folders_are_the_same_file(tmp_path):
+    digests = []
+    for folder in ("first", "another/folder"):
+        copy = copy_sources(tmp_path / folder / "attnscope")
+        subprocess.run(
+            [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", "dist", "."],
+            cwd=copy,
+            env={**os.environ, "SOURCE_DATE_EPOCH": "1767225600"},
+            capture_output=True,
+            check=True,
+        )
+        [archive] = (copy / "dist").glob("*.tar.gz")
+        digests.append(hashlib.sha256(archive.read_bytes()).hexdigest())
+    assert digests[0] == digests[1]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """What the script makes in a copy of the files that git has, for one instruction set."""
+    copy = copy_sources(tmp_path_factory.mktemp("wheel") / "attnscope")
     settings = {
         "BUILDER": sys.executable,
         "INTERPRETERS": sys.executable,
