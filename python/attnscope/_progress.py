@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from attnscope._safe_text import escape_controls
+from attnscope.untrusted.safe_text import escape_controls
 
 #: Seconds between two lines where there is no terminal.
 LINE_SECONDS = 10.0

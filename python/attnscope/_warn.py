@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from attnscope._safe_text import escape_controls
 from attnscope.errors import CountedWarning, NonFiniteWarning, NotAttentionWarning, UndefinedWarning
+from attnscope.untrusted.safe_text import escape_controls
 
 # Frames of a `with` statement's machinery stand between a context manager and its user.
 _INSIDE = (str(Path(__file__).parent), contextlib.__file__)

@@ -15,7 +15,7 @@ from typing import Annotated, ParamSpec, TypeVar
 import typer
 
 from attnscope._extras import EXTRA_OF
-from attnscope._safe_text import escape_controls
+from attnscope.untrusted.safe_text import escape_controls
 
 DONE, FAILED, USAGE, SKIPPED = 0, 1, 2, 3
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from attnscope._safe_text import quote_formulas
 from attnscope.cli.errors import FAILED, SKIPPED, Folder, Json, Trust, say, show
+from attnscope.untrusted.safe_text import quote_formulas
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnscope._documents import parse_yaml, read_yaml
 from attnscope._nearest import nearest
 from attnscope.config.packaged_configs import analyses, is_packaged, packaged, packaged_text
 from attnscope.config.study_folders import studies
 from attnscope.errors import ConfigError, DocumentError
+from attnscope.untrusted.documents import parse_yaml, read_yaml
 
 
 def as_list(value: object) -> object:

@@ -22,13 +22,13 @@ from pydantic import (
     model_serializer,
 )
 
-from attnscope._names import file_name_fault, name_fault, path_fault
 from attnscope._nearest import nearest
 from attnscope.config.config_files import as_list, as_mapping, assign, read_config, set_key, split_analysis
 from attnscope.config.memory_texts import as_source, text_sources
 from attnscope.config.packaged_configs import analyses
 from attnscope.config.study_folders import default_study, find_study, load_study
 from attnscope.errors import ConfigError
+from attnscope.untrusted.names import file_name_fault, name_fault, path_fault
 
 
 def check_name(value: str) -> str:

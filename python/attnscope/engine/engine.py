@@ -22,7 +22,6 @@ from attnscope import _blas
 from attnscope._evaluation import plain_defaults
 from attnscope._memory import frozen_gc, system_arrow_pool
 from attnscope._progress import progress_bar
-from attnscope._safe_text import escape_controls
 from attnscope.config.memory_texts import json_lines
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.executors.executor import Executor, LocalExecutor, Outcome
@@ -52,6 +51,7 @@ from attnscope.study_api.tables import Table
 from attnscope.study_api.tally import Tally
 from attnscope.study_api.units import Unit
 from attnscope.texts.sources import extra_columns
+from attnscope.untrusted.safe_text import escape_controls
 
 #: Shows a line to the user.
 Notify = Callable[[str], None]

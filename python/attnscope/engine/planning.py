@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnscope._names import name_fault
 from attnscope._nearest import nearest
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.encoding import encode
@@ -20,6 +19,7 @@ from attnscope.study_api.study import Study, study_class
 from attnscope.study_api.units import Cut, Input, Units
 from attnscope.texts.readers import looks_wrapped
 from attnscope.texts.sources import origin, read_sentences
+from attnscope.untrusted.names import name_fault
 
 
 def make_plan(

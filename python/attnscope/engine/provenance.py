@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from attnscope._documents import read_json
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.git_state import ask_git, git_state
 from attnscope.errors import DocumentError, ResultsError
 from attnscope.results.schema import check_provenance
+from attnscope.untrusted.documents import read_json
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pandas", "pyarrow")
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from attnscope._limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
-from attnscope._names import file_name_fault
 from attnscope.config.memory_texts import INPUTS
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.planning import checkpoints_of
 from attnscope.engine.provenance import incompatibility, read_provenance
 from attnscope.errors import ConfigError, command
+from attnscope.untrusted.limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
+from attnscope.untrusted.names import file_name_fault
 
 #: Where the shards of a job array lie inside the run folder.
 SHARDS = "parts"

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attnscope._documents import read_json
 from attnscope.errors import DocumentError
+from attnscope.untrusted.documents import read_json
 
 
 def read_json_object(file: Path, *, function: str = "") -> dict[str, Any]:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from attnscope._limits import MAX_PATTERN_CHARACTERS
+from attnscope.untrusted.limits import MAX_PATTERN_CHARACTERS
 
 #: Letters of the name of a module.
 MAX_LETTERS = 1_000

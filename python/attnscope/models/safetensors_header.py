@@ -19,7 +19,7 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnscope._limits import MAX_SAFETENSORS_HEADER_BYTES
+from attnscope.untrusted.limits import MAX_SAFETENSORS_HEADER_BYTES
 
 #: Bits of an entry of each dtype.
 BITS = {

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from attnscope._safe_text import mark_controls
 from attnscope.results.results import Results
+from attnscope.untrusted.safe_text import mark_controls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,9 +14,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from attnscope._safe_text import mark_controls
 from attnscope.plots.maps import attention_map, layer_head_map, printable
 from attnscope.plots.style import MUTED, PALETTE, SPARSE, style
+from attnscope.untrusted.safe_text import mark_controls
 
 #: Pixels for each inch, and letters of a title.
 _RESOLUTION, _LETTERS = 140, 80

@@ -28,9 +28,9 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 from attnscope._nearest import nearest
-from attnscope._safe_text import mark_controls
 from attnscope._warn import warn
 from attnscope.results.files import atomic_file
+from attnscope.untrusted.safe_text import mark_controls
 
 #: Inches: the text width of a two-column page, which figures of several panels have; a panel with its labels.
 WIDTH, NARROWEST = 7.0, 1.45

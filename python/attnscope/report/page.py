@@ -23,7 +23,6 @@ import pandas as pd
 from markupsafe import Markup
 
 from attnscope._nearest import nearest
-from attnscope._safe_text import mark_controls, quote_formulas
 from attnscope.config.study_folders import study_of
 from attnscope.plots.figure import require_table
 from attnscope.report import any_run
@@ -41,6 +40,7 @@ from attnscope.results.files import write_bytes
 from attnscope.results.results import Results
 from attnscope.study_api.number_text import number
 from attnscope.study_api.unfinished import unfinished
+from attnscope.untrusted.safe_text import mark_controls, quote_formulas
 
 if TYPE_CHECKING:
     from attnscope.plots import Drawn, LeftOut

@@ -26,12 +26,12 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnscope._safe_text import mark_controls
 from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Drawn, Results, optional
 from attnscope.plots.selection import measured_heads, series_noun
 from attnscope.report.numbers import Metric, ProtocolComparison, number_rows, pair_rows
 from attnscope.results.summaries import NULLS, with_groups
+from attnscope.untrusted.safe_text import mark_controls
 
 if TYPE_CHECKING:
     from pandas.io.formats.style import Styler

@@ -2,7 +2,7 @@
 """Is a run folder what its run has written? Hashes of units and tables, links, what is missing.
 
 Nothing in the folder is executed, changed or followed: files are opened as data, within the bounds of
-`attnscope._limits`, and links are reported.
+`attnscope.untrusted.limits`, and links are reported.
 
 Example:
     >>> import tempfile
@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnscope._documents import read_json, read_yaml
 from attnscope.errors import DocumentError
 from attnscope.results.files import WRITTEN, hash_file
 from attnscope.results.schema import check_provenance
 from attnscope.results.store import SET_ASIDE, damage
+from attnscope.untrusted.documents import read_json, read_yaml
 
 
 @dataclass

@@ -25,9 +25,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from attnscope._documents import read_json
 from attnscope.errors import DocumentError, FolderLocked
 from attnscope.results.files import naming, refuse_links, remove
+from attnscope.untrusted.documents import read_json
 
 #: Seconds between two looks after which an owner on another machine that gave no sign of life is gone.
 STALE_AFTER = 600.0

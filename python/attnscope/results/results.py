@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope._documents import read_json, read_yaml
-from attnscope._names import file_name_fault
 from attnscope._nearest import nearest
-from attnscope._safe_text import quote_formulas
 from attnscope.errors import DocumentError, MissingError, ResultsError, command
 from attnscope.results.files import atomic_file, hash_file, remove, write_bytes
 from attnscope.results.schema import AXES, check_columns, check_provenance, keys_in, with_keys
+from attnscope.untrusted.documents import read_json, read_yaml
+from attnscope.untrusted.names import file_name_fault
+from attnscope.untrusted.safe_text import quote_formulas
 
 if TYPE_CHECKING:
     import pandas as pd

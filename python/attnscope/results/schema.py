@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnscope._documents import parse_json
 from attnscope._nearest import nearest
 from attnscope.errors import DocumentError, MissingError, ResultsError
+from attnscope.untrusted.documents import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -30,7 +30,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from attnscope._documents import read_json
 from attnscope.errors import DocumentError, ResultsError
 from attnscope.results.files import (
     atomic_file,
@@ -41,6 +40,7 @@ from attnscope.results.files import (
     refuse_links,
     remove_leftovers,
 )
+from attnscope.untrusted.documents import read_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -3,7 +3,7 @@ r"""Rows of text files and data sets, read one after the other, so that a reader
 
 pandas reads CSV, and rows that it would fill up or take for an index are errors. JSONL is read by the
 standard library: pandas makes 12776324570088369205 of the number 123456789012345678901, and names no line.
-No file is in memory as a whole; `attnscope._limits` bounds a row.
+No file is in memory as a whole; `attnscope.untrusted.limits` bounds a row.
 
 Example:
     >>> import tempfile
@@ -29,14 +29,14 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope._documents import parse_json
-from attnscope._limits import MAX_PARQUET_COLUMNS, MAX_ROW_CHARACTERS
 from attnscope._nearest import nearest
 from attnscope.config.memory_texts import is_sentence
 from attnscope.config.run_config import TextSource
 from attnscope.config.study_folders import studies
 from attnscope.errors import ConfigError, DocumentError
 from attnscope.texts.wordnet import wordnet_rows
+from attnscope.untrusted.documents import parse_json
+from attnscope.untrusted.limits import MAX_PARQUET_COLUMNS, MAX_ROW_CHARACTERS
 
 if TYPE_CHECKING:
     from attnscope.texts.sentence import Row

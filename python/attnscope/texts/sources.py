@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope._limits import MAX_TEXTS
 from attnscope._nearest import nearest
 from attnscope.config.run_config import TextSource
 from attnscope.errors import ConfigError
 from attnscope.texts.readers import read_rows, refuse_surrogates
 from attnscope.texts.sentence import Row, Sentence
+from attnscope.untrusted.limits import MAX_TEXTS
 
 if TYPE_CHECKING:
     import pyarrow as pa

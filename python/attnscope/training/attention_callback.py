@@ -14,10 +14,10 @@ from torch import nn
 from transformers import TrainerCallback
 
 import attnscope
-from attnscope._names import file_name_fault
 from attnscope.capture.preservation import preserved
 from attnscope.results.files import remove
 from attnscope.results.results import Results, load
+from attnscope.untrusted.names import file_name_fault
 
 if TYPE_CHECKING:
     import pandas as pd

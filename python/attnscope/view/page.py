@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from attnscope._nearest import nearest
-from attnscope._safe_text import mark_controls
 from attnscope._warn import aggregate_warnings
 from attnscope.analysis.named_models import open_model
 from attnscope.arguments.caches import attention_of_cache, is_cache
@@ -24,6 +23,7 @@ from attnscope.capture.recording import Recording
 from attnscope.metrics.catalogue import MAIN_COLUMNS
 from attnscope.results.files import write_bytes
 from attnscope.results.results import Results
+from attnscope.untrusted.safe_text import mark_controls
 from attnscope.view.captured import texts_of_model
 from attnscope.view.generated import stacks_of_recording
 from attnscope.view.measured import contents_of_stacks, contents_of_tensors, contents_of_texts

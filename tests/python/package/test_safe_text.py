@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope as asc
-from attnscope._safe_text import escape_controls, mark_controls, quote_formula, quote_formulas
 from attnscope.engine.git_state import ask_git, git_state
 from attnscope.results.results import Results
+from attnscope.untrusted.safe_text import escape_controls, mark_controls, quote_formula, quote_formulas
 
 ESCAPE = "\x1b[31mred\x9b0m\u202ereversed"
 #: Of Unicode's own properties: controls of the text direction, and what no line of a terminal may hold.

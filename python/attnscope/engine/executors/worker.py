@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from attnscope._documents import parse_yaml
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.engine import Engine
 from attnscope.engine.prepared_run import prepare
@@ -30,6 +29,7 @@ from attnscope.models.checkpoints import fingerprint
 from attnscope.study_api.plan import CheckpointsByModel
 from attnscope.study_api.tally import Tally
 from attnscope.study_api.units import Unit
+from attnscope.untrusted.documents import parse_yaml
 
 
 def checkpoints_to_json(checkpoints: CheckpointsByModel) -> str:

@@ -5,7 +5,7 @@ The name is shown in tables, figures, pages, terminals and scripts, and some bec
 it holds no control character, no line break and no control of the direction of writing, and it is short.
 
 Example:
-    >>> from attnscope._names import name_fault
+    >>> from attnscope.untrusted.names import name_fault
     >>> name_fault("Llama 3.2 1B"), name_fault("a\nb")
     ('', "holds the character U+000A, got 'a\\nb'")
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from attnscope._limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
+from attnscope.untrusted.limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
 
 #: Characters that turn the direction of what is written after them.
 BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")

@@ -5,7 +5,7 @@ Both readers open regular files only, so that a pipe or a device under the name 
 flood the process.
 
 Example:
-    >>> from attnscope._documents import parse_json, parse_yaml
+    >>> from attnscope.untrusted.documents import parse_json, parse_yaml
     >>> parse_json('{"seed": 1}'), parse_yaml("seed: 1")
     ({'seed': 1}, {'seed': 1})
     >>> parse_yaml("a: &a [1, 1]\nb: [*a, *a]")["b"]
@@ -22,14 +22,14 @@ import os
 import stat
 from typing import Any
 
-from attnscope._limits import (
+from attnscope.errors import DocumentError
+from attnscope.untrusted.limits import (
     MAX_JSON_BYTES,
     MAX_JSON_DEPTH,
     MAX_YAML_BYTES,
     MAX_YAML_DEPTH,
     MAX_YAML_NODES,
 )
-from attnscope.errors import DocumentError
 
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
