@@ -80,9 +80,14 @@ def encoder(folder: Path, layers: int = 2, entries: int = 30_522) -> Path:
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=word_tokenizer, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]",
-        unk_token="[UNK]", mask_token="[MASK]", model_max_length=512,
-    )  # fmt: skip
+        tokenizer_object=word_tokenizer,
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+        mask_token="[MASK]",
+        model_max_length=512,
+    )
     torch.manual_seed(0)
     BertForMaskedLM(BertConfig(vocab_size=entries, num_hidden_layers=layers)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -120,9 +125,15 @@ def batched(folder: Path, file: Path, home: Path, clock: Clock, tokens: int) -> 
 
     options = {"permutations": 999, "bootstrap": 1}
     settings = asc.Study(
-        study="attention_likelihood", models=str(folder), texts={"path": str(file), "column": "text"},
-        max_tokens=tokens, block=64, output=str(home), name="batched", options=options,
-    )  # fmt: skip
+        study="attention_likelihood",
+        models=str(folder),
+        texts={"path": str(file), "column": "text"},
+        max_tokens=tokens,
+        block=64,
+        output=str(home),
+        name="batched",
+        options=options,
+    )
     with (
         mock.patch.object(AttentionLikelihood, "stages", measured),
         mock.patch.object(head_rows, "_run_head", clock.around("head", head_rows._run_head)),

@@ -97,18 +97,28 @@ def main() -> None:
         if name in others:
             peers["other core"] = often(others[name])
         benchmark.compare(
-            f"core {name}", CALLS, often(call), peers, agree=check_same, target=1.0 if others else None,
+            f"core {name}",
+            CALLS,
+            often(call),
+            peers,
+            agree=check_same,
+            target=1.0 if others else None,
             against="other core" if others else None,
-        )  # fmt: skip
+        )
     package = often(lambda: asc.participation_ratio(attention))
     peers = {"torch.linalg.svdvals": often(lambda: torch.linalg.svdvals(attention))}
     peers["without asking for gradients"] = without_gradients(package)
     if path:
         peers["other core"] = with_core(other_core(path), ("is_plain_batch", "participation_ratio"), package)
     benchmark.compare(
-        "package participation_ratio", CALLS, package, peers, agree=check_same, target=1.0 if path else None,
+        "package participation_ratio",
+        CALLS,
+        package,
+        peers,
+        agree=check_same,
+        target=1.0 if path else None,
         against="other core" if path else None,
-    )  # fmt: skip
+    )
     benchmark.finish()
 
 

@@ -44,9 +44,17 @@ def serve(tree: str) -> None:
 
     def timed(folder: str) -> float:
         study = asc.Study(
-            study="attention_sinks", models=str(DATA / "stories260K" / "hf"), texts=texts, name="run",
-            max_tokens=128, block=SAMPLES, protocols="both", bars=True, output=folder, options=options,
-        )  # fmt: skip
+            study="attention_sinks",
+            models=str(DATA / "stories260K" / "hf"),
+            texts=texts,
+            name="run",
+            max_tokens=128,
+            block=SAMPLES,
+            protocols="both",
+            bars=True,
+            output=folder,
+            options=options,
+        )
         began = time.process_time()
         asc.run(study, progress=False, say=lambda text: None)
         return time.process_time() - began
@@ -97,9 +105,13 @@ def main() -> None:
         return
     ours, theirs = Commit(str(FOLDER.parent)), Commit(other)
     benchmark.compare(
-        "the sink study, both protocols, bars, all extras", SAMPLES, ours, {"other commit": theirs},
-        agree=agree, target=TARGET,
-    )  # fmt: skip
+        "the sink study, both protocols, bars, all extras",
+        SAMPLES,
+        ours,
+        {"other commit": theirs},
+        agree=agree,
+        target=TARGET,
+    )
     benchmark.finish()
 
 

@@ -25,9 +25,12 @@ def main() -> None:
     benchmark = Benchmark("second_moments", __doc__ or "")
     for width in sizes(benchmark, (512, 1024), (256,)):
         config = LlamaConfig(
-            vocab_size=8192, hidden_size=width, intermediate_size=-(-width * 8 // 3 // 64) * 64,
-            num_hidden_layers=4, num_attention_heads=8,
-        )  # fmt: skip
+            vocab_size=8192,
+            hidden_size=width,
+            intermediate_size=-(-width * 8 // 3 // 64) * 64,
+            num_hidden_layers=4,
+            num_attention_heads=8,
+        )
         torch.manual_seed(0)
         model = LlamaForCausalLM(config).eval()
         texts = [torch.randint(8192, (256,)) for _ in range(TEXTS)]

@@ -29,9 +29,12 @@ def main() -> None:
 
     benchmark = Benchmark("sensitivity", __doc__ or "")
     config = LlamaConfig(
-        vocab_size=8192, hidden_size=WIDTH, intermediate_size=1408, num_hidden_layers=LAYERS,
+        vocab_size=8192,
+        hidden_size=WIDTH,
+        intermediate_size=1408,
+        num_hidden_layers=LAYERS,
         num_attention_heads=8,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).eval()
     directions = torch.randn(DIRECTIONS, WIDTH)

@@ -140,9 +140,15 @@ def compared(texts: Sequence[str], options: argparse.Namespace) -> list[dict[str
                     agree(heads.double(), hidden, answers)
                     continue
                 rows.append(
-                    {"n": len(ids), "layer": layer.index, "ours_ms": our_seconds, "same_part_ms": part,
-                     "all_ms": notebook_seconds, "ratio": notebook_seconds / our_seconds}
-                )  # fmt: skip
+                    {
+                        "n": len(ids),
+                        "layer": layer.index,
+                        "ours_ms": our_seconds,
+                        "same_part_ms": part,
+                        "all_ms": notebook_seconds,
+                        "ratio": notebook_seconds / our_seconds,
+                    }
+                )
     return rows
 
 

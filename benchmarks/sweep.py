@@ -111,9 +111,12 @@ def plan_row(folder: Path, quick: bool) -> dict[str, Any]:
         f"a plan of {count:,} units: {seconds:.1f} s of processor time, {growth:.0f} MB; targets 10 s, 500 MB"
     )
     return {
-        "name": f"plan of {count:,} units, {growth:.0f} MB", "best_ms": {"attnscope": 1e3 * seconds / count},
-        "ratio": {"ten seconds": 10 / seconds}, "target": 1.0, "against": "ten seconds",
-    }  # fmt: skip
+        "name": f"plan of {count:,} units, {growth:.0f} MB",
+        "best_ms": {"attnscope": 1e3 * seconds / count},
+        "ratio": {"ten seconds": 10 / seconds},
+        "target": 1.0,
+        "against": "ten seconds",
+    }
 
 
 def main() -> None:
@@ -139,9 +142,14 @@ def main() -> None:
 
         def study(called: str) -> asc.Study:
             return asc.Study(
-                study="sleeping", models=str(home / "checkpoints" / "step1"), texts=str(home / "texts.txt"),
-                block=1, output=str(home), name=called, options={"seconds": seconds},
-            )  # fmt: skip
+                study="sleeping",
+                models=str(home / "checkpoints" / "step1"),
+                texts=str(home / "texts.txt"),
+                block=1,
+                output=str(home),
+                name=called,
+                options={"seconds": seconds},
+            )
 
         rows = [plan_row(home, options.quick)]
         if options.quick:

@@ -65,9 +65,12 @@ def saved(home: Path, quick: bool) -> tuple[Path, Path, int]:
 
     width, inner, layers = (512, 1376, 2) if quick else (2048, 5504, 4)
     config = LlamaConfig(
-        vocab_size=8192, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+        vocab_size=8192,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
         num_attention_heads=8,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(home / "before", max_shard_size="200MB")

@@ -72,21 +72,12 @@ def make_results(token: str = "a", group: str = "copying", steps: tuple[int, ...
                         }
                         for t in THRESHOLDS
                     ]
+    null = {"n_tokens": N, "kind": "uniform", "support": "causal"}
+    numbers = [("fiedler_value", 0.5, np.nan), ("participation_ratio", 2.5, np.nan), ("betti_0", 7.0, 0.02)]
+    numbers += [("density", 1.0 - t, t) for t in THRESHOLDS]
     baselines = [
-        {
-            "n_tokens": N,
-            "metric": metric,
-            "value": number,
-            "kind": "uniform",
-            "support": "causal",
-            "threshold": threshold,
-        }
-        for metric, number, threshold in [
-            ("fiedler_value", 0.5, np.nan),
-            ("participation_ratio", 2.5, np.nan),
-            *(("density", 1.0 - t, t) for t in THRESHOLDS),
-            ("betti_0", 7.0, 0.02),
-        ]
+        {**null, "metric": metric, "value": number, "threshold": threshold}
+        for metric, number, threshold in numbers
     ]
     keys = {"model": "tiny", "revision": samples[-1]["revision"], "step": steps[-1], "sample": SAMPLES - 1}
     where = {**keys, "layer": 1, "head": 0, "protocol": "exact"}
@@ -97,9 +88,13 @@ def make_results(token: str = "a", group: str = "copying", steps: tuple[int, ...
         for dimension, birth, death in [(0, 0.0, np.inf), (0, 0.0, 0.4), (0, 0.0, 0.7), (1, 0.5, 0.8)]
     ]
     tables = {
-        "samples": samples, "heads": heads, "graphs": graphs, "baselines": baselines,
-        "examples": examples, "bars": bars,
-    }  # fmt: skip
+        "samples": samples,
+        "heads": heads,
+        "graphs": graphs,
+        "baselines": baselines,
+        "examples": examples,
+        "bars": bars,
+    }
     return Results(
         {name: pd.DataFrame(rows) for name, rows in tables.items()},
         study={"study": "attention_sinks", "models": [{"path": "tiny"}]},

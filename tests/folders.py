@@ -254,9 +254,13 @@ class Launcher:
         self.count += 1
         log = self.folder / f"{self.count:03d}.log"
         pid = self.ask(
-            arguments=[str(argument) for argument in arguments], script=script, log=str(log),
-            errors=str(errors or log), environment=environment or {}, file_size=file_size,
-        )  # fmt: skip
+            arguments=[str(argument) for argument in arguments],
+            script=script,
+            log=str(log),
+            errors=str(errors or log),
+            environment=environment or {},
+            file_size=file_size,
+        )
         return Process(self, pid, log)
 
     def run(self, *arguments, **options):

@@ -18,10 +18,16 @@ QUICK = {
     "sensitivity": {"prompts": 2, "directions": 2, "refusal": ["u", "n"]},
     "answers": {"tokens": 3},
     "interventions": {
-        "depths": [0.5], "prompts": 3, "controls": 1, "tokens": 3, "gains": [0, 5, 50], "alphas": [1],
-        "relative_alphas": [0.1], "lambdas": [1],
+        "depths": [0.5],
+        "prompts": 3,
+        "controls": 1,
+        "tokens": 3,
+        "gains": [0, 5, 50],
+        "alphas": [1],
+        "relative_alphas": [0.1],
+        "lambdas": [1],
     },
-}  # fmt: skip
+}
 FAST = {"sensitivity": False, "answers": False, "interventions": False, "lens": False, "nulls": []}
 
 
@@ -39,9 +45,13 @@ def letters():
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=word_tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
-        unk_token="[UNK]", model_max_length=128,
-    )  # fmt: skip
+        tokenizer_object=word_tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="[UNK]",
+        model_max_length=128,
+    )
 
 
 def model_folder(path, name="llama", **changes):

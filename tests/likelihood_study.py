@@ -51,9 +51,14 @@ def encoder_folder(path, *, head=True, mask=True, seed=0):
         word_tokenizer.add_special_tokens({"mask_token": "<mask>"})
     torch.manual_seed(seed)
     config = BertConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_hidden_layers=3,
-        num_attention_heads=4, max_position_embeddings=64, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        pad_token_id=0,
+    )
     model = (BertForMaskedLM if head else BertModel)(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -31,6 +31,11 @@ def level(model: int, step: int, sample: int, layer: int, head: int = 0) -> floa
     return 0.1 + 0.02 * model + grown + 0.003 * sample + 0.05 * layer + 0.04 * max(head, 0)
 
 
+#: Tables on their way: rows of each, as columns.
+Rows = dict[str, list[dict[str, Any]]]
+PROTOCOLS = ("exact", "ruscio2025")
+
+
 def make_study(
     models: tuple[str, ...] = ("tiny",),
     steps: tuple[int, ...] = (-1,),
@@ -39,88 +44,115 @@ def make_study(
     token: str = "<s>",
 ) -> Results:
     """The run: `models` by `steps`, six sentences of 40 tokens, five layers of three heads."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-
-    def add(table: str, **columns: Any) -> None:
-        rows.setdefault(table, []).append(columns)
-
+    rows: Rows = {}
     for number, model in enumerate(models):
         for step in steps:
             checkpoint = {"model": model, "revision": f"step{step}" if step >= 0 else "", "step": step}
             for sample in range(SAMPLES):
-                add(
-                    "samples", **checkpoint, sample=sample, group="text", text=f"{token} sentence {sample}",
-                    tokens=[token, "a"], token_ids=[1, 2], n_tokens=N, truncated=False, causal=causal,
-                )  # fmt: skip
+                _add_sample(rows, checkpoint, sample, causal, token)
                 for layer in range(LAYERS):
-                    for protocol in ("exact", "ruscio2025"):
-                        keys = {**checkpoint, "sample": sample, "layer": layer}
-                        x = level(number, step, sample, layer)
-                        add("layers", **keys, protocol=protocol, **_layer(x, protocol))
-                        for head in range(-1, HEADS):
-                            x = level(number, step, sample, layer, head)
-                            row_keys = {**keys, "protocol": protocol} | ({"head": head} if head >= 0 else {})
-                            heads, graphs = ("heads", "graphs") if head >= 0 else MEANS
-                            add(heads, **row_keys, **_head(x, protocol, head, layer, causal, token))
-                            for threshold in (0.001, 0.02, 0.1):
-                                add(graphs, **row_keys, threshold=threshold, **_graph(x, threshold, protocol))
-                for layer in range(-1, LAYERS):
-                    for group in ("embedding",) if layer < 0 else ("attention", "mlp", "norm"):
-                        for protocol in ("exact", "ruscio2025"):
-                            trace = {"attention": 2.0, "mlp": 3.0, "norm": 0.5, "embedding": 4.0}[group]
-                            trace *= 1 + 0.1 * layer + 0.01 * sample
-                            add(
-                                "fisher", **checkpoint, sample=sample, layer=layer, group=group,
-                                protocol=protocol, parameters=100, trace=trace,
-                                trace_per_parameter=trace / 100,
-                                trace_sampled=trace / 2 if protocol == "exact" else np.nan,
-                            )  # fmt: skip
-                for kind, kl in (
-                    ("sinks", 0.4),
-                    ("first", 0.3),
-                    ("control_sinks", 0.05),
-                    ("control_first", 0.04),
-                ):
-                    add(
-                        "ablation", **checkpoint, sample=sample, keys=kind, n_tokens=N, key_count=1,
-                        output_kl=kl + 0.01 * sample, loss_before=3.0, loss_after=3.0 + kl,
-                        loss_change=kl + 0.02 * sample,
-                    )  # fmt: skip
-            for protocol, frame in (("exact", "centralized"), ("ruscio2025", "distributed")):
-                add(
-                    "frames", **checkpoint, group="all", protocol=protocol, frame=frame,
-                    token_frame="distributed", margin=0.1, probability=0.9, samples=SAMPLES, causal=causal,
-                    modal_position=0, modal_token=token, modal_position_share=0.9, modal_token_share=0.4,
-                )  # fmt: skip
-                for kind in ("position", "token"):
-                    for third, top in (("early", 0.9), ("middle", 0.8), ("late", 0.7), ("all", 0.8)):
-                        add(
-                            "frame_evidence", **checkpoint, group="all", protocol=protocol, kind=kind,
-                            third=third, sinks=90, top="0" if kind == "position" else token, top_1=top,
-                            top_2=top + 0.05, top_3=top + 0.08, entropy=1 - top, first_anchor=top,
-                            last_anchor=0.05,
-                        )  # fmt: skip
-                for layer in range(LAYERS):
-                    for head in range(HEADS):
-                        consistency = 0.2 + 0.2 * head
-                        add(
-                            "specialization", **checkpoint, layer=layer, head=head, protocol=protocol,
-                            consistency=consistency, modal="0" if protocol == "exact" else token,
-                            samples=SAMPLES, specialised=consistency >= 0.3,
-                            specialised_half=consistency >= 0.5,
-                        )  # fmt: skip
-                for layer in range(LAYERS):
-                    for other in range(layer + 1, LAYERS):
-                        exact = protocol == "exact"
-                        add(
-                            "layer_tests", **checkpoint, metric="mean_persistence_0", layer=layer,
-                            other_layer=other, protocol=protocol, difference=0.05 * (other - layer),
-                            p_value=0.01 * other, p_holm=0.02 * other if exact else np.nan,
-                            p_bh=0.015 * other if exact else np.nan, samples=SAMPLES,
-                        )  # fmt: skip
+                    for protocol in PROTOCOLS:
+                        keys = {**checkpoint, "sample": sample, "layer": layer, "protocol": protocol}
+                        places = (number, step, sample, layer)
+                        add(rows, "layers", **keys, **_layer(level(*places), protocol))
+                        _add_heads(rows, keys, places, causal, token)
+                _add_fisher(rows, {**checkpoint, "sample": sample}, sample)
+                _add_ablation(rows, {**checkpoint, "sample": sample}, sample)
+            for protocol, frame in zip(PROTOCOLS, ("centralized", "distributed"), strict=True):
+                _add_frames(rows, {**checkpoint, "protocol": protocol}, frame, causal, token)
+                _add_specialization(rows, {**checkpoint, "protocol": protocol}, token)
+                _add_layer_tests(rows, {**checkpoint, "protocol": protocol})
+    _add_baselines(rows, models, steps, causal)
+    return Results(
+        {name: pd.DataFrame(table) for name, table in rows.items()},
+        study={"study": "attention_sinks", "models": [{"path": model, "label": model} for model in models]},
+        provenance={"attnscope": "0.1.0", "skipped": []},
+    )
+
+
+def add(rows: Rows, table: str, **columns: Any) -> None:
+    """Add a row to a table."""
+    rows.setdefault(table, []).append(columns)
+
+
+def _add_sample(rows: Rows, checkpoint: dict[str, Any], sample: int, causal: bool, token: str) -> None:
+    columns = {"tokens": [token, "a"], "token_ids": [1, 2], "n_tokens": N, "truncated": False}
+    text = {"group": "text", "text": f"{token} sentence {sample}"}
+    add(rows, "samples", **checkpoint, sample=sample, **text, **columns, causal=causal)
+
+
+def _add_heads(rows: Rows, keys: dict[str, Any], places: tuple[int, ...], causal: bool, token: str) -> None:
+    """Add the rows of every head of a layer and of the layer's mean, with their graphs."""
+    protocol = keys["protocol"]
+    for head in range(-1, HEADS):
+        x = level(*places, head)
+        row_keys = keys | ({"head": head} if head >= 0 else {})
+        heads, graphs = ("heads", "graphs") if head >= 0 else MEANS
+        add(rows, heads, **row_keys, **_head(x, protocol, head, keys["layer"], causal, token))
+        for threshold in (0.001, 0.02, 0.1):
+            add(rows, graphs, **row_keys, threshold=threshold, **_graph(x, threshold, protocol))
+
+
+def _add_fisher(rows: Rows, keys: dict[str, Any], sample: int) -> None:
+    traces = {"attention": 2.0, "mlp": 3.0, "norm": 0.5, "embedding": 4.0}
+    for layer in range(-1, LAYERS):
+        for group in ("embedding",) if layer < 0 else ("attention", "mlp", "norm"):
+            for protocol in PROTOCOLS:
+                trace = traces[group] * (1 + 0.1 * layer + 0.01 * sample)
+                sampled = trace / 2 if protocol == "exact" else np.nan
+                numbers = {"trace": trace, "trace_per_parameter": trace / 100, "trace_sampled": sampled}
+                place = {"layer": layer, "group": group, "protocol": protocol}
+                add(rows, "fisher", **keys, **place, parameters=100, **numbers)
+
+
+def _add_ablation(rows: Rows, keys: dict[str, Any], sample: int) -> None:
+    divergences = {"sinks": 0.4, "first": 0.3, "control_sinks": 0.05, "control_first": 0.04}
+    for kind, kl in divergences.items():
+        losses = {"loss_before": 3.0, "loss_after": 3.0 + kl, "loss_change": kl + 0.02 * sample}
+        counts = {"n_tokens": N, "key_count": 1}
+        add(rows, "ablation", **keys, keys=kind, **counts, output_kl=kl + 0.01 * sample, **losses)
+
+
+def _add_frames(rows: Rows, keys: dict[str, Any], frame: str, causal: bool, token: str) -> None:
+    """Add the frame of a group of texts, and its evidence by thirds of the layers."""
+    frames = {"frame": frame, "token_frame": "distributed", "margin": 0.1, "probability": 0.9}
+    modes = {"modal_position": 0, "modal_token": token, "modal_position_share": 0.9}
+    counts = {"samples": SAMPLES, "causal": causal, "modal_token_share": 0.4}
+    add(rows, "frames", **keys, group="all", **frames, **counts, **modes)
+    for kind in ("position", "token"):
+        for third, top in (("early", 0.9), ("middle", 0.8), ("late", 0.7), ("all", 0.8)):
+            place = {"group": "all", "kind": kind, "third": third, "sinks": 90}
+            tops = {"top_1": top, "top_2": top + 0.05, "top_3": top + 0.08, "entropy": 1 - top}
+            names = {"top": "0" if kind == "position" else token, "first_anchor": top, "last_anchor": 0.05}
+            add(rows, "frame_evidence", **keys, **place, **tops, **names)
+
+
+def _add_specialization(rows: Rows, keys: dict[str, Any], token: str) -> None:
+    modal = "0" if keys["protocol"] == "exact" else token
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            consistency = 0.2 + 0.2 * head
+            flags = {"specialised": consistency >= 0.3, "specialised_half": consistency >= 0.5}
+            columns = {"consistency": consistency, "modal": modal, "samples": SAMPLES, **flags}
+            add(rows, "specialization", **keys, layer=layer, head=head, **columns)
+
+
+def _add_layer_tests(rows: Rows, keys: dict[str, Any]) -> None:
+    is_exact = keys["protocol"] == "exact"
+    for layer in range(LAYERS):
+        for other in range(layer + 1, LAYERS):
+            adjusted = {"p_holm": 0.02 * other, "p_bh": 0.015 * other}
+            p_values = adjusted if is_exact else dict.fromkeys(adjusted, np.nan)
+            numbers = {"difference": 0.05 * (other - layer), "p_value": 0.01 * other, **p_values}
+            place = {"metric": "mean_persistence_0", "layer": layer, "other_layer": other}
+            add(rows, "layer_tests", **keys, **place, **numbers, samples=SAMPLES)
+
+
+def _add_baselines(rows: Rows, models: tuple[str, ...], steps: tuple[int, ...], causal: bool) -> None:
     for kind in KINDS:
         if kind == ("uniform_full" if causal else "uniform_causal"):
             continue
+        name, _, support = kind.partition("_") if kind.startswith("uniform") else (kind, "", "")
         checkpoints = [("", -1)]
         if not kind.startswith("uniform"):
             # the random-weight control belongs to a whole series, shuffled rows to their own checkpoint
@@ -128,19 +160,21 @@ def make_study(
             checkpoints = [(model, step) for model in models for step in row_steps]
         for metric, value in BASELINES.items():
             for model, step in checkpoints:
+                revision = f"step{step}" if model and step >= 0 else ""
+                place = {"model": model, "revision": revision, "step": step if model else -1}
+                spread = {"std": 0.01 if model else 0.0, "count": SAMPLES if model else 0}
+                null = {"kind": name, "support": support, "threshold": np.nan, "protocol": "exact"}
                 add(
-                    "baselines", n_tokens=N, metric=metric, value=value * DRIFT[kind],
-                    kind=kind.partition("_")[0] if kind.startswith("uniform") else kind,
-                    support=kind.partition("_")[2] if kind.startswith("uniform") else "",
-                    threshold=np.nan, protocol="exact", scope="heads" if model else "any", model=model,
-                    revision=f"step{step}" if model and step >= 0 else "", step=step if model else -1,
-                    std=0.01 if model else 0.0, count=SAMPLES if model else 0,
-                )  # fmt: skip
-    return Results(
-        {name: pd.DataFrame(table) for name, table in rows.items()},
-        study={"study": "attention_sinks", "models": [{"path": model, "label": model} for model in models]},
-        provenance={"attnscope": "0.1.0", "skipped": []},
-    )
+                    rows,
+                    "baselines",
+                    n_tokens=N,
+                    metric=metric,
+                    value=value * DRIFT[kind],
+                    scope="heads" if model else "any",
+                    **null,
+                    **place,
+                    **spread,
+                )
 
 
 def _head(x: float, protocol: str, head: int, layer: int, causal: bool, token: str) -> dict[str, Any]:

@@ -52,11 +52,21 @@ def photograph(page: View, fragment: str, target: Path) -> None:
         file, shot = Path(folder) / "view.html", Path(folder) / "view.png"
         page.save(file)
         subprocess.run(
-            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-             f"--user-data-dir={folder}/profile", f"--window-size={SIZE[0]},{SIZE[1]}",
-             f"--screenshot={shot}", f"{file.as_uri()}{fragment}"],
-            check=True, capture_output=True, timeout=300,
-        )  # fmt: skip
+            [
+                browser,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--hide-scrollbars",
+                f"--user-data-dir={folder}/profile",
+                f"--window-size={SIZE[0]},{SIZE[1]}",
+                f"--screenshot={shot}",
+                f"{file.as_uri()}{fragment}",
+            ],
+            check=True,
+            capture_output=True,
+            timeout=300,
+        )
         with Image.open(shot) as screenshot:
             screenshot.convert("RGB").quantize(96, dither=Image.Dither.NONE).save(
                 target, "PNG", optimize=True

@@ -41,8 +41,17 @@ CASES = {
 }
 
 
-def dense_attention(query, key, scaling=None, causal=True, window=None, softcap=None, slopes=None,
-                    sink_logits=None, lengths=None):  # fmt: skip
+def dense_attention(
+    query,
+    key,
+    scaling=None,
+    causal=True,
+    window=None,
+    softcap=None,
+    slopes=None,
+    sink_logits=None,
+    lengths=None,
+):
     """Return weights [b, h, q, k], log Z, distances i − j, and which queries are inside, in float64."""
     query, key = query.double().cpu(), key.double().cpu()
     heads, queries, width = query.shape[1:]

@@ -92,9 +92,14 @@ def drawn_study(name, home, draw):
     options = {"extra": draw.choice([[], "all"]), "controls": 1} if name == "attention_sinks" else {}
     texts = drawn_texts(home / "texts.txt", draw)
     return RunConfig(
-        study=name, models=str(model), texts=str(texts), output=str(home), name="a",
-        options=options, **common(draw),
-    )  # fmt: skip
+        study=name,
+        models=str(model),
+        texts=str(texts),
+        output=str(home),
+        name="a",
+        options=options,
+        **common(draw),
+    )
 
 
 def to_its_report(run_settings):

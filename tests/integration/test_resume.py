@@ -30,9 +30,22 @@ def inputs(tmp_path_factory):
 def command(inputs, output, name="a"):
     model, texts = inputs
     return (
-        "run", "attention_sinks", "--no-draw", "--model", model, "--texts", texts, "--block", 4,
-        "--output", output, "--name", name, "--set", "metrics=[fiedler_value, graph_statistics]",
-    )  # fmt: skip
+        "run",
+        "attention_sinks",
+        "--no-draw",
+        "--model",
+        model,
+        "--texts",
+        texts,
+        "--block",
+        4,
+        "--output",
+        output,
+        "--name",
+        name,
+        "--set",
+        "metrics=[fiedler_value, graph_statistics]",
+    )
 
 
 def content(folder, part="tables"):
@@ -255,9 +268,12 @@ def test_a_full_file_system(launcher, inputs, uninterrupted, tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
-    [*(pytest.param(damage, marks=pytest.mark.slow) for damage in ("truncated", "one bit", "foreign")),
-     "unlisted", "all at once"],
-)  # fmt: skip
+    [
+        *(pytest.param(damage, marks=pytest.mark.slow) for damage in ("truncated", "one bit", "foreign")),
+        "unlisted",
+        "all at once",
+    ],
+)
 def test_damaged_units_are_set_aside_and_computed_again(launcher, inputs, uninterrupted, tmp_path, damage):
     folder = tmp_path / "a"
     shutil.copytree(uninterrupted[0], folder)

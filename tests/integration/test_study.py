@@ -39,9 +39,24 @@ def folders(launcher, inputs, tmp_path_factory):
     by_file = launcher.run("run", file, "--name", "yaml", "--no-draw")
     assert by_file.code == 0, by_file.output
     by_line = launcher.run(
-        "run", "--model", model, "--texts", texts, "--samples", 5, "--block", 2, "--output", output,
-        "--name", "line", "--no-draw", "--json", "--set", f"metrics={json.dumps(METRICS)}",
-    )  # fmt: skip
+        "run",
+        "--model",
+        model,
+        "--texts",
+        texts,
+        "--samples",
+        5,
+        "--block",
+        2,
+        "--output",
+        output,
+        "--name",
+        "line",
+        "--no-draw",
+        "--json",
+        "--set",
+        f"metrics={json.dumps(METRICS)}",
+    )
     assert by_line.code == 0, by_line.output
     answer = json.loads(by_line.output.splitlines()[-1])
     assert answer["tables"]["heads"] == 3 * 5 * 2 * 4
@@ -151,7 +166,7 @@ def test_the_doctor_runs_every_function_of_the_core(monkeypatch):
         ("zsh", {"_TYPER_COMPLETE_ARGS": "attnscope do"}, ["doctor"]),
         ("fish", FISH, ["compare"]),
     ],
-)  # fmt: skip
+)
 def test_shells_complete_commands(launcher, shell, words, expected):
     completion = {"_ATTNSCOPE_COMPLETE": f"complete_{shell}", **words}
     done = launcher.script("from attnscope.cli.application import main; main()", **completion)

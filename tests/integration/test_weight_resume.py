@@ -33,10 +33,23 @@ def inputs(tmp_path_factory):
 def command(inputs, output):
     options = [f"options.{name}={json.dumps(value)}" for name, value in json.loads(FAST).items()]
     return (
-        "run", "pretraining_writes", "--no-draw", "--model", inputs / "base", "--model", inputs / "tuned",
-        "--texts", inputs / "texts.jsonl", "--block", 4, "--output", output, "--name", "a",
+        "run",
+        "pretraining_writes",
+        "--no-draw",
+        "--model",
+        inputs / "base",
+        "--model",
+        inputs / "tuned",
+        "--texts",
+        inputs / "texts.jsonl",
+        "--block",
+        4,
+        "--output",
+        output,
+        "--name",
+        "a",
         *(part for option in options for part in ("--set", option)),
-    )  # fmt: skip
+    )
 
 
 def tables(folder):

@@ -184,9 +184,13 @@ def wavelet_study(tmp_path, model, count=2, characters=126, **options):
     lines = [json.dumps({"text": line[:characters]}) for line in text_windows(count, seed=5)]
     texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
     study_settings = RunConfig(
-        study="wavelet_heads", models={"path": str(model), "label": "model"}, texts=str(texts), name="a",
-        output=str(tmp_path), options={"nulls": ["row_permutation"], "min_keys": 16, **options},
-    )  # fmt: skip
+        study="wavelet_heads",
+        models={"path": str(model), "label": "model"},
+        texts=str(texts),
+        name="a",
+        output=str(tmp_path),
+        options={"nulls": ["row_permutation"], "min_keys": 16, **options},
+    )
     return run(study_settings, progress=False, say=lambda text: None)
 
 

@@ -34,8 +34,11 @@ FOLDER = Path(__file__).resolve().parent
 STORIES = FOLDER.parents[2] / "shared" / "data" / "stories260K" / "hf"
 #: Study and options of each run; its model is the part of the name behind the hyphen.
 _SINKS = {
-    "study": "attention_sinks", "protocols": "both", "bars": True, "options": {"extra": "all", "controls": 1},
-}  # fmt: skip
+    "study": "attention_sinks",
+    "protocols": "both",
+    "bars": True,
+    "options": {"extra": "all", "controls": 1},
+}
 RUNS = {
     "sinks-tiny": _SINKS,
     "sinks-stories": _SINKS,

@@ -77,10 +77,13 @@ def pieces_tokenizer() -> Any:
     )
     return with_mask(
         PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, bos_token=BOS, pad_token=PAD, unk_token=UNKNOWN,
+            tokenizer_object=tokenizer,
+            bos_token=BOS,
+            pad_token=PAD,
+            unk_token=UNKNOWN,
             clean_up_tokenization_spaces=False,
         )
-    )  # fmt: skip
+    )
 
 
 def with_mask(tokenizer: Any) -> Any:

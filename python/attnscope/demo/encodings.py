@@ -262,9 +262,16 @@ def summary(results: Results, directory: str | os.PathLike[str]) -> list[str]:
     """Return a table of the main numbers, one line per encoding."""
     phases = results.table("phases")
     columns = (
-        "low_band", "high_band", "spectral_selectivity", "spectral_entropy", "wavelet_entropy",
-        "position_entropy", "local_share", "rho", "scale_sensitivity_energy_0.5",
-    )  # fmt: skip
+        "low_band",
+        "high_band",
+        "spectral_selectivity",
+        "spectral_entropy",
+        "wavelet_entropy",
+        "position_entropy",
+        "local_share",
+        "rho",
+        "scale_sensitivity_energy_0.5",
+    )
     lines = [f"{'':8} {'loss':>14}  " + "  ".join(f"{name[-17:]:>17}" for name in columns)]
     for encoding in WAVELET_ENCODINGS:
         phases_of_encoding = phases[phases["model"] == encoding].set_index("metric")["mean"]

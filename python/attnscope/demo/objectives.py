@@ -30,9 +30,17 @@ from attnscope.models.loading import without_progress_bars
 
 WHITENED = ("plain", "white_in", "white_out", "white_both")
 ARMS = (
-    "ce", "sft", "dpo", "contrastive_1", "contrastive_4", "contrastive_16", "contrastive_64",
-    f"contrastive_{VOCABULARY_SIZE - 1}", "noise", *WHITENED,
-)  # fmt: skip
+    "ce",
+    "sft",
+    "dpo",
+    "contrastive_1",
+    "contrastive_4",
+    "contrastive_16",
+    "contrastive_64",
+    f"contrastive_{VOCABULARY_SIZE - 1}",
+    "noise",
+    *WHITENED,
+)
 STEPS, BATCH = 32, 16
 RATE, PLAIN_RATE = 5e-4, 0.1
 BETA = 0.1

@@ -95,11 +95,17 @@ def tune(
         labels[PRETRAINING] = PRETRAINING
         models.append({"path": str(first), "label": PRETRAINING})
     study = RunConfig(
-        study="pretraining_writes", name="study", output=str(root), models=models, texts={"path": str(texts)},
+        study="pretraining_writes",
+        name="study",
+        output=str(root),
+        models=models,
+        texts={"path": str(texts)},
         options={
-            "arms": labels, "nulls": ["other_layer", "weights"], "rank_one": {"directions": 8, "texts": 8},
+            "arms": labels,
+            "nulls": ["other_layer", "weights"],
+            "rank_one": {"directions": 8, "texts": 8},
         },
-    )  # fmt: skip
+    )
     results = _measured(study, processes, progress)
     results.figures()
     results.report()

@@ -169,9 +169,18 @@ def _letter(figure: Figure, size: float) -> None:
     pairs = map("".join, itertools.product(ascii_lowercase, repeat=2))
     for name, ax in zip([*ascii_lowercase, *pairs], panels, strict=False):
         ax.annotate(
-            name, (0, 1), (-0.9 * size, 0.55 * size), xycoords="axes fraction", textcoords="offset points",
-            ha="right", va="bottom", fontweight="bold", fontsize=size + 1, color=INK, annotation_clip=False,
-        )  # fmt: skip
+            name,
+            (0, 1),
+            (-0.9 * size, 0.55 * size),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontweight="bold",
+            fontsize=size + 1,
+            color=INK,
+            annotation_clip=False,
+        )
 
 
 def _recolour(figure: Figure, palette: Sequence[str]) -> None:

@@ -7,11 +7,27 @@ import re
 
 #: Letters of our own words and of tokens that pdflatex does not set by itself.
 _LETTERS = {
-    "−": "$-$", "–": "--", "…": r"\dots{}", "“": "``", "”": "''", "‖": r"$\Vert$", "∞": r"$\infty$",
-    "→": r"$\to$", "≥": r"$\ge$", "λ": r"$\lambda$", "β": r"$\beta$", "σ": r"$\sigma$", "₀": "$_0$",
-    "₁": "$_1$", "₂": "$_2$", "␣": r"\textvisiblespace{}", "×": r"$\times$",
-    "<": "$<$", ">": "$>$", "|": "$|$",
-}  # fmt: skip
+    "−": "$-$",
+    "–": "--",
+    "…": r"\dots{}",
+    "“": "``",
+    "”": "''",
+    "‖": r"$\Vert$",
+    "∞": r"$\infty$",
+    "→": r"$\to$",
+    "≥": r"$\ge$",
+    "λ": r"$\lambda$",
+    "β": r"$\beta$",
+    "σ": r"$\sigma$",
+    "₀": "$_0$",
+    "₁": "$_1$",
+    "₂": "$_2$",
+    "␣": r"\textvisiblespace{}",
+    "×": r"$\times$",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+}
 
 #: Letters of LaTeX that a backslash does not make ordinary.
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}

@@ -141,10 +141,17 @@ def head_emergence(
     for (layer, head), rows in table.groupby(["layer", "head"]):
         strong = (layer, head) in top
         draw_curve(
-            ax, rows["step"], rows, f"L{layer}H{head}", colors[layer],
-            interval=strong, width=1.6 if strong else 0.8, alpha=1.0 if strong else 0.55, dash="-",
+            ax,
+            rows["step"],
+            rows,
+            f"L{layer}H{head}",
+            colors[layer],
+            interval=strong,
+            width=1.6 if strong else 0.8,
+            alpha=1.0 if strong else 0.55,
+            dash="-",
             line=line,
-        )  # fmt: skip
+        )
     step_axis(ax, heads["step"])
     _beside_baselines(ax, heads, baselines, metric, "step")
     if limits is not None:
@@ -158,9 +165,16 @@ def head_emergence(
         if row.mean > floor and low <= row.mean <= high:
             below = min(row.mean, below - 0.075 * (high - low))
             ax.annotate(
-                f"L{row.layer}H{row.head}", (row.step, below), xytext=(4, 0), textcoords="offset points",
-                va="center", color=colors[row.layer], fontsize=7, fontweight="bold", annotation_clip=False,
-            )  # fmt: skip
+                f"L{row.layer}H{row.head}",
+                (row.step, below),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                color=colors[row.layer],
+                fontsize=7,
+                fontweight="bold",
+                annotation_clip=False,
+            )
     return ax
 
 
@@ -265,10 +279,19 @@ def threshold_curve(
 
 
 def draw_curve(
-    ax: Axes, x: Any, rows: pd.DataFrame, label: str, color: str,
-    *, marker: bool = False, interval: bool = True, width: float = 1.4, alpha: float = 1.0, dash: str = "",
+    ax: Axes,
+    x: Any,
+    rows: pd.DataFrame,
+    label: str,
+    color: str,
+    *,
+    marker: bool = False,
+    interval: bool = True,
+    width: float = 1.4,
+    alpha: float = 1.0,
+    dash: str = "",
     line: Mapping[str, Any] = MappingProxyType({}),
-) -> None:  # fmt: skip
+) -> None:
     """Draw the means of `selection.estimate` over x as a line and their interval as a band.
 
     Words of `line` override those of the style.
@@ -286,9 +309,13 @@ def draw_curve(
 
 
 def _beside_baselines(
-    ax: Axes, heads: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, along: str,
+    ax: Axes,
+    heads: pd.DataFrame,
+    baselines: pd.DataFrame | None,
+    metric: str,
+    along: str,
     threshold: float | None = None,
-) -> Axes:  # fmt: skip
+) -> Axes:
     """Draw the references of a metric, and name and limit its axis.
 
     They are uniform attention, and the measured nulls that a run holds: along "step" a line each, elsewhere

@@ -78,9 +78,14 @@ def layer_head_map(
     rows, columns = cells.shape
     small = rows * columns <= 48
     mesh = ax.pcolormesh(
-        np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5, np.ma.masked_invalid(cells),
-        cmap=cmap, norm=norm, edgecolors="white" if small else "face", linewidth=1.0 if small else 0.1,
-    )  # fmt: skip
+        np.arange(columns + 1) - 0.5,
+        np.arange(rows + 1) - 0.5,
+        np.ma.masked_invalid(cells),
+        cmap=cmap,
+        norm=norm,
+        edgecolors="white" if small else "face",
+        linewidth=1.0 if small else 0.1,
+    )
     ax.invert_yaxis()
     ax.set_aspect("equal" if max(rows, columns) <= 3 * min(rows, columns) else "auto")
     for axis, numbered in ((ax.yaxis, table.index), (ax.xaxis, table.columns)):
@@ -95,9 +100,14 @@ def layer_head_map(
                 red, green, blue, _ = mesh.cmap(mesh.norm(value))
                 bright = 0.299 * red + 0.587 * green + 0.114 * blue > 0.55
                 ax.text(
-                    column, row, short(value), ha="center", va="center", fontsize=6,
+                    column,
+                    row,
+                    short(value),
+                    ha="center",
+                    va="center",
+                    fontsize=6,
                     color=INK if bright else "white",
-                )  # fmt: skip
+                )
     if colorbar:
         label = quantity(metric).axis if label is None else label
         ticks = MaxNLocator(5)
@@ -184,15 +194,27 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None, **line: Any
     ax.plot(law.law_x, law.law_cdf, label=law.law, **UNIFORM)
     ax.plot([law.at] * 2, law.between, color=PALETTE[1], linewidth=2.0, solid_capstyle="butt", zorder=4)
     ax.annotate(
-        f"KS {law.ks:.2f}", (law.at, sum(law.between) / 2), xytext=(4, 0), textcoords="offset points",
-        color=PALETTE[1], va="center", fontsize=7, fontweight="bold", zorder=5,
+        f"KS {law.ks:.2f}",
+        (law.at, sum(law.between) / 2),
+        xytext=(4, 0),
+        textcoords="offset points",
+        color=PALETTE[1],
+        va="center",
+        fontsize=7,
+        fontweight="bold",
+        zorder=5,
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8},
-    )  # fmt: skip
+    )
     ax.axvline(law.edge, color=INK, linewidth=0.5, linestyle=":")
     ax.annotate(
-        "edge", (law.edge, 0.0), xytext=(2, 2), textcoords="offset points", fontsize=6, rotation=90,
+        "edge",
+        (law.edge, 0.0),
+        xytext=(2, 2),
+        textcoords="offset points",
+        fontsize=6,
+        rotation=90,
         va="bottom",
-    )  # fmt: skip
+    )
     ends = max(1e-4, 0.5 * law.values[law.values > 0].min()), 1.6 * max(law.values[-1], law.edge)
     ax.set(xscale="log", xlim=ends, ylim=(0, 1.02), xlabel="eigenvalue", ylabel="share below")
     legend_above(ax)
@@ -237,10 +259,17 @@ def persistence_diagram(bars: Any, *, ax: Axes | None = None) -> Axes:
     for dimension, rows in bars.groupby(bars["dimension"].astype(int)):
         death = rows["death"].to_numpy(dtype=float)
         ax.scatter(
-            rows["birth"], np.where(np.isfinite(death), death, top), s=9, alpha=0.55, linewidths=0,
-            marker="o^s"[min(dimension, 2)], color=PALETTE[dimension], clip_on=False, zorder=3,
+            rows["birth"],
+            np.where(np.isfinite(death), death, top),
+            s=9,
+            alpha=0.55,
+            linewidths=0,
+            marker="o^s"[min(dimension, 2)],
+            color=PALETTE[dimension],
+            clip_on=False,
+            zorder=3,
             label=f"H{dimension}: {len(rows)}",
-        )  # fmt: skip
+        )
     ax.set(xlim=(-0.02, 1.02), ylim=(0, 1.18), xlabel="birth (1 − attention)", ylabel="death")
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1.0, top], ["0", ".25", ".5", ".75", "1", "∞"])
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1.0], ["0", ".25", ".5", ".75", "1"])

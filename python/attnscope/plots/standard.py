@@ -107,9 +107,13 @@ def metric_maps(quantities: Quantities | None = None) -> Figure:
             for ax, name in zip(axes_row, names, strict=True):
                 rows_of_series = heads[heads["series"] == name]
                 layer_head_map(
-                    rows_of_series, metric, ax=ax, norm=norm, colorbar=False,
+                    rows_of_series,
+                    metric,
+                    ax=ax,
+                    norm=norm,
+                    colorbar=False,
                     numbers=cell >= LEGIBLE and size[0] * size[1] <= 48,
-                )  # fmt: skip
+                )
                 ax.set_aspect("equal")
                 title = axis_label(metric, threshold) if ax is axes_row[0] else ""
                 if np.isfinite(uniform) and not near and ax is axes_row[-1]:
@@ -152,9 +156,12 @@ def emergence(quantities: Quantities | None = None) -> Figure:
     def draw(results: Results, options: Options) -> Drawn:
         heads, unknown = over_steps(measured_heads(results, quantities or ()))
         figure = metric_grid(
-            heads, drawable_quantities(heads, quantities), emergence_curve, optional(results, "baselines"),
+            heads,
+            drawable_quantities(heads, quantities),
+            emergence_curve,
+            optional(results, "baselines"),
             width=options.width,
-        )  # fmt: skip
+        )
         words = "Each quantity over training, mean over heads, which hides single strong ones."
         return captioned(figure, words, compared_with(figure), left_out=unknown)
 
@@ -179,9 +186,13 @@ def depth(
         metrics = drawable_quantities(last_step(heads), quantities)
         over_layers(heads)
         figure = metric_grid(
-            heads, metrics, depth_profile, optional(results, "baselines"), columns=columns,
+            heads,
+            metrics,
+            depth_profile,
+            optional(results, "baselines"),
+            columns=columns,
             width=min(width, options.width),
-        )  # fmt: skip
+        )
         words = "By layer at the last checkpoint, mean over heads."
         if sentences:
             words = f"By layer: {' and '.join(sentences[name] for name, _ in metrics if name in sentences)}."
@@ -208,9 +219,13 @@ def thresholds(
         graphs = last_step(graph_rows(results))
         present = with_values(graphs, "graphs", averaged_columns(graphs) if columns is None else columns)
         figure = metric_grid(
-            graphs, [(name, None) for name in present], curve, optional(results, "baselines"), columns=3,
+            graphs,
+            [(name, None) for name in present],
+            curve,
+            optional(results, "baselines"),
+            columns=3,
             width=options.width,
-        )  # fmt: skip
+        )
         return captioned(
             figure,
             "The graph over its threshold at the last checkpoint: mean over layers and heads.",
@@ -336,9 +351,18 @@ def shared_colorbar(
     bar = add_colorbar(figure, mesh, axes, pad=0.015, aspect=14, fraction=0.06, label=label, ticks=ticks)
     if np.isfinite(uniform) and float(norm.vmin or 0.0) <= uniform <= float(norm.vmax or 0.0):
         bar.ax.plot(
-            [0], [uniform], marker=">", markersize=5, color=INK, markeredgecolor="white", markeredgewidth=0.6,
-            transform=bar.ax.get_yaxis_transform(), clip_on=False, gid="uniform", zorder=10,
-        )  # fmt: skip
+            [0],
+            [uniform],
+            marker=">",
+            markersize=5,
+            color=INK,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            transform=bar.ax.get_yaxis_transform(),
+            clip_on=False,
+            gid="uniform",
+            zorder=10,
+        )
 
 
 def marked(figure: mpl.Figure) -> str:

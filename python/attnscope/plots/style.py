@@ -187,9 +187,15 @@ def legend_above(ax: Axes) -> None:
         wide = sum(0.042 * len(re.sub(r"\$[^$]*\$", "xx", name)) + 0.23 for name in names)
         columns = columns if wide <= room else 1
     legend = ax.legend(
-        loc="lower left", bbox_to_anchor=(-0.04, 0.99), ncols=columns, columnspacing=0.8, handletextpad=0.4,
-        handlelength=1.4, borderpad=0.1, fontsize=6.5,
-    )  # fmt: skip
+        loc="lower left",
+        bbox_to_anchor=(-0.04, 0.99),
+        ncols=columns,
+        columnspacing=0.8,
+        handletextpad=0.4,
+        handlelength=1.4,
+        borderpad=0.1,
+        fontsize=6.5,
+    )
     # A legend wider than its axes must not make them narrower; the title keeps its height free.
     legend.set_in_layout(False)
     if not ax.get_title(loc="left"):

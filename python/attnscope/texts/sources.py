@@ -29,9 +29,21 @@ if TYPE_CHECKING:
 
 #: Columns of the `samples` table that a source's own column must not overwrite.
 RESERVED = (
-    "model", "revision", "step", "sample", "group", "text", "tokens", "token_ids", "n_tokens", "truncated",
-    "bos", "causal", "source", "source_row",
-)  # fmt: skip
+    "model",
+    "revision",
+    "step",
+    "sample",
+    "group",
+    "text",
+    "tokens",
+    "token_ids",
+    "n_tokens",
+    "truncated",
+    "bos",
+    "causal",
+    "source",
+    "source_row",
+)
 
 
 #: A rule by which texts are chosen: rows, their source, the seeded generator -> positions, ascending.

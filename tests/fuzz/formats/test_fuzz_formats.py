@@ -192,10 +192,15 @@ def test_configurations_of_models(model, amount):
 @pytest.mark.parametrize("amount", AMOUNTS)
 def test_configurations_of_adapters(model, tmp_path, amount):
     stored = {
-        "peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_rslora": False, "init_lora_weights": True,
-        "rank_pattern": {"q_proj": 2}, "alpha_pattern": {r"layers\.[0-9]+\..*": 8},
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 4,
+        "use_rslora": False,
+        "init_lora_weights": True,
+        "rank_pattern": {"q_proj": 2},
+        "alpha_pattern": {r"layers\.[0-9]+\..*": 8},
         "base_model_name_or_path": "tiny",
-    }  # fmt: skip
+    }
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
     size = asc.weight_map(model)[0, "q"].shape
     factors = {name.format("A"): torch.ones(2, size[1]), name.format("B"): torch.ones(size[0], 2)}

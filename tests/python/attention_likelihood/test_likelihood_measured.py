@@ -36,9 +36,16 @@ MEASURED = {
 }
 #: Mean log-likelihood by mode, stories260K.
 NATS = {
-    "real": -11.4, "lowest": -64.6, "low": -39.1, "mid": -30.3, "high": -21.1, "highest": -12.0,
-    "nats:3": -12.9, "nats:6": -17.8, "swap": -12.8,
-}  # fmt: skip
+    "real": -11.4,
+    "lowest": -64.6,
+    "low": -39.1,
+    "mid": -30.3,
+    "high": -21.1,
+    "highest": -12.0,
+    "nats:3": -12.9,
+    "nats:6": -17.8,
+    "swap": -12.8,
+}
 #: Correlation over texts of real words, boost, and the same given length, place and pieces.
 BETWEEN = {"between": (0.09, -0.06, -0.09, -0.12, 0.00), "between_partial": (0.16, -0.11, -0.15, -0.15, 0.11)}
 

@@ -100,9 +100,11 @@ def additive(texts=8, delta=0.0):
     partner = np.arange(texts).reshape(-1, 2)[:, ::-1].ravel()
     real, away = token + text + delta, token[partner] + text
     return panel(
-        np.stack([np.full(texts, -4.0), np.full(texts, -9.0)], 1), np.stack([real, away], 1)[None],
-        swap=partner, modes=["real"],
-    )  # fmt: skip
+        np.stack([np.full(texts, -4.0), np.full(texts, -9.0)], 1),
+        np.stack([real, away], 1)[None],
+        swap=partner,
+        modes=["real"],
+    )
 
 
 def test_token_and_text_effects_cancel_in_an_exchange_and_a_gain_at_home_is_found():

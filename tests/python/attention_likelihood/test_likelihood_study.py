@@ -27,9 +27,15 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(folder, texts, tmp_path_factory):
     study = settings(
-        folder, texts, tmp_path_factory.mktemp("whole"), block=8, nulls=["random_weights"],
-        random_weights=2, survey=True, two_sided=True,
-    )  # fmt: skip
+        folder,
+        texts,
+        tmp_path_factory.mktemp("whole"),
+        block=8,
+        nulls=["random_weights"],
+        random_weights=2,
+        survey=True,
+        two_sided=True,
+    )
     return run(study, progress=False)
 
 
@@ -127,8 +133,11 @@ def test_claims_have_numbers_and_verdicts(results):
     checks = results.table("checks").set_index("check")
     assert checks["holds"].all()
     assert list(checks.index) == [
-        "chain_of_likelihoods", "replaced_tokens", "row_sums", "rows_before_the_word",
-    ]  # fmt: skip
+        "chain_of_likelihoods",
+        "replaced_tokens",
+        "row_sums",
+        "rows_before_the_word",
+    ]
     assert checks.loc["rows_before_the_word", "value"] == 0
 
 

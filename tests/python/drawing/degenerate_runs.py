@@ -99,9 +99,14 @@ def of_weights(home: Path) -> Results:
     arms = {"few": "contrastive_1", "many": "contrastive_4"}
     quick = {"random_weights": 2, "rank_one": {"texts": 2, "directions": 3}, "arms": arms}
     settings = RunConfig(
-        study="pretraining_writes", models=[str(home / name) for name in names], texts=str(texts),
-        output=str(home / "runs"), name="a", block=3, options=quick,
-    )  # fmt: skip
+        study="pretraining_writes",
+        models=[str(home / name) for name in names],
+        texts=str(texts),
+        output=str(home / "runs"),
+        name="a",
+        block=3,
+        options=quick,
+    )
     return also(done(settings), "many", "a series", [1, 2])
 
 
@@ -147,9 +152,16 @@ def _filled(table: pd.DataFrame, *, keep_all: bool) -> pd.DataFrame:
 
 #: Values of keys that mean the same in every study.
 KEYS: Mapping[str, Iterable[Any]] = {
-    "model": ["m"], "revision": [""], "step": [-1], "sample": [0, 1, 2], "layer": [0, 1], "head": [0, 1],
-    "protocol": ["exact"], "group": ["all"], "null": ["", "gaussian"],
-}  # fmt: skip
+    "model": ["m"],
+    "revision": [""],
+    "step": [-1],
+    "sample": [0, 1, 2],
+    "layer": [0, 1],
+    "head": [0, 1],
+    "protocol": ["exact"],
+    "group": ["all"],
+    "null": ["", "gaussian"],
+}
 
 
 def declared_tables(name: str) -> dict[str, pd.DataFrame]:

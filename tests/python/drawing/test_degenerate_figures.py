@@ -77,8 +77,10 @@ def holds_something(ax) -> bool:
         if collection.get_array() is not None
     ]
     points = [np.asarray(collection.get_offsets(), dtype=float) for collection in ax.collections]
-    heights = [patch.get_height() if hasattr(patch, "get_height") else patch.get_data().values
-               for patch in ax.patches]  # fmt: skip
+    heights = [
+        patch.get_height() if hasattr(patch, "get_height") else patch.get_data().values
+        for patch in ax.patches
+    ]
     bars = [np.ravel(np.asarray(height, dtype=float)) for height in heights]
     return any(np.isfinite(artist).any() for artist in [*lines, *cells, *points, *bars])
 
@@ -204,7 +206,7 @@ ONE_OF_EVERYTHING = ["one text", "one layer", "one head", "one step", "exact", "
         ONE_OF_EVERYTHING,
     ],
     ids=", ".join,
-)  # fmt: skip
+)
 def test_one_of_a_kind(full_run, names):
     outcomes(subsets(full_run, *names))
 

@@ -41,8 +41,14 @@ from attnscope.studies.attention_sinks.figures import FIGURES, METRICS
 RESULTS = made.make_results()
 #: Figures of tables that this run lacks; test_study_figures.py draws them.
 OF_OTHER_TABLES = {
-    "protocols", "sink_removal", "ablation", "reference", "fisher", "frames", "divergence",
-}  # fmt: skip
+    "protocols",
+    "sink_removal",
+    "ablation",
+    "reference",
+    "fisher",
+    "frames",
+    "divergence",
+}
 
 
 @pytest.fixture
@@ -317,8 +323,12 @@ def test_files_are_vector_pdfs_with_text_and_the_same_each_time(tmp_path: Path) 
     before = dict(matplotlib.rcParams)
     first = figures(RESULTS, tmp_path / "a", ["sink_maps", "sink_emergence"])
     assert [file.name for file in first] == [
-        "sink_maps.pdf", "sink_maps.png", "sink_emergence.pdf", "sink_emergence.png", "captions.tex",
-    ]  # fmt: skip
+        "sink_maps.pdf",
+        "sink_maps.png",
+        "sink_emergence.pdf",
+        "sink_emergence.png",
+        "captions.tex",
+    ]
     pdf = first[0].read_bytes()
     assert b"/Type /Font" in pdf
     assert b"/Subtype /Type0" in pdf or b"/CIDFontType2" in pdf
@@ -372,8 +382,12 @@ def test_numbers_tables_and_results_are_drawn_alike(heads, ax) -> None:
 
 def test_a_baseline_far_above_what_was_measured_makes_the_axis_logarithmic(heads) -> None:
     baselines = RESULTS.table("baselines")
-    far = depth_profile(heads.assign(fiedler_value=heads["fiedler_value"] / 100), "fiedler_value",
-                        baselines=baselines, ax=Figure().subplots())  # fmt: skip
+    far = depth_profile(
+        heads.assign(fiedler_value=heads["fiedler_value"] / 100),
+        "fiedler_value",
+        baselines=baselines,
+        ax=Figure().subplots(),
+    )
     near = depth_profile(heads, "fiedler_value", baselines=baselines, ax=Figure().subplots())
     assert (far.get_yscale(), near.get_yscale()) == ("log", "linear")
 
@@ -408,8 +422,13 @@ def test_sink_maps_begin_with_the_first_step_and_end_with_a_model_of_none():
     figure = draw(Results({"heads": table}, study=RESULTS.study), ["sink_maps"])["sink_maps"]
     shown = [ax for ax in figure.axes if ax.axison and ax.get_title("left")]
     assert [ax.get_title("left").replace("\n", " ") for ax in shown] == [
-        "trained, step 0", "step 64", "step 128", "step 256", "step 512", "finished",
-    ]  # fmt: skip
+        "trained, step 0",
+        "step 64",
+        "step 128",
+        "step 256",
+        "step 512",
+        "finished",
+    ]
     # a model without a step stands where training ends, and what is leftmost or lowest has its labels
     assert shown[-1].get_position().x0 == pytest.approx(shown[-2].get_position().x0)
     assert [bool(ax.get_ylabel()) for ax in shown] == [True, False, False, False, False, True]

@@ -81,11 +81,17 @@ def test_names_are_escaped_and_repeated_ones_left_out(source: str) -> None:
 @pytest.mark.parametrize(
     ("text", "source"),
     [
-        ("a_b", r"a\_b"), ("\\x{}", r"\textbackslash{}x\{\}"), ("−1", "$-$1"), ("é", "é"),
-        ("β₁", r"$\beta$$_1$"), ("漢", r"\texttt{U+6F22}"), ("<s>", r"$<$s$>$"), ("a\nb", "a·b"),
+        ("a_b", r"a\_b"),
+        ("\\x{}", r"\textbackslash{}x\{\}"),
+        ("−1", "$-$1"),
+        ("é", "é"),
+        ("β₁", r"$\beta$$_1$"),
+        ("漢", r"\texttt{U+6F22}"),
+        ("<s>", r"$<$s$>$"),
+        ("a\nb", "a·b"),
         ("[x]", "{}[x]"),
     ],
-)  # fmt: skip
+)
 def test_text_is_never_a_command(text: str, source: str) -> None:
     written = latex(Table("a", "A caption", pd.DataFrame({"token": ["x", text], "n": ["1", "2"]})))
     assert written.splitlines()[-4] == rf"{source} & 2 \\"
@@ -117,8 +123,13 @@ def log_of(source: str, options: str, folder) -> str:
     (folder / "d.tex").write_text(DOCUMENT % (options, pages), "utf-8")
     done = subprocess.run(
         ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "d.tex"],
-        cwd=folder, capture_output=True, text=True, timeout=100, check=False, errors="replace",
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        errors="replace",
+    )
     assert done.returncode == 0, done.stdout[-2000:]
     return (folder / "d.log").read_text("utf-8", "replace")
 

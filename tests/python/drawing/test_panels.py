@@ -185,9 +185,11 @@ def test_the_model_is_a_key_of_layers_only_where_there_are_several():
 def test_a_table_is_shown_under_the_address_of_its_section():
     page = Page(Results({"rows": ROWS}), {})
     section = Section(
-        "swap", "Exchange", ("rows",),
+        "swap",
+        "Exchange",
+        ("rows",),
         lambda page: show(page, "layers", "By layer.", ROWS, ["model", "layer"], {"n": count_cells("n")}),
-    )  # fmt: skip
+    )
     (block,) = page.written(section)
     assert (block.content.label, block.content.caption, block.content.names) == (
         "swap-layers",

@@ -65,9 +65,12 @@ def test_every_number_says_where_it_was_printed():
 )
 def test_numbers_are_those_printed(model, quantity, layer, statistic, value):
     result = NUMBERS[
-        (NUMBERS["model"] == model) & (NUMBERS["quantity"] == quantity) & (NUMBERS["layer"] == layer)
-        & (NUMBERS["statistic"] == statistic) & (NUMBERS["table"] != "talk")
-    ]  # fmt: skip
+        (NUMBERS["model"] == model)
+        & (NUMBERS["quantity"] == quantity)
+        & (NUMBERS["layer"] == layer)
+        & (NUMBERS["statistic"] == statistic)
+        & (NUMBERS["table"] != "talk")
+    ]
     assert result["value"].tolist() == [pytest.approx(value, abs=1e-12)]
 
 

@@ -235,10 +235,23 @@ def test_tests_are_those_of_the_statistics_module() -> None:
 
 def test_tests_against_nulls_are_the_stored_ones() -> None:
     row = {
-        "model": "tiny", "revision": "", "step": -1, "kind": "row_permutation", "metric": "sink_share",
-        "scope": "heads", "protocol": "exact", "difference": 0.049, "low": 0.04, "high": 0.06,
-        "p_value": 2e-4, "p_holm": 0.011, "p_bh": 0.004, "samples": 6, "controls": 1, "unit": "text",
-    }  # fmt: skip
+        "model": "tiny",
+        "revision": "",
+        "step": -1,
+        "kind": "row_permutation",
+        "metric": "sink_share",
+        "scope": "heads",
+        "protocol": "exact",
+        "difference": 0.049,
+        "low": 0.04,
+        "high": 0.06,
+        "p_value": 2e-4,
+        "p_holm": 0.011,
+        "p_bh": 0.004,
+        "samples": 6,
+        "controls": 1,
+        "unit": "text",
+    }
     few = {"low": np.nan, "high": np.nan, "p_value": np.nan, "p_holm": np.nan, "p_bh": np.nan, "controls": 2}
     others = [
         {"kind": "random_weights", "unit": "initialisation", **few},
@@ -279,14 +292,21 @@ def test_pairs_take_the_head_mean_and_leave_out_the_undefined() -> None:
 def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> None:
     rows = [
         {
-            "model": "m", "revision": "", "step": -1, "sample": sample, "layer": layer, "group": "mlp",
-            "protocol": protocol, "parameters": 100, "trace": trace * (sample + 1),
+            "model": "m",
+            "revision": "",
+            "step": -1,
+            "sample": sample,
+            "layer": layer,
+            "group": "mlp",
+            "protocol": protocol,
+            "parameters": 100,
+            "trace": trace * (sample + 1),
             "trace_sampled": np.nan if protocol == "ruscio2025" else trace,
         }
         for sample in range(5)
         for layer in (0, 1)
         for protocol, trace in (("exact", 2.0), ("ruscio2025", 3.0))
-    ]  # fmt: skip
+    ]
     table = fisher({"fisher": pd.DataFrame(rows)})
     # Two blocks of 100 parameters; 4, 8, ..., 20, so 12 in the mean and 12/200 a parameter.
     (row,) = table.drop(columns="95 % interval").to_numpy().tolist()
@@ -373,8 +393,10 @@ def test_models_of_different_sizes_are_reported_one_by_one():
 def test_the_first_page_ranks_heads_by_the_studys_quantity():
     result = strongest_heads(StudyPage(made.make_results(group="text"), {}), "sink_share")
     assert result.frame["head"].tolist() == ["L1H1", "L0H1", "L1H0", "L0H0"]
-    means = [np.mean([made.value(64, sample, *place) for sample in range(made.SAMPLES)])
-             for place in ((1, 1), (0, 1), (1, 0), (0, 0))]  # fmt: skip
+    means = [
+        np.mean([made.value(64, sample, *place) for sample in range(made.SAMPLES)])
+        for place in ((1, 1), (0, 1), (1, 0), (0, 0))
+    ]
     assert result.frame["attention to first key"].tolist() == [number(mean) for mean in means]
     assert set(result.frame["n"]) == {"12"}
     assert "Intervals hold for all heads at once" in result.caption

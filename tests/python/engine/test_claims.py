@@ -143,12 +143,15 @@ def estimates(draw):
     region = draw(st.sampled_from([above(border), below(border)]))
     controls = draw(st.lists(st.lists(st.floats(-3, 3), max_size=7), max_size=2))
     return Estimate(
-        value, value - half, value + half, region,
+        value,
+        value - half,
+        value + half,
+        region,
         p_value=draw(st.one_of(st.just(math.nan), st.floats(0, 1))),
         speaks=draw(st.sampled_from(["for", "against", "either"])),
         draws=draw(st.sampled_from([None, 10, 999])),
         controls=tuple(Control(UNTRAINED, seen) for seen in controls),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=80, deadline=None)

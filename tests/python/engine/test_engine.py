@@ -181,8 +181,12 @@ def test_long_short_and_bare_sentences_are_counted(tmp_path, texts, messages):
     assert list(samples["truncated"]) == [False, True, False]
     assert not samples["bos"].any()
     assert results.provenance["sentences"]["plain"] == {
-        "sentences": 3, "cut": 1, "of_one_token": 1, "empty": 0, "without_bos": 3,
-    }  # fmt: skip
+        "sentences": 3,
+        "cut": 1,
+        "of_one_token": 1,
+        "empty": 0,
+        "without_bos": 3,
+    }
     for part in (
         "1 of 3 sentences were longer than 64 tokens",
         "have one token",

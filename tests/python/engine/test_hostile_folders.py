@@ -410,10 +410,17 @@ def test_a_table_that_is_empty_or_lies_about_itself_is_a_line(tmp_path, call, me
 
     heads = pa.table(
         {
-            "model": ["m"] * 2, "revision": [""] * 2, "step": [-1] * 2, "sample": [0] * 2, "layer": [0] * 2,
-            "head": [0, 1], "protocol": ["exact"] * 2, "fiedler_value": [0.1, 0.2], "list": [[1], [2]],
+            "model": ["m"] * 2,
+            "revision": [""] * 2,
+            "step": [-1] * 2,
+            "sample": [0] * 2,
+            "layer": [0] * 2,
+            "head": [0, 1],
+            "protocol": ["exact"] * 2,
+            "fiedler_value": [0.1, 0.2],
+            "list": [[1], [2]],
         }
-    )  # fmt: skip
+    )
     table = heads.slice(0, rows).replace_schema_metadata(metadata)
     (tmp_path / "tables").mkdir()
     pq.write_table(table, tmp_path / "tables" / "heads.parquet")

@@ -41,13 +41,21 @@ HUB = {
 }
 #: Packaged studies of other papers.
 OTHERS = (
-    "wavelet", "absolute_position", "attention_likelihood", "features", "hallucination_geometry",
+    "wavelet",
+    "absolute_position",
+    "attention_likelihood",
+    "features",
+    "hallucination_geometry",
     "pretraining_writes",
-)  # fmt: skip
+)
 SETTING = {
-    "topology": (500, 48), "spectral": (500, 128), "value": (500, 128), "fisher": (500, 128),
-    "divergence": (50, 128), "random_matrix": (100, 128),
-}  # fmt: skip
+    "topology": (500, 48),
+    "spectral": (500, 128),
+    "value": (500, 128),
+    "fisher": (500, 128),
+    "divergence": (50, 128),
+    "random_matrix": (100, 128),
+}
 
 
 @pytest.fixture
@@ -86,8 +94,11 @@ def test_a_model_has_the_papers_setting(name):
     assert [model.path for model in study.models] == [HUB[name]]
     text = study.texts[0]
     assert (text.path, text.column, text.samples, text.sampling) == (
-        "wiki_dataset_sink.csv", "text", 500, "paper",
-    )  # fmt: skip
+        "wiki_dataset_sink.csv",
+        "text",
+        500,
+        "paper",
+    )
     assert (text.min_words, text.max_words, text.max_characters) == (6, 50, None)
     assert study.max_tokens == 128
     assert study.protocols == ["exact", "ruscio2025"]

@@ -33,27 +33,40 @@ from attnscope.study_api.unfinished import unfinished
 def heads(steps=(0, 2, 10), samples=2, layers=2, n_heads=2, model="toy"):
     rows = [
         {
-            "model": model, "revision": f"step{step}", "step": step, "sample": sample, "layer": layer,
-            "head": head, "protocol": "exact",
+            "model": model,
+            "revision": f"step{step}",
+            "step": step,
+            "sample": sample,
+            "layer": layer,
+            "head": head,
+            "protocol": "exact",
             "fiedler_value": 100.0 * step + 10 * sample + layer + head / 10,
-            "sink_position": head, "sink_token": "<s>",
+            "sink_position": head,
+            "sink_token": "<s>",
         }
         for step in steps
         for sample in range(samples)
         for layer in range(layers)
         for head in range(-1, n_heads)
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows)
 
 
 def samples():
     return pd.DataFrame(
         {
-            "model": ["toy"], "revision": ["step0"], "step": [0], "sample": [0], "group": ["text"],
-            "text": ['He said "a, b"\nand <script>'], "tokens": [["<s>", "ä", ","]], "token_ids": [[1, 2, 3]],
-            "n_tokens": [3], "truncated": [False],
+            "model": ["toy"],
+            "revision": ["step0"],
+            "step": [0],
+            "sample": [0],
+            "group": ["text"],
+            "text": ['He said "a, b"\nand <script>'],
+            "tokens": [["<s>", "ä", ","]],
+            "token_ids": [[1, 2, 3]],
+            "n_tokens": [3],
+            "truncated": [False],
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -332,8 +345,11 @@ def of_kinds():
 
 def test_kinds_come_from_the_stored_file(of_kinds):
     assert kinds_of(of_kinds, "heads") == {
-        "share": "value", "place": "position", "bars": "count", "odds": "ratio",
-    }  # fmt: skip
+        "share": "value",
+        "place": "position",
+        "bars": "count",
+        "odds": "ratio",
+    }
 
 
 def test_a_table_of_statistics(of_kinds):
@@ -348,8 +364,11 @@ def test_a_table_of_statistics(of_kinds):
 def test_compare_names_the_statistic(of_kinds):
     comparison = of_kinds.compare(of_kinds).set_index("metric")
     assert dict(comparison["statistic"]) == {
-        "share": "mean", "place": "most frequent", "bars": "median", "odds": "median",
-    }  # fmt: skip
+        "share": "mean",
+        "place": "most frequent",
+        "bars": "median",
+        "odds": "median",
+    }
     assert comparison.loc["place", "here"] == 0
     assert np.isnan(comparison.loc["place", "mean_difference"])
     assert comparison["equal"].all()

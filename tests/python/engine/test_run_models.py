@@ -19,8 +19,10 @@ def test_a_series_of_checkpoints_is_ordered_by_integer_step(tmp_path, checkpoint
     results = run(study(tmp_path, str(checkpoints), str(texts)))
     samples = results.table("samples")
     assert list(dict.fromkeys(zip(samples["revision"], samples["step"], strict=True))) == [
-        ("step0", 0), ("step2", 2), ("step10", 10),
-    ]  # fmt: skip
+        ("step0", 0),
+        ("step2", 2),
+        ("step10", 10),
+    ]
     assert set(samples["model"]) == {"growing"}
     cube = results.to_xarray()["fiedler_value"]
     assert list(cube["step"].values) == [0, 2, 10]

@@ -210,11 +210,16 @@ def test_measured_numbers_have_no_dictionary(store):
     number, integer, word = pa.float32(), pa.int16(), pa.string()
     schema = pa.schema(
         {
-            "value": pa.float64(), "state": pa.list_(number, 8), "curve": pa.list_(pa.list_(number)),
-            "layer": integer, "head": pa.dictionary(pa.int8(), word),
-            "level": pa.dictionary(pa.int8(), number), "words": pa.list_(word), "kept": pa.bool_(),
+            "value": pa.float64(),
+            "state": pa.list_(number, 8),
+            "curve": pa.list_(pa.list_(number)),
+            "layer": integer,
+            "head": pa.dictionary(pa.int8(), word),
+            "level": pa.dictionary(pa.int8(), number),
+            "words": pa.list_(word),
+            "kept": pa.bool_(),
         }
-    )  # fmt: skip
+    )
     assert repeating(schema) == ["layer", "head", "level", "words", "kept"]
     store.gather(list(NAMES), "heads", gathered := store.folder.parent / "heads.parquet")
     for file in (gathered, *store.files(["u0"], "heads")):

@@ -37,18 +37,34 @@ def rows(table=HEADS, **columns):
 
 def test_what_has_no_value_is_null_and_types_stay():
     table = rows(
-        sample=0, layer=0, head=[1, 0], share=[math.nan, 1.5], ratio=[math.inf, 2.0],
-        bars=np.ma.MaskedArray([7, 3], [True, False]), place=pd.Series([None, 4], dtype="Int64"),
-        token=[None, "a"], signal=[[1.0], [2.0, 3.0]],
-    ).arrow()  # fmt: skip
+        sample=0,
+        layer=0,
+        head=[1, 0],
+        share=[math.nan, 1.5],
+        ratio=[math.inf, 2.0],
+        bars=np.ma.MaskedArray([7, 3], [True, False]),
+        place=pd.Series([None, 4], dtype="Int64"),
+        token=[None, "a"],
+        signal=[[1.0], [2.0, 3.0]],
+    ).arrow()
     assert table.to_pydict() == {
-        "sample": [0, 0], "layer": [0, 0], "head": [0, 1], "share": [1.5, None], "ratio": [2.0, math.inf],
-        "bars": [3, None], "place": [4, None], "sharp": [None, None], "token": ["a", None],
+        "sample": [0, 0],
+        "layer": [0, 0],
+        "head": [0, 1],
+        "share": [1.5, None],
+        "ratio": [2.0, math.inf],
+        "bars": [3, None],
+        "place": [4, None],
+        "sharp": [None, None],
+        "token": ["a", None],
         "signal": [[2.0, 3.0], [1.0]],
-    }  # fmt: skip
+    }
     assert [table.schema.field(name).type for name in ("bars", "place", "sharp", "token")] == [
-        pa.int64(), pa.int64(), pa.bool_(), pa.string(),
-    ]  # fmt: skip
+        pa.int64(),
+        pa.int64(),
+        pa.bool_(),
+        pa.string(),
+    ]
 
 
 def test_an_empty_text_is_null_where_it_is_not_declared_as_a_text():
@@ -60,8 +76,10 @@ def test_an_empty_text_is_null_where_it_is_not_declared_as_a_text():
     table_rows = rows(table, name=["", "a"], reason=["", "short"], answer=["", "yes"])
     table_rows.add(name="b", reason="", answer="")
     assert table_rows.arrow().to_pydict() == {
-        "name": ["", "a", "b"], "reason": [None, "short", None], "answer": ["", "yes", ""],
-    }  # fmt: skip
+        "name": ["", "a", "b"],
+        "reason": [None, "short", None],
+        "answer": ["", "yes", ""],
+    }
     assert table_rows.arrow().schema.field("answer").metadata[b"empty"] == b"true"
 
 
@@ -80,8 +98,12 @@ def test_rows_of_tables_without_declared_columns_lack_values_too():
     table_rows.add(sample=0, count=3, name="a", flag=True)
     table_rows.add(sample=1, share=0.5)
     assert table_rows.arrow().to_pylist()[1] == {
-        "sample": 1, "count": None, "name": None, "flag": None, "share": 0.5,
-    }  # fmt: skip
+        "sample": 1,
+        "count": None,
+        "name": None,
+        "flag": None,
+        "share": 0.5,
+    }
 
 
 @pytest.mark.parametrize(
@@ -111,24 +133,29 @@ def test_head_means_are_the_same_columns_without_a_head():
 
 def test_controls_of_heads_and_of_their_means_stand_together():
     heads = rows(
-        sample=[0, 0, 1], layer=[0, 1, 0], head=0, share=[1.0, 2.0, math.nan], ratio=[math.inf, 3.0, 1.0],
-        bars=[1, 2, 3], place=5, sharp=[True, False, True], token="a",
-    )  # fmt: skip
+        sample=[0, 0, 1],
+        layer=[0, 1, 0],
+        head=0,
+        share=[1.0, 2.0, math.nan],
+        ratio=[math.inf, 3.0, 1.0],
+        bars=[1, 2, 3],
+        place=5,
+        sharp=[True, False, True],
+        token="a",
+    )
     means = rows(HEADS.head_means(), sample=0, layer=[0, 1], share=[4.0, 6.0])
     controls = control_rows([(heads, "shuffled"), (means, "shuffled"), (means, "random")], 2)
     assert controls.table.name == "heads_variants"
     assert controls.table.keys == ("sample", "variant", "seed", "scope")
-    assert controls.arrow().to_pylist() == [
-        {"sample": 0, "variant": "random", "seed": 2, "scope": "head_mean", "share": 5.0, "ratio": None,
-         "bars": None, "sharp": None},
-        {"sample": 0, "variant": "shuffled", "seed": 2, "scope": "head_mean", "share": 5.0, "ratio": None,
-         "bars": None, "sharp": None},
-        # what is infinite has no part in a mean; a position and a text have none
-        {"sample": 0, "variant": "shuffled", "seed": 2, "scope": "heads", "share": 1.5, "ratio": 3.0,
-         "bars": 1.5, "sharp": 0.5},
-        {"sample": 1, "variant": "shuffled", "seed": 2, "scope": "heads", "share": None, "ratio": 1.0,
-         "bars": 3.0, "sharp": 1.0},
-    ]  # fmt: skip
+    names = ("sample", "variant", "seed", "scope", "share", "ratio", "bars", "sharp")
+    # what is infinite has no part in a mean; a position and a text have none
+    assert [tuple(row[name] for name in names) for row in controls.arrow().to_pylist()] == [
+        (0, "random", 2, "head_mean", 5.0, None, None, None),
+        (0, "shuffled", 2, "head_mean", 5.0, None, None, None),
+        (0, "shuffled", 2, "heads", 1.5, 3.0, 1.5, 0.5),
+        (1, "shuffled", 2, "heads", None, 1.0, 3.0, 1.0),
+    ]
+    assert set(controls.arrow().column_names) == set(names)
     listed = Results({"heads_variants": controls.arrow()}).variants()
     assert len(listed) == 2 + 4 + 3
     bars_of_heads = listed[(listed["scope"] == "heads") & (listed["metric"] == "bars")]

@@ -297,8 +297,10 @@ def test_a_checkpoint_on_one_node_alone_is_done_there(nodes, inputs, tmp_path, m
         done = subprocess.run(
             [sys.executable, "-c", code, address, name],
             env={**os.environ, "HF_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()[-1]
 

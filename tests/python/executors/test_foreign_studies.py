@@ -135,8 +135,10 @@ def test_a_table_explains_itself_where_its_study_is_gone(finished):
     schema = finished("token_likelihood").schema("tokens")
     table_facts = json.loads(schema.metadata[b"attnscope_table"])
     assert table_facts == {
-        "name": "tokens", "version": 1, "keys": ["model", "revision", "step", "sample", "position"],
-    }  # fmt: skip
+        "name": "tokens",
+        "version": 1,
+        "keys": ["model", "revision", "step", "sample", "position"],
+    }
     assert schema.metadata[b"attnscope_study"] == b"token_likelihood"
     field = schema.field("log_likelihood").metadata
     assert (field[b"kind"], field[b"label"], field[b"high"]) == (b"value", b"log-likelihood", b"0.0")

@@ -151,7 +151,8 @@ def test_the_slurm_script_runs_shards_in_rounds_and_gathers(file, uninterrupted,
     assert done.returncode == 0, done.stderr
     calls = (tmp_path / "sbatch").read_text("utf-8").splitlines()
     assert [call.split()[:-1] for call in calls] == [
-        ["--parsable"], ["--array=0", "--dependency=afterany:17"],
-    ]  # fmt: skip
+        ["--parsable"],
+        ["--array=0", "--dependency=afterany:17"],
+    ]
     output = (tmp_path / "sbatch.out").read_text("utf-8")
     assert table_bytes(tmp_path / "runs" / "a") == table_bytes(uninterrupted(STUDY)), output

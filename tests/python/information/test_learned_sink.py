@@ -45,10 +45,16 @@ def test_entropy_and_divergence(support):
     entropy, normalized = (asc.attention_entropy(maps, normalized=n, **options) for n in (False, True))
     divergence = asc.head_divergence(maps, **options)
     measured = asc.measure(
-        maps, {"attention_entropy": {"sink_mass": mass}, "head_divergence": {"sink_mass": mass},
-               "plain": {"metric": "head_divergence"}, "top_mass": {}},
-        support=support, lengths=LENGTHS[:, None],
-    )  # fmt: skip
+        maps,
+        {
+            "attention_entropy": {"sink_mass": mass},
+            "head_divergence": {"sink_mass": mass},
+            "plain": {"metric": "head_divergence"},
+            "top_mass": {},
+        },
+        support=support,
+        lengths=LENGTHS[:, None],
+    )
     assert torch.equal(measured["head_divergence"], divergence)
     assert torch.equal(measured["attention_entropy"].nan_to_num(), entropy.nan_to_num())
     plain = asc.head_divergence(maps, support=support, lengths=LENGTHS)

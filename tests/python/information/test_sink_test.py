@@ -178,9 +178,12 @@ def test_heads_without_a_sink_have_none(n, support):
         result = asc.sink_test(attention, support=support)
         assert not result.untested.any()
         answer[name] = (result.position >= 0).double().mean().item()
-        pooled = asc.pooled_sinks(asc.sink_sums(result._replace(
-            **{field: getattr(result, field)[:, None] for field in result._fields}
-        )), texts=len(attention))  # fmt: skip
+        pooled = asc.pooled_sinks(
+            asc.sink_sums(
+                result._replace(**{field: getattr(result, field)[:, None] for field in result._fields})
+            ),
+            texts=len(attention),
+        )
         assert not pooled["sink"].any(), name
     print(n, support, answer)
     assert max(answer.values()) <= 0.01
@@ -299,8 +302,11 @@ def test_the_examples_of_gpt2_pooled():
 
     sums, tested_alone = [], 0
     for path in sorted(DATA.glob("ex*.npz")):
-        result = asc.sink_test(torch.from_numpy(np.load(path)["attn_softmax"]).reshape(1, 144, *[
-            np.load(path)["attn_softmax"].shape[-1]] * 2))  # fmt: skip
+        result = asc.sink_test(
+            torch.from_numpy(np.load(path)["attn_softmax"]).reshape(
+                1, 144, *[np.load(path)["attn_softmax"].shape[-1]] * 2
+            )
+        )
         sums.append(asc.sink_sums(result))
         tested_alone += int((result.position >= 0).sum())
     pooled = asc.pooled_sinks(pd.concat(sums), texts=5)

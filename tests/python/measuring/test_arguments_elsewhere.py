@@ -107,9 +107,10 @@ for name in OURS.__all__:
     )
     if parameters and parameters[0] in ("attention", "heads"):
         plain = {"hidden": STATES, "before": STATES, "after": 2 * STATES, "thresholds": [0.1]}
-        CALLS[f"protocols.ruscio2025.{name}"] = (MAPS[0] if parameters[0] == "attention" else MAPS, *(
-            plain[other] for other in parameters[1:] if other in plain
-        ))  # fmt: skip
+        CALLS[f"protocols.ruscio2025.{name}"] = (
+            MAPS[0] if parameters[0] == "attention" else MAPS,
+            *(plain[other] for other in parameters[1:] if other in plain),
+        )
 WORDS = {
     "protocols.ruscio2025.sink_tokens": {"rule": "kl"},
     "rope_bands": {"layout": "half", "scaling": 0.5},

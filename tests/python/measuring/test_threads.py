@@ -298,9 +298,11 @@ def test_a_run_works_on_one_thread_and_restores(tmp_path, monkeypatch):
     monkeypatch.setattr(StageRun, "write", noting)
     models = [{"path": str(model_folder(tmp_path / "model")), "label": "model"}]
     study = asc.Study(
-        study="wavelet_heads", models=models, texts=str(sentences(tmp_path / "texts.txt", 2)),
+        study="wavelet_heads",
+        models=models,
+        texts=str(sentences(tmp_path / "texts.txt", 2)),
         output=str(tmp_path),
-    )  # fmt: skip
+    )
     asc.run(study, progress=False)
     assert seen
     assert set().union(*seen) == {1}

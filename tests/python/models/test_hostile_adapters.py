@@ -37,8 +37,10 @@ def adapter(folder, shape, left=(None, 3), right=(3, None), config=None, **extra
     sizes = [
         [shape[at] if size is None else size for at, size in enumerate(sizes)] for sizes in (left, right)
     ]
-    tensors = {f"base_model.model.{MODULE}.lora_{side}.weight": torch.randn(size)
-               for side, size in zip("BA", sizes, strict=True)}  # fmt: skip
+    tensors = {
+        f"base_model.model.{MODULE}.lora_{side}.weight": torch.randn(size)
+        for side, size in zip("BA", sizes, strict=True)
+    }
     save_file(tensors | extra, folder / "adapter_model.safetensors")
     if not isinstance(config, bytes):
         config = json.dumps(config or {"peft_type": "LORA", "r": 3}).encode()
@@ -72,18 +74,43 @@ def test_patterns_end(base, tmp_path, option, pattern):
 
 @pytest.mark.parametrize(
     "config",
-    [b"", b"null", b"[]", b"1", b'"LORA"', b"\xff", b"[" * 100_000, b"{}",
-     *(json.dumps({"peft_type": "LORA", "r": 3, **changes}).encode() for changes in (
-         {"peft_type": None}, {"peft_type": []}, {"peft_type": "IA3\n" * 999}, {"r": "3"},
-         {"init_lora_weights": "pissa\n" * 999}, {"r": None}, {"r": [3]}, {"r": 10**400},
-         {"lora_alpha": "x"}, {"lora_alpha": []}, {"lora_alpha": None}, {"lora_alpha": True},
-         {"lora_alpha": 10**400}, {"rank_pattern": [1]}, {"rank_pattern": "q"},
-         {"rank_pattern": {"(": 3}}, {"rank_pattern": {"(?=q)": 3}},
-         {"rank_pattern": {r"(q)\1": 3}}, {"rank_pattern": {"q" * 1000: 3}},
-         {"alpha_pattern": {"q_proj": {}}},
-     ))],
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"1",
+        b'"LORA"',
+        b"\xff",
+        b"[" * 100_000,
+        b"{}",
+        *(
+            json.dumps({"peft_type": "LORA", "r": 3, **changes}).encode()
+            for changes in (
+                {"peft_type": None},
+                {"peft_type": []},
+                {"peft_type": "IA3\n" * 999},
+                {"r": "3"},
+                {"init_lora_weights": "pissa\n" * 999},
+                {"r": None},
+                {"r": [3]},
+                {"r": 10**400},
+                {"lora_alpha": "x"},
+                {"lora_alpha": []},
+                {"lora_alpha": None},
+                {"lora_alpha": True},
+                {"lora_alpha": 10**400},
+                {"rank_pattern": [1]},
+                {"rank_pattern": "q"},
+                {"rank_pattern": {"(": 3}},
+                {"rank_pattern": {"(?=q)": 3}},
+                {"rank_pattern": {r"(q)\1": 3}},
+                {"rank_pattern": {"q" * 1000: 3}},
+                {"alpha_pattern": {"q_proj": {}}},
+            )
+        ),
+    ],
     ids=lambda config: repr(config[:60]),
-)  # fmt: skip
+)
 def test_configurations_of_another_form_are_refused_in_one_line(base, tmp_path, config):
     folder, shape = base
     one_line(folder, adapter(tmp_path / "a", shape, config=config))
@@ -101,9 +128,18 @@ def test_the_name_of_a_base_is_one_short_line_of_the_warning(base, tmp_path):
 
 @pytest.mark.parametrize(
     ("left", "right"),
-    [((3,), (3, None)), ((None, 3), (3,)), ((None, 3), ()), ((None, 3), (2, None)), ((None, 0), (0, None)),
-     ((None, 3, 1), (3, None)), ((7, 3), (3, None)), ((None, 3), (3, 7)), ((0, 3), (3, None))],
-)  # fmt: skip
+    [
+        ((3,), (3, None)),
+        ((None, 3), (3,)),
+        ((None, 3), ()),
+        ((None, 3), (2, None)),
+        ((None, 0), (0, None)),
+        ((None, 3, 1), (3, None)),
+        ((7, 3), (3, None)),
+        ((None, 3), (3, 7)),
+        ((0, 3), (3, None)),
+    ],
+)
 def test_factors_of_other_shapes_are_refused_in_one_line(base, tmp_path, left, right):
     folder, shape = base
     assert MODULE in one_line(folder, adapter(tmp_path / "a", (shape[0], shape[1]), left, right))

@@ -19,10 +19,18 @@ from folders import model_folder, series, tokenizer
 @pytest.mark.parametrize(
     ("name", "step"),
     [
-        ("step0", 0), ("step143000", 143000), ("checkpoint-500", 500), ("global_step12", 12), ("ckpt_7", 7),
-        ("stage1-step1000-tokens5B", 1000), ("main", -1), ("", -1), ("2step", -1), ("steps", -1),
+        ("step0", 0),
+        ("step143000", 143000),
+        ("checkpoint-500", 500),
+        ("global_step12", 12),
+        ("ckpt_7", 7),
+        ("stage1-step1000-tokens5B", 1000),
+        ("main", -1),
+        ("", -1),
+        ("2step", -1),
+        ("steps", -1),
     ],
-)  # fmt: skip
+)
 def test_steps_of_names(name, step):
     assert step_of(name) == step
 

@@ -53,21 +53,52 @@ def two(*spans, size=4):
 
 #: What breaks the format's rules, whatever reads it.
 MALFORMED = {
-    **{f"offset {begin} {end}": changed(data_offsets=[begin, end])
-       for begin, end in (
-           (-64, 0), (-4, 0), (4, 0), (0, 3), (0, 5), (1, 5), (0, 2**64), (-1, 3), (2**63, 2**63 + 4)
-       )},
-    **{f"offsets {value!r}": changed(data_offsets=value)
-       for value in (None, [], [0], [0, 4, 8], "04", {"0": 4}, [0, "4"], [0.0, 4.0], [False, 4], [[0], [4]])},
-    **{f"shape {value!r}": changed(shape=value)
-       for value in (
-           None, 1, "1", {}, [-1], [1.0], [True], ["1"], [None], [[1]], [2], [0], [2**64], [2**63, 2]
-       )},
-    **{f"dtype {value!r}": changed(dtype=value)
-       for value in (None, 1, [], "f32", "float32", "O", "F128", "", "F32 ", "F64", "F16", "F4", "F6_E2M3")},
+    **{
+        f"offset {begin} {end}": changed(data_offsets=[begin, end])
+        for begin, end in (
+            (-64, 0),
+            (-4, 0),
+            (4, 0),
+            (0, 3),
+            (0, 5),
+            (1, 5),
+            (0, 2**64),
+            (-1, 3),
+            (2**63, 2**63 + 4),
+        )
+    },
+    **{
+        f"offsets {value!r}": changed(data_offsets=value)
+        for value in (None, [], [0], [0, 4, 8], "04", {"0": 4}, [0, "4"], [0.0, 4.0], [False, 4], [[0], [4]])
+    },
+    **{
+        f"shape {value!r}": changed(shape=value)
+        for value in (
+            None,
+            1,
+            "1",
+            {},
+            [-1],
+            [1.0],
+            [True],
+            ["1"],
+            [None],
+            [[1]],
+            [2],
+            [0],
+            [2**64],
+            [2**63, 2],
+        )
+    },
+    **{
+        f"dtype {value!r}": changed(dtype=value)
+        for value in (None, 1, [], "f32", "float32", "O", "F128", "", "F32 ", "F64", "F16", "F4", "F6_E2M3")
+    },
     **{f"tensor {value!r}": {"a": value} for value in (None, 1, "x", [], [1, 2, 3], {}, {"dtype": "F32"})},
-    **{f"metadata {value!r}": {"__metadata__": value, "a": FOUR}
-       for value in (1, "x", [], {"a": 1}, {"a": None}, {"a": {}})},
+    **{
+        f"metadata {value!r}": {"__metadata__": value, "a": FOUR}
+        for value in (1, "x", [], {"a": 1}, {"a": None}, {"a": {}})
+    },
     "overlap": two((0, 4), (2, 4)),
     "twice the same bytes": two((0, 4), (0, 4)),
     "hole": two((0, 2), (3, 4)),
@@ -95,7 +126,7 @@ MALFORMED = {
     "a control character": json.dumps({"a": FOUR}).encode().replace(b'"a"', b'"a\x01"'),
     "a field twice": b'{"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
     "metadata twice": b'{"__metadata__":{},"__metadata__":{},"a":' + json.dumps(FOUR).encode() + b"}",
-}  # fmt: skip
+}
 #: What only this package refuses, and why its header says so.
 STRICTER = {
     "a name twice": b'{"a":' + json.dumps(FOUR).encode() + b',"a":' + json.dumps(FOUR).encode() + b"}",
@@ -229,13 +260,23 @@ def test_the_bytes_of_a_header_are_no_weights(pair, tmp_path):
 
 
 CONFIGS = [
-    b"", b"null", b"[]", b"1", b'"x"', b"{", b"\xff\xfe", b"[" * 100_000, b'{"model_type": {"a": 1}}',
-    *(json.dumps({"model_type": "llama", key: value}).encode()
-      for key in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size")
-      for value in ("x", [2], {"a": 1}, 1.5, True, -1, 10**400, 2**31)),
+    b"",
+    b"null",
+    b"[]",
+    b"1",
+    b'"x"',
+    b"{",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"model_type": {"a": 1}}',
+    *(
+        json.dumps({"model_type": "llama", key: value}).encode()
+        for key in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size")
+        for value in ("x", [2], {"a": 1}, 1.5, True, -1, 10**400, 2**31)
+    ),
     b'{"model_type": "falcon", "new_decoder_architecture": true, "num_kv_heads": "x"}',
     b'{"model_type": "falcon", "new_decoder_architecture": true, "n_head_kv": "x"}',
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("content", CONFIGS, ids=[repr(config[:60]) for config in CONFIGS])
@@ -251,11 +292,18 @@ def test_configurations_of_another_form_are_refused_in_one_line(pair, tmp_path, 
 
 @pytest.mark.parametrize(
     "index",
-    [[], {}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {"a": "../0/model.safetensors"}},
-     {"weight_map": {"a": "/etc/passwd"}}, {"weight_map": {"a": "a\0b"}},
-     {"weight_map": {"a": "none.safetensors"}}],
+    [
+        [],
+        {},
+        {"weight_map": []},
+        {"weight_map": {"a": 1}},
+        {"weight_map": {"a": "../0/model.safetensors"}},
+        {"weight_map": {"a": "/etc/passwd"}},
+        {"weight_map": {"a": "a\0b"}},
+        {"weight_map": {"a": "none.safetensors"}},
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_indices_of_another_form_are_refused_in_one_line(pair, tmp_path, index):
     after = copied(pair[1], tmp_path / "after")
     (after / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
@@ -264,10 +312,18 @@ def test_indices_of_another_form_are_refused_in_one_line(pair, tmp_path, index):
 
 @pytest.mark.parametrize(
     "tokenizer",
-    [[], {"model": []}, {"model": {"vocab": 1}}, {"model": {"vocab": {"a": []}}}, {"model": {"vocab": [1]}},
-     {"added_tokens": 1}, {"added_tokens": [1]}, {"added_tokens": [{"id": "x", "content": "a"}]}],
+    [
+        [],
+        {"model": []},
+        {"model": {"vocab": 1}},
+        {"model": {"vocab": {"a": []}}},
+        {"model": {"vocab": [1]}},
+        {"added_tokens": 1},
+        {"added_tokens": [1]},
+        {"added_tokens": [{"id": "x", "content": "a"}]},
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_tokenizers_of_another_form_are_refused_in_one_line(pair, tmp_path, tokenizer):
     after = copied(pair[1], tmp_path / "after")
     (after / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")

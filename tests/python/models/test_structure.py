@@ -98,7 +98,7 @@ def test_matrices_and_norms():
         ({"experts": nn.ModuleList([linear(), module(up=linear())])}, "experts.1"),
         ({}, None),
     ],
-)  # fmt: skip
+)
 def test_the_feed_forward_part_is_the_last_with_matrices(children, result):
     modules = named_modules(module(layers=nn.ModuleList([block(**children)])))
     expected = result and f"layers.0.{result}"

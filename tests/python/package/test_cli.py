@@ -73,11 +73,12 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path, monkeypatch):
     assert (code, err) == (0, "")
     answer = json.loads(out)
     assert answer == {
-        "folder": str(tmp_path / "attention_sinks-tiny"), "skipped": [],
+        "folder": str(tmp_path / "attention_sinks-tiny"),
+        "skipped": [],
         "report": str(tmp_path / "attention_sinks-tiny/report.html"),
         "tables": {"samples": 3, "heads": 24, "head_means": 6, "baselines": 6},
         "figures_left_out": answer["figures_left_out"],
-    }  # fmt: skip
+    }
     assert answer["figures_left_out"]["emergence"].startswith("the run has one checkpoint")
     assert "depth" not in answer["figures_left_out"]
     assert Path(answer["report"]).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
@@ -210,8 +211,10 @@ def test_figures_and_report(call, finished, tmp_path):
     code, out, err = call("figures", finished / "a", "depth", "--output", tmp_path)
     assert (code, err) == (0, "")
     assert sorted(line.rpartition("/")[2] for line in out.splitlines()) == [
-        "captions.tex", "depth.pdf", "depth.png",
-    ]  # fmt: skip
+        "captions.tex",
+        "depth.pdf",
+        "depth.png",
+    ]
     assert (tmp_path / "depth.pdf").read_bytes()[:4] == b"%PDF"
     code, _, err = call("figures", finished / "a", "dept")
     assert (code, "figures: no figure 'dept'; did you mean 'depth'?" in err) == (2, True)

@@ -59,10 +59,14 @@ def test_training_and_a_study_say_in_a_pipe_how_far_they_are(tmp_path, monkeypat
     texts = sentences(tmp_path / "texts.txt", 1)
     asc.run(
         asc.Study(
-            study="attention_sinks", models=str(trained / "step4"), texts=str(texts), output=str(tmp_path),
-            name="a", options={"metrics": ["fiedler_value"]},
+            study="attention_sinks",
+            models=str(trained / "step4"),
+            texts=str(texts),
+            output=str(tmp_path),
+            name="a",
+            options={"metrics": ["fiedler_value"]},
         )
-    )  # fmt: skip
+    )
     output = capsys.readouterr().err
     assert re.search(r"^attnscope: \[4/6\] training [1-4]/4, about \d+ s left", output, re.M)
     assert re.search(r"^attnscope: units \d/\d, ", output, re.M)

@@ -67,9 +67,18 @@ def test_numbers_stay_numbers(number):
 
 def test_every_csv_of_a_run_is_quoted(tmp_path, call):
     heads = pd.DataFrame(
-        {"model": "=cmd|' /C calc'!A0", "revision": "", "step": -1, "sample": 0, "layer": [0, 1], "head": 0,
-         "protocol": "exact", "entropy": [-1.5, 0.5], "@SUM(1)": ["+1+1", "-2"]}
-    )  # fmt: skip
+        {
+            "model": "=cmd|' /C calc'!A0",
+            "revision": "",
+            "step": -1,
+            "sample": 0,
+            "layer": [0, 1],
+            "head": 0,
+            "protocol": "exact",
+            "entropy": [-1.5, 0.5],
+            "@SUM(1)": ["+1+1", "-2"],
+        }
+    )
     results = Results({"heads": heads})
     run = results.save(tmp_path / "run").path
     files = results.to_csv(tmp_path / "a")
@@ -91,9 +100,17 @@ def test_every_csv_of_a_run_is_quoted(tmp_path, call):
 
 def test_names_send_no_escape_sequence_to_the_terminal(tmp_path, call):
     heads = pd.DataFrame(
-        {"model": ESCAPE, "revision": "", "step": -1, "sample": 0, "layer": [0, 1], "head": 0,
-         "protocol": "exact", "entropy": [1.5, 0.5]}
-    )  # fmt: skip
+        {
+            "model": ESCAPE,
+            "revision": "",
+            "step": -1,
+            "sample": 0,
+            "layer": [0, 1],
+            "head": 0,
+            "protocol": "exact",
+            "entropy": [1.5, 0.5],
+        }
+    )
     folder = tmp_path / f"run {ESCAPE}"
     Results({"heads": heads}, provenance={"instructions": ESCAPE}).save(folder)
     for arguments in (

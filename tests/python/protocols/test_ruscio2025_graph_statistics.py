@@ -34,9 +34,18 @@ def transcription(attention, threshold, variant):
     n = len(a)
     b = (a > threshold).astype(float)
     empty_statistics = dict.fromkeys(
-        ("fiedler_value", "laplacian_gap", "hub_share", "gini", "star_likeness", "centralization",
-         "degree_variance", "density"), 0.0,
-    )  # fmt: skip
+        (
+            "fiedler_value",
+            "laplacian_gap",
+            "hub_share",
+            "gini",
+            "star_likeness",
+            "centralization",
+            "degree_variance",
+            "density",
+        ),
+        0.0,
+    )
     if b.sum() < 2 or n < 2:
         return {
             **empty_statistics,

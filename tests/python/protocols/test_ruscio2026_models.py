@@ -201,8 +201,9 @@ def test_gradients_by_hand():
         logits = model(**prompt).logits[0, -1]
         handle.remove()
         for name, value in (
-            ("sum", logits[tokens].sum()), ("own", -logits.log_softmax(-1)[logits.argmax()]),
-        ):  # fmt: skip
+            ("sum", logits[tokens].sum()),
+            ("own", -logits.log_softmax(-1)[logits.argmax()]),
+        ):
             (gradient,) = torch.autograd.grad(value, move, retain_graph=True)
             gradients[name].append(float(gradient @ b / gradient.norm()))
     block = block_of(model, 1)

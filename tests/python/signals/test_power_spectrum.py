@@ -37,18 +37,26 @@ def oracle(x, *, detrend="none", window="hann", padding=1.0):
     """The statistics of one signal by SciPy and NumPy."""
     size = fast_length(math.ceil(padding * len(x)))
     f, p = periodogram(
-        np.asarray(x, float), window="hann" if window == "hann" else "boxcar", nfft=size,
-        detrend="constant" if detrend == "mean" else False, scaling="spectrum",
-    )  # fmt: skip
+        np.asarray(x, float),
+        window="hann" if window == "hann" else "boxcar",
+        nfft=size,
+        detrend="constant" if detrend == "mean" else False,
+        scaling="spectrum",
+    )
     f, p = f / 0.5, p / p.sum()
     p = np.where(p <= 1e-28, 0, p)
     with np.errstate(divide="ignore"):
         flatness = np.exp(np.log(p).mean()) / p.mean()
     logs = np.log2(p, where=p > 0, out=np.zeros_like(p))
     return [
-        p[f < 0.25].sum(), p[(f >= 0.25) & (f < 0.75)].sum(), p[f >= 0.75].sum(), p.max(),
-        f[p.argmax()], flatness, -(p * logs).sum(),
-    ]  # fmt: skip
+        p[f < 0.25].sum(),
+        p[(f >= 0.25) & (f < 0.75)].sum(),
+        p[f >= 0.75].sum(),
+        p.max(),
+        f[p.argmax()],
+        flatness,
+        -(p * logs).sum(),
+    ]
 
 
 def stacked(result):
@@ -77,9 +85,11 @@ def test_equals_scipy_for_every_row_size_and_dtype(n, dtype):
 )
 def test_every_signal_and_option_equals_scipy(signal, drop_first, kind, options):
     attention = attention_map(49, kind, seed=3)
-    result = stacked(asc.power_spectrum(
-        torch.tensor(attention), signal=signal, drop_first=drop_first, min_keys=20, **options
-    )).reshape(-1, len(FIELDS))  # fmt: skip
+    result = stacked(
+        asc.power_spectrum(
+            torch.tensor(attention), signal=signal, drop_first=drop_first, min_keys=20, **options
+        )
+    ).reshape(-1, len(FIELDS))
     expected = signals(attention, signal=signal, drop_first=drop_first, min_keys=20)
     assert set(np.flatnonzero(np.isfinite(result[:, 0]))) == set(expected)
     for index, x in expected.items():
@@ -152,9 +162,12 @@ def test_the_mean_of_scipys_segments_is_welchs_method():
 
 @settings(max_examples=60)
 @given(
-    n=st.integers(6, 80), seed=st.integers(0, 10**6), bands=st.integers(1, 50),
-    signal=st.sampled_from(["rows", "last", "mean", "offset"]), scale=st.floats(1e-3, 1e3),
-)  # fmt: skip
+    n=st.integers(6, 80),
+    seed=st.integers(0, 10**6),
+    bands=st.integers(1, 50),
+    signal=st.sampled_from(["rows", "last", "mean", "offset"]),
+    scale=st.floats(1e-3, 1e3),
+)
 def test_shares_sum_to_one_and_scaling_changes_nothing(n, seed, bands, signal, scale):
     attention = torch.tensor(attention_map(n, "causal", seed))
     options = {"signal": signal, "min_keys": 6, "bands": bands}

@@ -32,9 +32,13 @@ def oracle(x, amplitude):
     with np.errstate(divide="ignore"):
         c = np.where(lag == 0, np.pi**2 / 3, 2.0 * (-1.0) ** lag / np.maximum(lag**2, 1))
     return [
-        entropy(p), entropy(np.abs(np.fft.fft(psi, norm="ortho")) ** 2), math.log(len(x)), variance,
-        psi @ c @ psi, (1 - ((-1.0) ** t @ psi) ** 2) ** 2 / 4,
-    ]  # fmt: skip
+        entropy(p),
+        entropy(np.abs(np.fft.fft(psi, norm="ortho")) ** 2),
+        math.log(len(x)),
+        variance,
+        psi @ c @ psi,
+        (1 - ((-1.0) ** t @ psi) ** 2) ** 2 / 4,
+    ]
 
 
 @pytest.mark.parametrize("amplitude", ["root", "signal"])
@@ -76,10 +80,13 @@ def test_the_variance_of_frequency_is_the_integral_over_the_circle():
 
 @settings(max_examples=150)
 @given(
-    n=st.integers(2, 70), seed=st.integers(0, 10**6), amplitude=st.sampled_from(["root", "signal"]),
-    kind=st.sampled_from(["causal", "full", "sink", "local", "tied"]), drop_first=st.booleans(),
+    n=st.integers(2, 70),
+    seed=st.integers(0, 10**6),
+    amplitude=st.sampled_from(["root", "signal"]),
+    kind=st.sampled_from(["causal", "full", "sink", "local", "tied"]),
+    drop_first=st.booleans(),
     sharpness=st.sampled_from([0.0, 1.0, 8.0]),
-)  # fmt: skip
+)
 def test_both_bounds_hold_for_every_signal(n, seed, amplitude, kind, sharpness, drop_first):
     attention = torch.tensor(attention_map(n, kind, seed, sharpness))
     result = asc.spectral_uncertainty(attention, amplitude=amplitude, min_keys=2, drop_first=drop_first)

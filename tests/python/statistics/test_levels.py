@@ -320,13 +320,16 @@ CASES = {
     "correlation, Spearman's p, n = 12": (4000, association("spearman", 12, independent)),
     "correlation, Pearson's interval, n = 5": (1000, association("pearson", 5, independent, interval=True)),
     "correlation, Pearson's interval, lognormal, n = 12": (
-        1000, association("pearson", 12, skewed, interval=True)
+        1000,
+        association("pearson", 12, skewed, interval=True),
     ),
     "correlation, Pearson's interval, noise that grows, n = 30": (
-        1000, association("pearson", 30, uneven, interval=True)
+        1000,
+        association("pearson", 30, uneven, interval=True),
     ),
     "correlation, Spearman's interval, n = 12": (
-        1000, association("spearman", 12, independent, interval=True)
+        1000,
+        association("spearman", 12, independent, interval=True),
     ),
     "partial_correlation, p, n = 15, two covariates": (3000, partial(interval=False)),
     "partial_correlation, interval, n = 15, two covariates": (1000, partial(interval=True)),
@@ -364,7 +367,7 @@ CASES = {
     "leakage_slope, interval, 8 groups of 4 texts": (1000, slope(32)),
     "classify_frames, a frame of heads without a sink": (300, framed),
     "classify_frames, a common place of sinks anywhere": (300, framed_anywhere),
-}  # fmt: skip
+}
 
 
 def rows():

@@ -44,12 +44,24 @@ def test_a_text_in_which_nothing_is_masked_is_in_no_test():
     rows = []
     for sample in range(6):
         for kind, kl, count in (
-            ("sinks", 0.4 + 0.01 * sample, sample % 2), ("control_sinks", 0.1, sample % 2),
-            ("first", 0.3, 1), ("control_first", 0.2 + 0.01 * sample, 1),
-        ):  # fmt: skip
+            ("sinks", 0.4 + 0.01 * sample, sample % 2),
+            ("control_sinks", 0.1, sample % 2),
+            ("first", 0.3, 1),
+            ("control_first", 0.2 + 0.01 * sample, 1),
+        ):
             value = kl if count else (np.nan if kind.startswith("control") else 0.0)
-            rows.append({"model": "m", "revision": "", "step": -1, "sample": sample, "keys": kind,
-                         "key_count": count, "output_kl": value, "loss_change": value})  # fmt: skip
+            rows.append(
+                {
+                    "model": "m",
+                    "revision": "",
+                    "step": -1,
+                    "sample": sample,
+                    "keys": kind,
+                    "key_count": count,
+                    "output_kl": value,
+                    "loss_change": value,
+                }
+            )
     table = pd.DataFrame(rows)
     (question,) = [question for question in questions({"ablation": table}, None) if "sinks" in question.title]
     sentences = question.frame.set_index("compared")["n"]

@@ -398,9 +398,14 @@ def test_a_model_that_cannot_be_captured_is_skipped_once_with_its_null(tmp_path,
     models = [str(folder), str(model_folder(tmp_path / "some"))]
     messages = []
     study = RunConfig(
-        models=models, texts=str(texts), output=str(tmp_path), name="a", block=8, metrics=["fiedler_value"],
+        models=models,
+        texts=str(texts),
+        output=str(tmp_path),
+        name="a",
+        block=8,
+        metrics=["fiedler_value"],
         options={"extra": ["random_weights"]},
-    )  # fmt: skip
+    )
     result = run(study, say=messages.append)
     assert [entry["checkpoint"] for entry in result.provenance["skipped"]] == ["none"]
     assert sum("skipped none" in line for line in messages) == 1

@@ -256,8 +256,12 @@ def test_revisions_leave_the_hub_cache_after_use(tmp_path, hub_cache):
     script.write_text(textwrap.dedent(SCRIPT), "utf-8")
     done = subprocess.run(
         [sys.executable, str(script), str(texts), str(tmp_path / "runs")],
-        capture_output=True, text=True, check=False, env=environment, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [0, 2, 10]
     left = list((hub_cache / "snapshots").iterdir()) if hub_cache.exists() else []

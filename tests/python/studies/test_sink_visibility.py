@@ -38,9 +38,14 @@ def case(request, tmp_path_factory):
     lines = texts.read_text("utf-8").splitlines()
     texts.write_text(f"{lines[0]}\n{' '.join([lines[1]] * 4)}\n", "utf-8")
     study = RunConfig(
-        models=str(home / "model"), texts=str(texts), output=str(home), name="a", protocols="exact", block=2,
+        models=str(home / "model"),
+        texts=str(texts),
+        output=str(home),
+        name="a",
+        protocols="exact",
+        block=2,
         options={"metrics": METRICS, "extra": ["row_permutation", "examples"]},
-    )  # fmt: skip
+    )
     results = run(study, progress=False)
     captured_layers = []
     for ids in results.table("samples")["token_ids"]:
@@ -202,9 +207,14 @@ def test_study_analyze_view_and_layer_give_the_same_numbers(case):
     with capture(model) as recording, torch.no_grad():
         for layer in recording.run(input_ids=ids, attention_mask=mask):
             measured = layer.measure(
-                {"attention_entropy": {}, "sink_share": {}, "marchenko_pastur_deviation": {}, "even": {
-                    "metric": "attention_entropy", "normalized": True}, "head_divergence": {}},
-            )  # fmt: skip
+                {
+                    "attention_entropy": {},
+                    "sink_share": {},
+                    "marchenko_pastur_deviation": {},
+                    "even": {"metric": "attention_entropy", "normalized": True},
+                    "head_divergence": {},
+                },
+            )
             rows_of_layer = stored.xs(layer.index, level="layer")
             for column, values in (
                 ("entropy", measured["attention_entropy"].nanmean(-1)),

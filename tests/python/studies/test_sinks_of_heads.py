@@ -46,9 +46,11 @@ def stored(maps, lengths, tokens=None, parts=1):
             batch = Batch(group.tolist(), sizes, [], [tokens[text] for text in group], ["all"] * len(group))
             for layer in range(layers):
                 states = SimpleNamespace(
-                    heads=maps[group.tolist(), layer], lengths=torch.tensor(sizes), support="causal",
+                    heads=maps[group.tolist(), layer],
+                    lengths=torch.tensor(sizes),
+                    support="causal",
                     names=tuple(range(heads)),
-                )  # fmt: skip
+                )
                 sums.add(states, layer, batch)
         sums.write()
     rows = []
@@ -58,14 +60,26 @@ def stored(maps, lengths, tokens=None, parts=1):
         for text, head in np.ndindex(texts, heads):
             place, count = int(result.position[text, head]), int(counts[text, head])
             rows.append(
-                {**MODEL, "sample": text, "layer": layer, "head": head, "protocol": "exact",
-                 "sink_position": place if place >= 0 else None,
-                 "sink_count": count if count >= 0 else None}
-            )  # fmt: skip
+                {
+                    **MODEL,
+                    "sample": text,
+                    "layer": layer,
+                    "head": head,
+                    "protocol": "exact",
+                    "sink_position": place if place >= 0 else None,
+                    "sink_count": count if count >= 0 else None,
+                }
+            )
     samples = pd.DataFrame(
-        {**MODEL, "sample": range(texts), "group": "all", "n_tokens": lengths, "causal": True,
-         "tokens": tokens}
-    )  # fmt: skip
+        {
+            **MODEL,
+            "sample": range(texts),
+            "group": "all",
+            "n_tokens": lengths,
+            "causal": True,
+            "tokens": tokens,
+        }
+    )
     heads_table = pd.DataFrame(rows).astype({"sink_position": "Int64", "sink_count": "Int64"})
     tables = {"samples": samples, "heads": heads_table}
     if written:

@@ -39,8 +39,15 @@ pytestmark = pytest.mark.usefixtures("unarranged")
 SINGLE_RUN = made.make_study()
 SERIES = made.make_study(("a-1b", "b-7b"), steps=made.STEPS)
 STUDY_FIGURES = {
-    "protocols", "sink_removal", "ablation", "alignment", "spectra", "reference", "fisher", "frames",
-}  # fmt: skip
+    "protocols",
+    "sink_removal",
+    "ablation",
+    "alignment",
+    "spectra",
+    "reference",
+    "fisher",
+    "frames",
+}
 
 
 @pytest.fixture
@@ -276,9 +283,7 @@ def test_barcodes_are_drawn_as_they_are() -> None:
 
 def test_colours_follow_series_in_every_figure_of_a_run() -> None:
     drawn = draw(SERIES, ["emergence", "alignment", "sink_removal"])
-    colors = {
-        to_hex(line(figure.axes[0], "b-7b").get_color()) for figure in drawn.values()
-    }  # fmt: skip
+    colors = {to_hex(line(figure.axes[0], "b-7b").get_color()) for figure in drawn.values()}
     assert len(colors) == 1
     heads = measured_heads(SERIES)
     assert len(emergence_curve(heads, "sink_share", ax=Figure().subplots()).get_lines()) >= 2
@@ -360,5 +365,6 @@ def test_captions_say_what_is_drawn_and_nothing_else() -> None:
     assert "uniform" not in few["spectra"]
     removal = draw(single_table, ["sink_removal"])["sink_removal"]
     assert [axis.get_title(loc="left") for axis in removal.axes] == [
-        "ΔKL by percentile", "ΔKL by layer, keys ≥ 90th percentile",
-    ]  # fmt: skip
+        "ΔKL by percentile",
+        "ΔKL by layer, keys ≥ 90th percentile",
+    ]

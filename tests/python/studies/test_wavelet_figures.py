@@ -20,9 +20,13 @@ def results(tmp_path_factory):
     folder = series(home / "growing", steps=(0, 4))
     texts = sentences(home / "texts.txt", 3, shortest=50)
     study = RunConfig(
-        study="wavelet_heads", models=str(folder / "step*"), texts=str(texts), name="a",
-        output=str(home / "runs"), options={"nulls": ["row_permutation"], "prefixes": [0.8]},
-    )  # fmt: skip
+        study="wavelet_heads",
+        models=str(folder / "step*"),
+        texts=str(texts),
+        name="a",
+        output=str(home / "runs"),
+        options={"nulls": ["row_permutation"], "prefixes": [0.8]},
+    )
     return run(study, say=lambda text: None)
 
 

@@ -28,9 +28,14 @@ KEYS = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
 
 def study(tmp_path, model, texts, **options):
     return RunConfig(
-        study="wavelet_heads", models=str(model), texts=str(texts), output=str(tmp_path / "runs"), name="a",
-        block=3, options=options,
-    )  # fmt: skip
+        study="wavelet_heads",
+        models=str(model),
+        texts=str(texts),
+        output=str(tmp_path / "runs"),
+        name="a",
+        block=3,
+        options=options,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +54,12 @@ def maps_of(folder, results, sample, tokens=None):
     ids = results.table("samples").set_index("sample")["token_ids"][sample]
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with capture(model) as recording:
-        return torch.stack([
-            layer.attention[0].clone() for layer in recording.run(input_ids=torch.tensor(ids[:tokens])[None])
-        ])  # fmt: skip
+        return torch.stack(
+            [
+                layer.attention[0].clone()
+                for layer in recording.run(input_ids=torch.tensor(ids[:tokens])[None])
+            ]
+        )
 
 
 def test_what_has_no_value_is_null(finished_run):
@@ -69,10 +77,13 @@ def test_the_tables_hold_what_direct_calls_give(finished_run):
         wavelet = asc.wavelet_transform(maps)
         bounds = asc.spectral_uncertainty(maps)
         for column, values in {
-            "low_band": spectrum.low, "spectral_selectivity": spectrum.selectivity,
-            "spectral_entropy": spectrum.entropy, "wavelet_entropy": wavelet.scale_entropy,
-            "position_entropy": bounds.position_entropy, "uncertainty_bound": bounds.variance_bound,
-        }.items():  # fmt: skip
+            "low_band": spectrum.low,
+            "spectral_selectivity": spectrum.selectivity,
+            "spectral_entropy": spectrum.entropy,
+            "wavelet_entropy": wavelet.scale_entropy,
+            "position_entropy": bounds.position_entropy,
+            "uncertainty_bound": bounds.variance_bound,
+        }.items():
             np.testing.assert_allclose(
                 rows_of_text[column], values.nanmean(-1).flatten(), rtol=1e-4, atol=1e-6
             )
@@ -314,12 +325,14 @@ def test_published_values_stand_beside_their_own_models():
 
     pythia = "EleutherAI/pythia-2.8b"
     keys = {"revision": "", "low": 0.0, "high": 1.0, "samples": 3}
-    table = pd.DataFrame([
-        {"model": pythia, "step": 128, "metric": "spectral_selectivity", "mean": 0.6, **keys},
-        {"model": pythia, "step": 1000, "metric": "spectral_selectivity", "mean": 0.3, **keys},
-        {"model": pythia, "step": 143000, "metric": "rho", "mean": -0.7, **keys},
-        {"model": "another", "step": -1, "metric": "rho", "mean": -0.7, **keys},
-    ])  # fmt: skip
+    table = pd.DataFrame(
+        [
+            {"model": pythia, "step": 128, "metric": "spectral_selectivity", "mean": 0.6, **keys},
+            {"model": pythia, "step": 1000, "metric": "spectral_selectivity", "mean": 0.3, **keys},
+            {"model": pythia, "step": 143000, "metric": "rho", "mean": -0.7, **keys},
+            {"model": "another", "step": -1, "metric": "rho", "mean": -0.7, **keys},
+        ]
+    )
     result = published(table)
     assert result["published"].tolist() == [-0.737, 0.76, 0.23]
     assert result["here"].tolist() == [-0.7, 0.6, 0.3]
@@ -332,10 +345,12 @@ def test_phases_stand_beside_the_papers_numbers():
     pythia = [
         {"model": "EleutherAI/pythia-2.8b", "step": step, "metric": metric, "mean": mean, **keys}
         for step, metric, mean in [
-            (128, "spectral_selectivity", 0.6), (1000, "spectral_selectivity", 0.3), (143000, "rho", -0.7),
+            (128, "spectral_selectivity", 0.6),
+            (1000, "spectral_selectivity", 0.3),
+            (143000, "rho", -0.7),
             (1000, "rho", -0.1),
         ]
-    ]  # fmt: skip
+    ]
     other = [{"model": "other", "step": -1, "metric": "low_band", "mean": 0.5, **keys}]
 
     def table(rows, **options):
@@ -394,10 +409,18 @@ def test_options_are_checked(options, message):
 
 def test_the_papers_models_are_packaged():
     names = {name for name in packaged() if name.startswith("wavelet")}
-    assert {f"wavelet-{config_name}" for config_name in (
-        "gemma-2-2b", "pythia-2.8b", "pythia-12b", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b",
-        "pythia-2.8b-training",
-    )} == names - {"wavelet_heads"}  # fmt: skip
+    assert {
+        f"wavelet-{config_name}"
+        for config_name in (
+            "gemma-2-2b",
+            "pythia-2.8b",
+            "pythia-12b",
+            "llama-3.2-1b",
+            "mistral-7b",
+            "qwen2.5-0.5b",
+            "pythia-2.8b-training",
+        )
+    } == names - {"wavelet_heads"}
     for name in names:
         study = RunConfig.from_yaml(name, **({"models": "a"} if name == "wavelet_heads" else {}))
         assert study.study == "wavelet_heads"

@@ -39,8 +39,19 @@ class Pair:
         nulls: variant -> octaves.
     """
 
-    def __init__(self, read=0.0, write=0.0, prediction=0.0, *, texts=0.02, deviation=0.02, nulls=None,
-                 model="a", step=-1, noise=0.0):  # fmt: skip
+    def __init__(
+        self,
+        read=0.0,
+        write=0.0,
+        prediction=0.0,
+        *,
+        texts=0.02,
+        deviation=0.02,
+        nulls=None,
+        model="a",
+        step=-1,
+        noise=0.0,
+    ):
         self.keys = {"model": model, "step": step, "revision": "", "reference": "base"}
         self.noise, self.unchanged, self.step_ratio = noise, 0.97, 0.01
         self._values = {
@@ -190,8 +201,10 @@ def test_objectives_are_compared_over_training_runs():
     rows = of_arms(ce=runs(2.0, 1.0, 1.0), dpo=runs(3.0, 1.0, 2.0))
     assert rows["C1c"].value == pytest.approx(1.0)
     assert (rows["C1c"].verdict, rows["C2b"].verdict, rows["C4"].verdict) == (
-        SUPPORTED, CONTRADICTED, SUPPORTED
-    )  # fmt: skip
+        SUPPORTED,
+        CONTRADICTED,
+        SUPPORTED,
+    )
     assert "dpo less ce, 3 training runs of each arm" in rows["C1c"].reason
     reversed_ = of_arms(ce=runs(2.0, 1.0, 2.0), dpo=runs(1.5, 1.0, 1.0))
     assert (reversed_["C1c"].verdict, reversed_["C2b"].verdict) == (CONTRADICTED, SUPPORTED)
@@ -226,9 +239,13 @@ def test_whitening_is_judged_by_the_margin_that_says_least(white_in, white_out, 
 
 @pytest.mark.parametrize(
     ("slopes", "verdict"),
-    [((0.3, 0.31, 0.29), SUPPORTED), ((-0.05, -0.27, 0.18), UNDECIDED), ((-0.3, -0.31, -0.29), CONTRADICTED),
-     ((0.3,), NOT_TESTABLE)],
-)  # fmt: skip
+    [
+        ((0.3, 0.31, 0.29), SUPPORTED),
+        ((-0.05, -0.27, 0.18), UNDECIDED),
+        ((-0.3, -0.31, -0.29), CONTRADICTED),
+        ((0.3,), NOT_TESTABLE),
+    ],
+)
 def test_the_slope_over_negatives(slopes, verdict):
     arms = {
         f"contrastive_{2**power}": [Pair(prediction=slope * power) for slope in slopes] for power in (0, 2, 4)

@@ -35,10 +35,17 @@ def stored_tables(models, steps=(-1,), subspaces=("inputs", "prediction"), arms=
     """Tables of a run over some models, numbers drawn."""
     draw = np.random.default_rng(0)
     keys = [
-        {"model": model, "revision": "", "step": step, "reference": "base", "layer": layer, "role": role,
-         "expert": -1}
+        {
+            "model": model,
+            "revision": "",
+            "step": step,
+            "reference": "base",
+            "layer": layer,
+            "role": role,
+            "expert": -1,
+        }
         for model, step, layer, role in itertools.product(models, steps, range(4), ROLES)
-    ]  # fmt: skip
+    ]
     fractions, variants, mechanism, deltas = [], [], [], []
     for pair in keys:
         for subspace, k in itertools.product(subspaces, (1, 3, 16)):
@@ -56,15 +63,27 @@ def stored_tables(models, steps=(-1,), subspaces=("inputs", "prediction"), arms=
         sizes = {"relative_norm": 0.01, "unchanged_share": 0.91, "step_ratio": 10 ** draw.normal()}
         deltas.append({**pair, **sizes, "noise_share": 0.1, "decay_share": 0.0, "below_floor": False})
     rank_one = [
-        {"model": "base", "revision": "", "step": -1, "sample": sample, "layer": layer, "role": role,
-         "direction": direction, "kl": 10 ** draw.normal(-3 if role in "odown" else -5, 0.4),
-         "predicted_kl": 1e-3 if (layer, role) == (3, "down") else np.nan}
-        for sample, (layer, role, direction) in itertools.product(range(4), [
-            *itertools.product((3,), ("q", "k"), ("inputs", "complement", "haar")),
-            *itertools.product((3,), ("o", "down"),
-                               ("prediction", "complement", "haar", "gradients", "tokens")),
-        ])
-    ]  # fmt: skip
+        {
+            "model": "base",
+            "revision": "",
+            "step": -1,
+            "sample": sample,
+            "layer": layer,
+            "role": role,
+            "direction": direction,
+            "kl": 10 ** draw.normal(-3 if role in "odown" else -5, 0.4),
+            "predicted_kl": 1e-3 if (layer, role) == (3, "down") else np.nan,
+        }
+        for sample, (layer, role, direction) in itertools.product(
+            range(4),
+            [
+                *itertools.product((3,), ("q", "k"), ("inputs", "complement", "haar")),
+                *itertools.product(
+                    (3,), ("o", "down"), ("prediction", "complement", "haar", "gradients", "tokens")
+                ),
+            ],
+        )
+    ]
     rows = {"fractions": fractions, "fractions_variants": variants, "mechanism": mechanism}
     rows |= {"deltas": deltas, "rank_one": rank_one}
     tables = {name: pd.DataFrame(table_rows) for name, table_rows in rows.items()}
@@ -78,9 +97,11 @@ RUNS = {
     "pair": stored_tables(["tuned"]),
     "pairs": stored_tables([f"Llama-3.1-Tulu-3-8B-{stage}" for stage in ("SFT", "DPO", "RLVR")]),
     "series": stored_tables(["pythia"], STEPS, REFERENCES),
-    "arms": stored_tables([f"{arm}-{seed}" for arm in ARMS for seed in (0, 1)],
-                 arms={f"{arm}-{seed}": arm for arm in ARMS for seed in (0, 1)}),
-}  # fmt: skip
+    "arms": stored_tables(
+        [f"{arm}-{seed}" for arm in ARMS for seed in (0, 1)],
+        arms={f"{arm}-{seed}": arm for arm in ARMS for seed in (0, 1)},
+    ),
+}
 CASES = [
     *(("pair", name) for name in FIGURES if name not in ("trajectory", "objectives", "graded")),
     ("pairs", "asymmetry"),

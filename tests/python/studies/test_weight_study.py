@@ -74,10 +74,15 @@ def home(tmp_path_factory):
 def study(home, out, *models, **overrides):
     options = {**FAST, **overrides.pop("options", {})}
     return RunConfig(
-        study="pretraining_writes", models=[str(home / name) for name in models],
-        texts={"path": str(home / "texts.jsonl")}, output=str(out), name="a", block=4, options=options,
+        study="pretraining_writes",
+        models=[str(home / name) for name in models],
+        texts={"path": str(home / "texts.jsonl")},
+        output=str(out),
+        name="a",
+        block=4,
+        options=options,
         **overrides,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")

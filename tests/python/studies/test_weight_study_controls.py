@@ -56,17 +56,24 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(home):
     options = {
-        "moments_of": "both", "nulls": ["foreign", "weights"], "curve": 4,
+        "moments_of": "both",
+        "nulls": ["foreign", "weights"],
+        "curve": 4,
         "rank_one": {"texts": 3, "directions": 3, "tokens": [5, 9]},
-    }  # fmt: skip
+    }
     texts = [
         {"path": str(home / "own.jsonl"), "group": "own"},
         {"path": str(home / "other.jsonl"), "group": "other"},
     ]
     settings = RunConfig(
-        study="pretraining_writes", models=[str(home / "growing")], texts=texts, output=str(home), name="a",
-        block=4, options=options,
-    )  # fmt: skip
+        study="pretraining_writes",
+        models=[str(home / "growing")],
+        texts=texts,
+        output=str(home),
+        name="a",
+        block=4,
+        options=options,
+    )
     return run(settings, say=lambda text: None)
 
 
@@ -194,9 +201,14 @@ def pair(home, tmp_path, family, **fields):
         model.to(dtype).save_pretrained(tmp_path / name)
     options = {"nulls": [], "rank_one": False, "gradients": False, "curve": 0, **fields.pop("options", {})}
     return RunConfig(
-        study="pretraining_writes", models=[str(tmp_path / name) for name in ("base", "tuned")],
-        texts={"path": str(home / "own.jsonl")}, output=str(tmp_path), name="a", options=options, **fields,
-    )  # fmt: skip
+        study="pretraining_writes",
+        models=[str(tmp_path / name) for name in ("base", "tuned")],
+        texts={"path": str(home / "own.jsonl")},
+        output=str(tmp_path),
+        name="a",
+        options=options,
+        **fields,
+    )
 
 
 def test_experts_have_a_mean_weighted_by_their_energy(home, tmp_path):

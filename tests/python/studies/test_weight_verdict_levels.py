@@ -175,12 +175,18 @@ SIMULATIONS = {
     "all pairs C1b": (over_pairs_verdicts, {}, {"read": 1.5}),
     "C1c": (arm_verdicts, ALIKE, {"ce": (2.0, 2.0), "dpo": (3.0, 2.0)}),
     "C2b": (arm_verdicts, ALIKE, {"ce": (2.0, 3.0), "dpo": (2.0, 2.0)}),
-    "C3": (arm_verdicts, {"plain": (2.0, 2.0), "white_in": (1.0, 1.0), "white_out": (1.0, 1.0)},
-           {"plain": (4.0, 4.0), "white_in": (0.2, 3.9), "white_out": (3.9, 0.2)}),
-    "C4": (arm_verdicts, {"ce": (EDGE, 0.0), "dpo": (EDGE, 0.0), "noise": (EDGE, 0.0)},
-           {"ce": (2.0, 0.0), "dpo": (1.5, 0.0), "noise": (1.5, 0.0)}),
+    "C3": (
+        arm_verdicts,
+        {"plain": (2.0, 2.0), "white_in": (1.0, 1.0), "white_out": (1.0, 1.0)},
+        {"plain": (4.0, 4.0), "white_in": (0.2, 3.9), "white_out": (3.9, 0.2)},
+    ),
+    "C4": (
+        arm_verdicts,
+        {"ce": (EDGE, 0.0), "dpo": (EDGE, 0.0), "noise": (EDGE, 0.0)},
+        {"ce": (2.0, 0.0), "dpo": (1.5, 0.0), "noise": (1.5, 0.0)},
+    ),
     "C5": (arm_verdicts, GRADED, {f"contrastive_{k}": (2.0, math.log2(k)) for k in (1, 4, 16)}),
-}  # fmt: skip
+}
 #: Contradicting is right on these nulls, which lie on the other side of the border.
 BEYOND_THE_BORDER = ("C1", "C7", "all pairs C1")
 

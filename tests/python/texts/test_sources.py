@@ -449,7 +449,7 @@ def test_the_byte_of_another_encoding_is_found_behind_megabytes(tmp_path):
         (b'{"text": "a", "n": ' + b"9" * 5000 + b"}\n", "line 1 is not JSON: .*digits"),
         (b'{"text": "a", "n": ' + b"[" * 80 + b"]" * 80 + b"}\n", "line 1 is not JSON: nested more than 50"),
     ],
-)  # fmt: skip
+)
 def test_what_no_tokenizer_and_no_table_takes_is_refused_by_place(tmp_path, content, message):
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(ConfigError, match=message) as caught:

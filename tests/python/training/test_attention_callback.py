@@ -38,18 +38,30 @@ class Rows(Dataset):
 def tiny_model():
     torch.manual_seed(1)
     config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
         attention_dropout=0.3,
-    )  # fmt: skip
+    )
     return LlamaForCausalLM(config)
 
 
 def trained(folder, *callbacks, steps=6, model=None, resume=None, **arguments):
     """Return a trainer that has trained a tiny model, with dropout, for some steps."""
     settings = TrainingArguments(
-        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, logging_steps=2, seed=3,
-        report_to=[], disable_tqdm=True, use_cpu=True, save_strategy="no", **arguments,
-    )  # fmt: skip
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        logging_steps=2,
+        seed=3,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        save_strategy="no",
+        **arguments,
+    )
     trainer = transformers.Trainer(
         model or tiny_model(), settings, train_dataset=Rows(), callbacks=[*callbacks]
     )
@@ -132,9 +144,16 @@ def test_resumed_training_goes_on_with_the_series(tmp_path):
     callback = AttentionCallback(TEXTS, ["sink_share"], every=2)
     settings = {"save_steps": 4}
     first = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=6, per_device_train_batch_size=4, report_to=[], disable_tqdm=True,
-        use_cpu=True, save_strategy="steps", seed=3, **settings,
-    )  # fmt: skip
+        output_dir=str(tmp_path),
+        max_steps=6,
+        per_device_train_batch_size=4,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        save_strategy="steps",
+        seed=3,
+        **settings,
+    )
     transformers.Trainer(tiny_model(), first, train_dataset=Rows(), callbacks=[callback]).train()
     uninterrupted = asc.load(callback.folder)["heads"]
     again = AttentionCallback(TEXTS, ["sink_share"], every=2)

@@ -246,9 +246,13 @@ def check_shuffled(run: StageRun, p_values: np.ndarray[Any, Any]) -> None:
     smallest = float(np.nanmin(holm(p_values))) if np.isfinite(p_values).any() else np.nan
     applies = not reason and np.isfinite(smallest)
     run.write(
-        "checks", check=SHUFFLED, value=smallest, tolerance=LEAST_P, holds=not applies or smallest > LEAST_P,
+        "checks",
+        check=SHUFFLED,
+        value=smallest,
+        tolerance=LEAST_P,
+        holds=not applies or smallest > LEAST_P,
         reason=reason or "the smallest p of a head's residual (Holm), which is above the tolerance",
-    )  # fmt: skip
+    )
 
 
 def learned_positions(run: StageRun) -> str:

@@ -24,7 +24,7 @@ def write(run: StageRun) -> None:
     if "layer_means" not in run.stored.tables():
         return  # no model went beyond its checks
     means = run.read("layer_means")
-    means = where(means[means["step"] >= 0], queries="early", arm="base", input="windows")  # fmt: skip
+    means = where(means[means["step"] >= 0], queries="early", arm="base", input="windows")
     keys: list[dict[str, Any]] = []
     curves: list[Curve] = []
     for model, rows in means.groupby("model", sort=False):

@@ -60,9 +60,11 @@ def tests(run: StageRun, options: Any) -> None:
         return
     texts = real.index.get_level_values("sample").nunique()
     test = leakage_test(
-        real.to_numpy().reshape(texts, -1), null.to_numpy().reshape(texts, -1),
-        draws=options.permutations, seed=run.settings.seed,
-    )  # fmt: skip
+        real.to_numpy().reshape(texts, -1),
+        null.to_numpy().reshape(texts, -1),
+        draws=options.permutations,
+        seed=run.settings.seed,
+    )
     heads = real.loc[[real.index[0][0]]].index.droplevel("sample")
     run.write(
         "leakage_tests",

@@ -44,15 +44,24 @@ def significance(run: StageRun, options: Any, tier: int) -> None:
     test = ruscio2025once.leakage_significance(
         lambda text: scores(texts[text][:MOST_TOKENS]),
         lambda text, shift: scores(texts[text][:MOST_TOKENS].roll(-shift)),
-        texts=len(texts), samples=options.leakage_samples, seed=run.settings.seed,
-    )  # fmt: skip
+        texts=len(texts),
+        samples=options.leakage_samples,
+        seed=run.settings.seed,
+    )
     layers = run.settings.layers or range(len(test.gap))
     for at, layer in enumerate(sorted(layers)):
         run.write(
-            "leakage_tests", layer=layer, head=np.arange(test.gap.shape[1]), protocol="ruscio2025once",
-            gap=test.gap[at], gap_low=test.low[at], gap_high=test.high[at],
-            p_value=test.p_value[at], p_adjusted=test.q_value[at], correction=RANK,
-        )  # fmt: skip
+            "leakage_tests",
+            layer=layer,
+            head=np.arange(test.gap.shape[1]),
+            protocol="ruscio2025once",
+            gap=test.gap[at],
+            gap_low=test.low[at],
+            gap_high=test.high[at],
+            p_value=test.p_value[at],
+            p_adjusted=test.q_value[at],
+            correction=RANK,
+        )
 
 
 def probes(run: StageRun, options: Any, tier: int) -> None:
@@ -74,9 +83,13 @@ def probes(run: StageRun, options: Any, tier: int) -> None:
                 sums.setdefault((layer.index, site), []).append(probe.r2)
     for (layer_index, site), values in sums.items():
         run.write(
-            "probes", layer=layer_index, site=site, protocol="ruscio2025once",
-            r2=float(torch.cat(values).mean()), null=null,
-        )  # fmt: skip
+            "probes",
+            layer=layer_index,
+            site=site,
+            protocol="ruscio2025once",
+            r2=float(torch.cat(values).mean()),
+            null=null,
+        )
 
 
 def softmax(run: StageRun, options: Any, tier: int) -> None:
@@ -93,9 +106,13 @@ def softmax(run: StageRun, options: Any, tier: int) -> None:
                 zip(("softmax_entropy", "top_1", "top_5", "margin"), means[:, head], strict=True)
             )
             run.write(
-                "softmax_statistics", layer=index, head=head, temperature=list(TEMPERATURES),
-                protocol="ruscio2025once", **columns,
-            )  # fmt: skip
+                "softmax_statistics",
+                layer=index,
+                head=head,
+                temperature=list(TEMPERATURES),
+                protocol="ruscio2025once",
+                **columns,
+            )
 
 
 def bands(run: StageRun, options: Any, tier: int) -> None:
@@ -130,12 +147,16 @@ def bands(run: StageRun, options: Any, tier: int) -> None:
                 support = seen[text] if isinstance(seen, Tensor) and seen.ndim == 4 else seen
                 if "exact" in run.settings.protocols:
                     shares = rope_bands(
-                        query, key, bands=count, layout=layouts[layer.index], rotary=rotary,
+                        query,
+                        key,
+                        bands=count,
+                        layout=layouts[layer.index],
+                        rotary=rotary,
                         scaling=scaling_of(model, layer.index, query.shape[-1]),
                         softcap=getattr(model.config, "attn_logit_softcapping", None),
                         support=support if isinstance(seen, Tensor) else "causal",
                         sink_logit=layer.sink_logits,
-                    )  # fmt: skip
+                    )
                     sums.setdefault((layer.index, "exact"), []).append(torch.stack(shares))
                 if "ruscio2025once" in run.settings.protocols:
                     parts = (
@@ -144,15 +165,17 @@ def bands(run: StageRun, options: Any, tier: int) -> None:
                     )
                     sums.setdefault((layer.index, "ruscio2025once"), []).append(torch.stack(parts))
     for (index, protocol), values in sums.items():
-        means = torch.stack(values).mean(0)
-        names = ("share", "norm_share", "kl", "tv") if protocol == "exact" else ("norm_share", "kl")
         layout = layouts[index] if protocol == "exact" else "interleaved"
-        for head in range(means.shape[1]):
-            columns: dict[str, Any] = {name: means[at, head] for at, name in enumerate(names)}
-            run.write(
-                "bands", layer=index, head=head, band=np.arange(means.shape[-1]), protocol=protocol,
-                layout=layout, **columns,
-            )  # fmt: skip
+        _write_bands(run, index, protocol, layout, torch.stack(values).mean(0))
+
+
+def _write_bands(run: StageRun, layer: int, protocol: str, layout: str, means: Tensor) -> None:
+    """Write the bands of every head of a layer; `means` are [number, head, band]."""
+    names = ("share", "norm_share", "kl", "tv") if protocol == "exact" else ("norm_share", "kl")
+    places = {"layer": layer, "band": np.arange(means.shape[-1]), "protocol": protocol, "layout": layout}
+    for head in range(means.shape[1]):
+        columns: dict[str, Any] = {name: means[at, head] for at, name in enumerate(names)}
+        run.write("bands", head=head, **places, **columns)
 
 
 def lengths(run: StageRun, options: Any, tier: int) -> None:
@@ -175,10 +198,14 @@ def lengths(run: StageRun, options: Any, tier: int) -> None:
     layers = next(iter(profiles.values())).layers
     for at, n in enumerate(slopes.lengths):
         run.write(
-            "leakage_lengths", layer=layers, tokens=n, texts=profiles[n].texts,
-            leakage_share=slopes.share.estimate[at], leakage_share_low=slopes.share.low[at],
+            "leakage_lengths",
+            layer=layers,
+            tokens=n,
+            texts=profiles[n].texts,
+            leakage_share=slopes.share.estimate[at],
+            leakage_share_low=slopes.share.low[at],
             leakage_share_high=slopes.share.high[at],
-        )  # fmt: skip
+        )
     slope = {f"slope{end}": values for end, values in zip(("", "_low", "_high"), slopes.slope, strict=True)}
     run.write("leakage_slopes", layer=layers, **slope)
     overall = dict(zip(("estimate", "low", "high"), slopes.overall, strict=True))

@@ -149,9 +149,15 @@ def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfi
     assert counts is not None
     shape = counts.shape
     state: dict[str, Any] = {
-        "n": n, "groups": groups, "left_out": 0, "queries": empty.queries, "group": present, "layer": layers,
-        "count": counts, "offsets": np.zeros((*shape, n)),
-    }  # fmt: skip
+        "n": n,
+        "groups": groups,
+        "left_out": 0,
+        "queries": empty.queries,
+        "group": present,
+        "layer": layers,
+        "count": counts,
+        "offsets": np.zeros((*shape, n)),
+    }
     state |= {name: np.zeros((*shape, m)) for name in ROWS}
     if rows is not None:
         state["offsets"] = rows[..., len(ROWS) * m :]
@@ -174,9 +180,17 @@ def write_profile(run: StageRun, profile: PositionProfile, arm: str, kind: str) 
                 for sum_name in PositionProfile.SUMS
             }
             run.write(
-                "sums", arm=arm, input=kind, group=group, layer=layer, head=np.arange(len(texts)),
-                tokens=profile.n, groups=profile.groups, texts=texts, **rows,
-            )  # fmt: skip
+                "sums",
+                arm=arm,
+                input=kind,
+                group=group,
+                layer=layer,
+                head=np.arange(len(texts)),
+                tokens=profile.n,
+                groups=profile.groups,
+                texts=texts,
+                **rows,
+            )
 
 
 def profile_of_sums(table: pd.DataFrame) -> PositionProfile:
@@ -193,9 +207,14 @@ def profile_of_sums(table: pd.DataFrame) -> PositionProfile:
     shape = (len(groups), len(layers), -1)
     trailing = {"m": (empty.m,), "n": (empty.n,), "mm": (empty.m,) * 2, "Qm": (len(empty.queries), empty.m)}
     state: dict[str, Any] = {
-        "n": empty.n, "groups": empty.groups, "left_out": 0, "queries": empty.queries, "group": groups,
-        "layer": layers, "count": rows["texts"].to_numpy(copy=True).reshape(shape),
-    }  # fmt: skip
+        "n": empty.n,
+        "groups": empty.groups,
+        "left_out": 0,
+        "queries": empty.queries,
+        "group": groups,
+        "layer": layers,
+        "count": rows["texts"].to_numpy(copy=True).reshape(shape),
+    }
     for name, axes in PositionProfile.SUMS.items():
         state[name] = np.stack(list(rows[name])).reshape(*shape, *trailing[axes])
     return PositionProfile.from_state(state)

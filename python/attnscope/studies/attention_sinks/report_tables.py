@@ -30,10 +30,18 @@ from attnscope.study_api.selection import where, without
 
 #: What the table of emergence shows; the stored one has every column of `heads`.
 EMERGING = (
-    "sink_share", "sink_rate", "entropy_normalized", "fiedler_value", "fiedler_value_normalized",
-    "participation_ratio", "mp_ks", "total_persistence_1", "alignment_value", "alignment_hidden",
+    "sink_share",
+    "sink_rate",
+    "entropy_normalized",
+    "fiedler_value",
+    "fiedler_value_normalized",
+    "participation_ratio",
+    "mp_ks",
+    "total_persistence_1",
+    "alignment_value",
+    "alignment_hidden",
     "head_divergence",
-)  # fmt: skip
+)
 
 
 def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
@@ -182,9 +190,14 @@ def _percent(value: float) -> str:
 
 #: What models are held against their nulls and each other in.
 METRICS = (
-    "sink_share", "entropy_normalized", "fiedler_value", "participation_ratio", "mp_ks", "alignment_value",
+    "sink_share",
+    "entropy_normalized",
+    "fiedler_value",
+    "participation_ratio",
+    "mp_ks",
+    "alignment_value",
     "alignment_hidden",
-)  # fmt: skip
+)
 _P_VALUES = {"p": "p_value", "Holm": "p_holm", "B-H": "p_bh"}
 LABELS = {"kl_share": "share of the divergence"} | {name: label for name, (label, _) in CHANGES.items()}
 
@@ -201,9 +214,12 @@ class Question(NamedTuple):
 def questions(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> list[Question]:
     """Return every question that the stored tables answer; `heads` are those of the exact protocol."""
     asks = {
-        "null_tests": _against_nulls, "heads": _between_series, "ablation": _ablation,
-        "removal_tests": _removal, "layer_tests": _layers,
-    }  # fmt: skip
+        "null_tests": _against_nulls,
+        "heads": _between_series,
+        "ablation": _ablation,
+        "removal_tests": _removal,
+        "layer_tests": _layers,
+    }
     tables_of_run = {**tables, "heads": heads}
     stored = {name: frame for name in asks if (frame := tables_of_run.get(name)) is not None and len(frame)}
     answers = [asks[name](last_step(frame)) for name, frame in stored.items()]

@@ -218,9 +218,14 @@ class Fractions:
         d, k = basis.shape
         mean, (low, high) = float(np.mean(relatives)), spread_over(relatives)
         row = {
-            **keys, "k": k, "fraction": mean * k / d, "relative": mean, "low": low, "high": high,
+            **keys,
+            "k": k,
+            "fraction": mean * k / d,
+            "relative": mean,
+            "low": low,
+            "high": high,
             "tested": True,
-        }  # fmt: skip
+        }
         self.rows["fractions", variant].append(row)
 
     def _mechanism(self, keys: dict[str, Any], delta: WeightDelta) -> None:

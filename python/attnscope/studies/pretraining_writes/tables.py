@@ -147,5 +147,15 @@ CHECKS = Table(
     (Column("value"), Column("tolerance"), Column("holds", kind="flag"), _text("reason", "In words.")),
 )
 TABLES = (
-    DELTAS, FRACTIONS, EXPERT_MEANS, GAINS, MOMENTS, MECHANISM, LEFT_OUT, RANK_ONE, TOKENS, CLAIMS, CHECKS,
-)  # fmt: skip
+    DELTAS,
+    FRACTIONS,
+    EXPERT_MEANS,
+    GAINS,
+    MOMENTS,
+    MECHANISM,
+    LEFT_OUT,
+    RANK_ONE,
+    TOKENS,
+    CLAIMS,
+    CHECKS,
+)

@@ -202,9 +202,14 @@ def _pairs_of_bars(ax: Axes, means: pd.DataFrame, measure: str, rows: Any) -> No
         if name in means:
             spread = [means[name] - rows[name].min(), rows[name].max() - means[name]]
             ax.bar(
-                place + offset, means[name], 0.34, color=color, label=label,
-                yerr=np.clip(spread, 0, None), error_kw={"elinewidth": 0.8, "ecolor": MUTED},
-            )  # fmt: skip
+                place + offset,
+                means[name],
+                0.34,
+                color=color,
+                label=label,
+                yerr=np.clip(spread, 0, None),
+                error_kw={"elinewidth": 0.8, "ecolor": MUTED},
+            )
     few = place[:: max(1, len(place) // 8)]
     ax.set_xticks(few, [str(layer) for layer in means.index[few]])
     ax.set_xlabel("layer")
@@ -269,9 +274,12 @@ def phases(results: Results, options: Options) -> Drawn:
         heads = heads.merge(rho[[*keys, "rho"]], on=keys, how="left")
         present = [*present[:7], "rho"] if heads["rho"].notna().any() else present
     figure_ = metric_grid(
-        heads, [(name, None) for name in present], emergence_curve, optional(results, "baselines"),
+        heads,
+        [(name, None) for name in present],
+        emergence_curve,
+        optional(results, "baselines"),
         width=options.width,
-    )  # fmt: skip
+    )
     if "rho" in present:
         figure_.axes[present.index("rho")].set_title(r"correlation of entropies $\rho$")
     words = "Each quantity over training, mean over heads."
@@ -311,9 +319,15 @@ def uncertainty(results: Results, options: Options) -> Drawn:
         points = final.groupby(keys)[needed].mean().dropna().reset_index()
         for layer, points_of_layer in points.groupby("layer"):
             ax.scatter(
-                points_of_layer[x], points_of_layer[y], s=18, color=colors[layer], edgecolor="white",
-                linewidth=0.4, label=f"layer {layer}", zorder=3,
-            )  # fmt: skip
+                points_of_layer[x],
+                points_of_layer[y],
+                s=18,
+                color=colors[layer],
+                edgecolor="white",
+                linewidth=0.4,
+                label=f"layer {layer}",
+                zorder=3,
+            )
         (_below_entropies if title == "entropies" else _below_variances)(ax, points)
         ax.set_title(title)
     _layer_legend(figure_, layers)
@@ -339,9 +353,16 @@ def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
     ax.plot(line, line, color=INK, linewidth=1.0)
     ax.axhline(0.25, **UNIFORM)
     ax.annotate(
-        "1/4", (1, 0.25), xycoords=ax.get_yaxis_transform(), xytext=(3, 0), textcoords="offset points",
-        color=MUTED, fontsize=7, va="center", annotation_clip=False,
-    )  # fmt: skip
+        "1/4",
+        (1, 0.25),
+        xycoords=ax.get_yaxis_transform(),
+        xytext=(3, 0),
+        textcoords="offset points",
+        color=MUTED,
+        fontsize=7,
+        va="center",
+        annotation_clip=False,
+    )
     ax.set(yscale="log", xlim=(low, 0.3), ylim=(low * 0.3, None))
     ax.set(xlabel=r"its bound $(1 - |\hat\psi(\pi)|^2)^2/4$", ylabel=r"$\sigma_t^2\,\sigma_\omega^2$")
 
@@ -367,9 +388,15 @@ def scale_sensitivity(results: Results, options: Options) -> Drawn:
                 rows = where(estimates, series=name, fraction=fraction)
                 label = f"{name}, {fraction:g}" if len(colors) > 1 else f"first {fraction:g} of the text"
                 draw_curve(
-                    ax, rows["layer"], rows, label, color, marker=len(rows) < 40,
-                    dash=("-", "--", ":", "-.")[place % 4], width=1.2,
-                )  # fmt: skip
+                    ax,
+                    rows["layer"],
+                    rows,
+                    label,
+                    color,
+                    marker=len(rows) < 40,
+                    dash=("-", "--", ":", "-.")[place % 4],
+                    width=1.2,
+                )
         layers_below(ax)
         ax.set(title=words[column][0], ylim=(0, None))
     axes[0][0].set_ylabel("1 − cosine")

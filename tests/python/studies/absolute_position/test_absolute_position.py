@@ -24,9 +24,12 @@ def test_what_has_no_value_is_null(results):
 def test_every_arm_and_input_has_rows(results):
     position, removed = results.table("position"), results.table("removed")
     assert set(zip(position["arm"], position["input"], strict=True)) == {
-        ("base", "windows"), ("base", "shuffled"), ("base", "repeated"), ("no_bos", "windows"),
+        ("base", "windows"),
+        ("base", "shuffled"),
+        ("base", "repeated"),
+        ("no_bos", "windows"),
         ("no_bos", "repeated"),
-    }  # fmt: skip
+    }
     assert set(position["queries"]) == {"early", "2", "3-4", "5-7"}
     assert len(early(results)) == 3 * 4
     expected = {"zero", "mean", "token", "gaussian", "special", "control_1", "control_late", "no_bos"}

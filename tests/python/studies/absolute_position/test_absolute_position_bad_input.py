@@ -37,10 +37,12 @@ def test_sentences_are_refused(folder, texts, tmp_path):
     with pytest.raises(ConfigError, match="absolute_position reads windows"):
         run(
             asc.Study(
-                study="absolute_position", models=str(folder), texts={"path": str(texts), "per": "line"},
+                study="absolute_position",
+                models=str(folder),
+                texts={"path": str(texts), "per": "line"},
                 output=str(tmp_path),
             )
-        )  # fmt: skip
+        )
 
 
 def test_texts_are_windows_where_nothing_else_is_said(folder, texts):

@@ -15,10 +15,16 @@ SHAPE = {"layers": 3, "heads": 4, "width": 32, "revision": "", "step": -1}
 def trained(theta, windows, slopes, *, encoding="rope", width=32):
     """Facts and slopes of trainings with one encoding."""
     facts = [
-        {**SHAPE, "model": f"{theta} {windows} {at}", "encoding": encoding, "rope_theta": theta,
-         "windows": windows, "width": width}
+        {
+            **SHAPE,
+            "model": f"{theta} {windows} {at}",
+            "encoding": encoding,
+            "rope_theta": theta,
+            "windows": windows,
+            "width": width,
+        }
         for at in range(len(slopes))
-    ]  # fmt: skip
+    ]
     rows = [
         {"model": fact["model"], "encoding": encodings.label(fact), "measure": "moved_l2", "slope": slope}
         for fact, slope in zip(facts, slopes, strict=True)

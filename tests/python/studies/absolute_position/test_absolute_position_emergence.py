@@ -33,12 +33,20 @@ def means(steps, **others):
     """Two layers: the residual of layer 1 rises at step 64, key 0 is preferred from step 16 on."""
     noise = np.random.default_rng(0).normal(0, 0.01, (len(steps), 2, 2))
     rows = [
-        {"model": "a", "step": step, "queries": "early", "arm": "base", "input": "windows", "layer": layer,
-         "residual": noise[at, layer, 0] + (step >= 64 and layer == 1),
-         "sink_advantage": noise[at, layer, 1] + 3.0 * (step >= 16), **others}
+        {
+            "model": "a",
+            "step": step,
+            "queries": "early",
+            "arm": "base",
+            "input": "windows",
+            "layer": layer,
+            "residual": noise[at, layer, 0] + (step >= 64 and layer == 1),
+            "sink_advantage": noise[at, layer, 1] + 3.0 * (step >= 16),
+            **others,
+        }
         for at, step in enumerate(steps)
         for layer in range(2)
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows)
 
 

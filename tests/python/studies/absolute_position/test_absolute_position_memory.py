@@ -39,9 +39,16 @@ def test_256_texts_need_at_most_half_as_much_again_as_32(tmp_path):
     sizes_by_count = {}
     for count in (32, 256):
         study = settings(
-            folder, texts, tmp_path, name=str(count), samples=count, block=16, groups=8, nulls=[],
+            folder,
+            texts,
+            tmp_path,
+            name=str(count),
+            samples=count,
+            block=16,
+            groups=8,
+            nulls=[],
             arms=["no_bos", "zero", "control_1"],
-        ).to_dict()  # fmt: skip
+        ).to_dict()
         study["max_tokens"] = 32
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, json.dumps(study)], capture_output=True, text=True, check=True

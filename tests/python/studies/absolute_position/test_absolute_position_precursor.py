@@ -138,16 +138,20 @@ def test_published_numbers_stand_beside_both_counts_of_heads(results):
 def test_probes_stand_beside_the_published_ones():
     """Mean, least and most over layers and sides of MLPs; exact: the share of variance without BOS."""
     series = {"model": "a", "revision": "", "step": -1}
-    tests = pd.DataFrame([{**series, "layer": 0, "head": 0, "protocol": "exact", "p_value": 1.0,
-                           "p_adjusted": 1.0}])  # fmt: skip
+    tests = pd.DataFrame(
+        [{**series, "layer": 0, "head": 0, "protocol": "exact", "p_value": 1.0, "p_adjusted": 1.0}]
+    )
     sites = ("mlp_input", "mlp_output")
     probes = pd.DataFrame(
         [{**series, "layer": 0, "site": site, "r2": r2} for site, r2 in zip(sites, (0.1, 0.4), strict=True)]
     )
     shares = pd.DataFrame(
-        [{**series, "layer": 0, "arm": arm, "site": site, "position_share": share}
-         for arm, share in (("base", 0.9), ("no_bos", 0.02)) for site in (*sites, "hidden")]
-    )  # fmt: skip
+        [
+            {**series, "layer": 0, "arm": arm, "site": site, "position_share": share}
+            for arm, share in (("base", 0.9), ("no_bos", 0.02))
+            for site in (*sites, "hidden")
+        ]
+    )
     tables = {"leakage_tests": tests, "probes": probes, "position_shares": shares}
     stored = SimpleNamespace(tables=lambda: list(tables), table=tables.__getitem__)
     compared = published.compare(stored, published_numbers("ruscio2025once"), None, draws=1, seed=0).table

@@ -111,15 +111,35 @@ class Stored:
 def sentence(*shared):
     """What the report says of four drawings that share these residuals, each with its ends, by layer."""
     rows = [
-        {"model": "a", "queries": "early", "layer": layer, "draw": draw, "residual": 6e-5 * layer,
-         "mask_cut": 1.7, "uniform_cut": 1.7, "leakage_share": 0.04 * layer}
+        {
+            "model": "a",
+            "queries": "early",
+            "layer": layer,
+            "draw": draw,
+            "residual": 6e-5 * layer,
+            "mask_cut": 1.7,
+            "uniform_cut": 1.7,
+            "leakage_share": 0.04 * layer,
+        }
         for layer in range(2)
         for draw in range(4)
-    ]  # fmt: skip
+    ]
     means = pd.DataFrame(
-        [{"model": "a", "revision": "", "step": -1, "queries": "early", "arm": "base", "input": "windows",
-          "layer": 0, "residual": 0.0, "residual_low": -1.0, "residual_high": 1.0}]
-    )  # fmt: skip
+        [
+            {
+                "model": "a",
+                "revision": "",
+                "step": -1,
+                "queries": "early",
+                "arm": "base",
+                "input": "windows",
+                "layer": 0,
+                "residual": 0.0,
+                "residual_low": -1.0,
+                "residual_high": 1.0,
+            }
+        ]
+    )
     tables = {"layer_means": means, "controls": pd.DataFrame(rows)}
     if shared:
         names = ("residual_shared", "residual_shared_low", "residual_shared_high")

@@ -419,9 +419,20 @@ def test_main_numbers_never_contradict_the_claims(seed):
     }
     claims = {code: judged(code, controls=controls, **tables) for code in ("C3", "C5")}
     layers = pd.DataFrame(
-        [{**keys, "queries": "early", "arm": "base", "input": "windows", "layer": layer, "residual": size,
-          "residual_low": size - half, "residual_high": size + half} for layer in range(2)]
-    )  # fmt: skip
+        [
+            {
+                **keys,
+                "queries": "early",
+                "arm": "base",
+                "input": "windows",
+                "layer": layer,
+                "residual": size,
+                "residual_low": size - half,
+                "residual_high": size + half,
+            }
+            for layer in range(2)
+        ]
+    )
     rows = pd.DataFrame([{**keys, **vars(row)} for row in claims.values()])
     residual, replaced = sections.findings(Stored(layer_means=layers, removed_arms=arms, claims=rows))
     assert residual.endswith(f"(C3: {claims['C3'].verdict}).")

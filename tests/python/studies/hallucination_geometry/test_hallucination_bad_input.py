@@ -81,8 +81,9 @@ def test_clouds_of_different_sizes_are_refused(monkeypatch):
     from attnscope.studies.hallucination_geometry import clouds
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 
-    table = pd.DataFrame({"sample": range(9), "bucket": ["factual"] * 5 + ["unknown"] * 4,
-                          "template": "t", "pair": ""})  # fmt: skip
+    table = pd.DataFrame(
+        {"sample": range(9), "bucket": ["factual"] * 5 + ["unknown"] * 4, "template": "t", "pair": ""}
+    )
     monkeypatch.setattr(clouds, "balanced", lambda table, options, rng: table)
     stage_run = type("R", (), {"rng": lambda self, *key: np.random.default_rng(0)})()
     options = HallucinationOptions(others=["unknown"], dimension_k=[2], primary_k=2)
@@ -125,9 +126,7 @@ def test_equal_prompts_and_empty_questions_are_left_out(folder, tmp_path):
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_files_of_users_with_columns_by_options(folder, texts, tmp_path, suffix):
     """The prompts of a file are those of one of another format whose columns have other names."""
-    names = {
-        "bucket": "kind", "template": "form", "pair": "twosome", "fold": "part", "answer": "gold"
-    }  # fmt: skip
+    names = {"bucket": "kind", "template": "form", "pair": "twosome", "fold": "part", "answer": "gold"}
     table = pd.read_csv(texts, dtype=str, keep_default_na=False).rename(columns=names)
     path = tmp_path / f"q{suffix}"
     if suffix == ".csv":
@@ -215,9 +214,21 @@ def test_a_dry_run_speaks_before_any_weight_is_read(folder, texts, tmp_path):
     broken = tmp_path / "m"
     model_folder(broken)
     (broken / "model.safetensors").write_bytes(b"not weights")
-    call = ["run", "hallucination_geometry", "--model", str(broken), "--texts", str(texts),
-            "--column", "question", "--output", str(tmp_path),
-            "--set", "options.dimension_k=[5,10]", "--dry-run"]  # fmt: skip
+    call = [
+        "run",
+        "hallucination_geometry",
+        "--model",
+        str(broken),
+        "--texts",
+        str(texts),
+        "--column",
+        "question",
+        "--output",
+        str(tmp_path),
+        "--set",
+        "options.dimension_k=[5,10]",
+        "--dry-run",
+    ]
     answer = CliRunner().invoke(app, call)
     assert "impossible against factual: length alone AUC 0." in answer.output
     assert "templates crossed with buckets; 40 pairs" in answer.output
@@ -236,12 +247,31 @@ def test_a_dry_run_names_the_stages_whose_time_it_cannot_know(folder, tmp_path, 
     path = written(tmp_path / "q.csv", [*rows, again, other])
     answer = CliRunner().invoke(
         app,
-        ["run", "hallucination_geometry", "--model", str(folder), "--texts", str(path), "--column",
-         "question", "--output", str(tmp_path / "runs"), "--set", "options.dimension_k=[5,10]",
-         "--set", "options.prompt=So {question}", "--set", "options.allow_endings=true",
-         "--set", "options.random_weights=1", "--set", f"options.keep_states={keep_states}",
-         "--no-draw", "--dry-run"],
-    )  # fmt: skip
+        [
+            "run",
+            "hallucination_geometry",
+            "--model",
+            str(folder),
+            "--texts",
+            str(path),
+            "--column",
+            "question",
+            "--output",
+            str(tmp_path / "runs"),
+            "--set",
+            "options.dimension_k=[5,10]",
+            "--set",
+            "options.prompt=So {question}",
+            "--set",
+            "options.allow_endings=true",
+            "--set",
+            "options.random_weights=1",
+            "--set",
+            f"options.keep_states={keep_states}",
+            "--no-draw",
+            "--dry-run",
+        ],
+    )
     assert answer.exit_code == 0, answer.output
     assert "1 duplicate prompts removed" in answer.output
     assert "last tokens: 2 ('?' 120, '!' 1)" in answer.output
@@ -328,9 +358,14 @@ def test_outcomes_need_enough_of_either(folder, texts, tmp_path):
 def test_windows_are_refused(folder, texts, tmp_path):
     with pytest.raises(ConfigError, match="asks questions; a window is none"):
         make_plan(
-            asc.Study(study="hallucination_geometry", models=str(folder), max_tokens=16, output=str(tmp_path),
-                      texts={"path": str(texts), "column": "question", "per": "window"})
-        )  # fmt: skip
+            asc.Study(
+                study="hallucination_geometry",
+                models=str(folder),
+                max_tokens=16,
+                output=str(tmp_path),
+                texts={"path": str(texts), "column": "question", "per": "window"},
+            )
+        )
 
 
 def test_refusals_and_answers_are_judged_by_their_first_line():
@@ -366,8 +401,15 @@ def test_answers_that_are_right_make_buckets(texts):
 
     study = HallucinationGeometry.__new__(HallucinationGeometry)
     study.options = HallucinationOptions(bucket_by="outcome")
-    table = pd.DataFrame({"sample": range(80), "template": [f"t{at // 20}" for at in range(80)],
-                          "answer": "x", "bucket": "factual", "pair": ""})  # fmt: skip
+    table = pd.DataFrame(
+        {
+            "sample": range(80),
+            "template": [f"t{at // 20}" for at in range(80)],
+            "answer": "x",
+            "bucket": "factual",
+            "pair": "",
+        }
+    )
     judged = study._outcomes(table, Run())
     assert judged["bucket"].value_counts().to_dict() == {"right": 40, "wrong": 40}
 

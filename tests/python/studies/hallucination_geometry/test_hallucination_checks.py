@@ -9,8 +9,18 @@ from attnscope.studies.hallucination_geometry.checks import identities
 from models import DATA
 
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "cohere")
-EIGHT = ["nothing_added", "state_moved", "earlier_states", "readout", "readout_moved", "other_state",
-         "cached_step", "padding", "hidden_states", "last_hidden_state"]  # fmt: skip
+EIGHT = [
+    "nothing_added",
+    "state_moved",
+    "earlier_states",
+    "readout",
+    "readout_moved",
+    "other_state",
+    "cached_step",
+    "padding",
+    "hidden_states",
+    "last_hidden_state",
+]
 
 
 def prompts(vocabulary):
@@ -25,10 +35,18 @@ def small_model(name):
 
     torch.manual_seed(0)
     config = CohereConfig(
-        vocab_size=models.VOCABULARY, hidden_size=96, intermediate_size=64, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, logit_scale=0.25, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2, attn_implementation="eager",
-    )  # fmt: skip
+        vocab_size=models.VOCABULARY,
+        hidden_size=96,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        logit_scale=0.25,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        attn_implementation="eager",
+    )
     return CohereForCausalLM(config).eval().double()
 
 

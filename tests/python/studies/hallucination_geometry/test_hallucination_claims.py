@@ -32,21 +32,47 @@ def prompts(count=40):
 def detection(excess=0.2, low=0.1, auc=0.8, length=0.5, words=0.5, reach=0.1):
     scores = {"auc": auc, "auc_length": length, "auc_words": words, "auc_excess": excess}
     return pd.DataFrame(
-        [{"contrast": U, "layer": layer, "score": name, "auc": value, "low": low, "high": value + reach}
-         for layer in (-1, 0, 1) for name, value in scores.items()]
-    )  # fmt: skip
+        [
+            {"contrast": U, "layer": layer, "score": name, "auc": value, "low": low, "high": value + reach}
+            for layer in (-1, 0, 1)
+            for name, value in scores.items()
+        ]
+    )
 
 
 def contrasts(p=0.01, reach=0.3, **values):
-    quantities = {"auc_direction": 0.8, "log_dimension_ratio": 1.2, "fragmentation_gap": 0.5,
-                  "log_transport_ratio": 1.0, "log_gain_ratio": -1.0, "log_rank_ratio": 0.5,
-                  "refusal_alignment": 0.01, **values}  # fmt: skip
+    quantities = {
+        "auc_direction": 0.8,
+        "log_dimension_ratio": 1.2,
+        "fragmentation_gap": 0.5,
+        "log_transport_ratio": 1.0,
+        "log_gain_ratio": -1.0,
+        "log_rank_ratio": 0.5,
+        "refusal_alignment": 0.01,
+        **values,
+    }
     return pd.DataFrame(
-        [{"contrast": U, "layer": layer, "quantity": name, "k": 10 if "dimension" in name else 0,
-          "value": value, "low": value - reach, "high": value + reach, "null_mean": 0.05, "null_low": 0.01,
-          "null_high": 0.1, "p_value": p, "p_adjusted": p, "labellings": 1e6, "n_pairs": 274}
-         for layer in (-1, 0, 1) for name, value in quantities.items()]
-    )  # fmt: skip
+        [
+            {
+                "contrast": U,
+                "layer": layer,
+                "quantity": name,
+                "k": 10 if "dimension" in name else 0,
+                "value": value,
+                "low": value - reach,
+                "high": value + reach,
+                "null_mean": 0.05,
+                "null_low": 0.01,
+                "null_high": 0.1,
+                "p_value": p,
+                "p_adjusted": p,
+                "labellings": 1e6,
+                "n_pairs": 274,
+            }
+            for layer in (-1, 0, 1)
+            for name, value in quantities.items()
+        ]
+    )
 
 
 def of_seeds(table, value, column="value", seeds=8, spread=0.005):
@@ -180,9 +206,14 @@ def test_rank(value, reach, verdict):
 
 @pytest.mark.parametrize(
     ("gap", "p", "random", "verdict"),
-    [(0.5, 0.01, 0.0, SUPPORTED), (0.5, 0.2, 0.0, UNDECIDED), (-0.5, 0.01, 0.0, CONTRADICTED),
-     (0.5, 0.01, 0.6, UNDECIDED), (0.2, 0.06, 0.0, UNDECIDED)],
-)  # fmt: skip
+    [
+        (0.5, 0.01, 0.0, SUPPORTED),
+        (0.5, 0.2, 0.0, UNDECIDED),
+        (-0.5, 0.01, 0.0, CONTRADICTED),
+        (0.5, 0.01, 0.6, UNDECIDED),
+        (0.2, 0.06, 0.0, UNDECIDED),
+    ],
+)
 def test_pieces(gap, p, random, verdict):
     tables = {"contrasts": contrasts(p, fragmentation_gap=gap)}
     assert decide_claim("C4", tables, untrained(ratio=random)).verdict == verdict
@@ -194,13 +225,23 @@ def sensitivity(shift_of_other, shift_of_reference, chance=0.0, layers=(0, 1)):
     draws = [("boundary", -1, 0.0), *(("covariance", at, chance + at / 50) for at in range(6))]
     return pd.DataFrame(
         [
-            {"contrast": U, "sample": row.sample, "layer": layer, "direction": kind, "draw": draw,
-             "refusal_alignment": np.nan, "amplification": np.nan,
-             "relative_fisher": math.exp(
-                 layer * (shift if kind != "boundary" else change[row.bucket] + noise[row.sample]))}
-            for row in table.itertuples(index=False) for layer in layers for kind, draw, shift in draws
+            {
+                "contrast": U,
+                "sample": row.sample,
+                "layer": layer,
+                "direction": kind,
+                "draw": draw,
+                "refusal_alignment": np.nan,
+                "amplification": np.nan,
+                "relative_fisher": math.exp(
+                    layer * (shift if kind != "boundary" else change[row.bucket] + noise[row.sample])
+                ),
+            }
+            for row in table.itertuples(index=False)
+            for layer in layers
+            for kind, draw, shift in draws
         ]
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,13 +264,28 @@ def test_sensitivity_falls(shift_of_other, shift_of_reference, chance, verdict, 
 
 @pytest.mark.parametrize(
     ("gain", "ratio", "p", "verdict"),
-    [(2.0, 1.0, 0.01, CONTRADICTED), (2.0, 1.0, 0.6, UNDECIDED), (0.3, -1.0, 0.01, SUPPORTED),
-     (0.3, -1.0, 0.4, UNDECIDED), (1.02, -1.0, 0.01, UNDECIDED)],
-)  # fmt: skip
+    [
+        (2.0, 1.0, 0.01, CONTRADICTED),
+        (2.0, 1.0, 0.6, UNDECIDED),
+        (0.3, -1.0, 0.01, SUPPORTED),
+        (0.3, -1.0, 0.4, UNDECIDED),
+        (1.02, -1.0, 0.01, UNDECIDED),
+    ],
+)
 def test_gain(gain, ratio, p, verdict):
-    rows = [{"contrast": U, "layer": layer, "direction": name, "k": 4, "readout_gain": value, "low": 0.5,
-             "high": 3.0}
-            for layer in (0, 1, 2) for name, value in (("boundary", gain), ("covariance", 1.0))]  # fmt: skip
+    rows = [
+        {
+            "contrast": U,
+            "layer": layer,
+            "direction": name,
+            "k": 4,
+            "readout_gain": value,
+            "low": 0.5,
+            "high": 3.0,
+        }
+        for layer in (0, 1, 2)
+        for name, value in (("boundary", gain), ("covariance", 1.0))
+    ]
     tables = {"readout": pd.DataFrame(rows), "contrasts": contrasts(p, log_gain_ratio=ratio)}
     row = decide_claim("C6", tables)
     assert row.verdict == verdict
@@ -255,13 +311,26 @@ def test_what_has_no_refusal_token_says_so():
 
 @pytest.mark.parametrize(
     ("cosine", "reach", "exchanged", "verdict"),
-    [(0.996, 0.001, 0.4, SUPPORTED), (0.6, 0.1, 0.4, CONTRADICTED), (0.995, 0.01, 0.4, UNDECIDED),
-     (0.996, 0.001, 0.9999, CONTRADICTED)],
-)  # fmt: skip
+    [
+        (0.996, 0.001, 0.4, SUPPORTED),
+        (0.6, 0.1, 0.4, CONTRADICTED),
+        (0.995, 0.01, 0.4, UNDECIDED),
+        (0.996, 0.001, 0.9999, CONTRADICTED),
+    ],
+)
 def test_stability(cosine, reach, exchanged, verdict):
-    rows = [{"contrast": U, "layer": layer, "stability": value, "stability_low": value - reach,
-             "stability_high": value + reach, "stability_null": exchanged, "stability_null_high": exchanged}
-            for layer, value in ((0, np.nan), (1, cosine), (2, 0.999))]  # fmt: skip
+    rows = [
+        {
+            "contrast": U,
+            "layer": layer,
+            "stability": value,
+            "stability_low": value - reach,
+            "stability_high": value + reach,
+            "stability_null": exchanged,
+            "stability_null_high": exchanged,
+        }
+        for layer, value in ((0, np.nan), (1, cosine), (2, 0.999))
+    ]
     row = decide_claim("C9", {"boundaries": pd.DataFrame(rows)})
     assert row.verdict == verdict
     assert "exchanged labels: mean" in row.reason
@@ -275,9 +344,18 @@ def wired(knows, layers=(0,), gains=(0, 2, 5, 5.5, 20)):
         for row in table.itertuples(index=False):
             for control in ("probe", "constant", "length"):
                 least = 5 + (rng.random() if control != knows else -3 * (row.bucket == U))
-                rows += [{"contrast": U, "layer": layer, "arm": "bypass", "control": control,
-                          "sample": row.sample, "strength": gain, "forced": gain >= least}
-                         for gain in gains]  # fmt: skip
+                rows += [
+                    {
+                        "contrast": U,
+                        "layer": layer,
+                        "arm": "bypass",
+                        "control": control,
+                        "sample": row.sample,
+                        "strength": gain,
+                        "forced": gain >= least,
+                    }
+                    for gain in gains
+                ]
     return pd.DataFrame(rows)
 
 
@@ -316,10 +394,22 @@ def moved(arm, rates, strengths=(1.0, -1.0), column="changed"):
     for kind, rate in rates.items():
         for draw in range(5) if kind not in ("boundary", "reference") else (-1,):
             for sample in range(80):
-                rows += [{"contrast": U, "layer": 0, "arm": arm, "control": kind, "draw": draw,
-                          "sample": sample, "strength": strength, "loop": False, "changed": False,
-                          "refused": False, column: rng.random() < rate}
-                         for strength in strengths]  # fmt: skip
+                rows += [
+                    {
+                        "contrast": U,
+                        "layer": 0,
+                        "arm": arm,
+                        "control": kind,
+                        "draw": draw,
+                        "sample": sample,
+                        "strength": strength,
+                        "loop": False,
+                        "changed": False,
+                        "refused": False,
+                        column: rng.random() < rate,
+                    }
+                    for strength in strengths
+                ]
     return pd.DataFrame(rows)
 
 
@@ -350,18 +440,32 @@ EXCHANGED = (1.0, 1.1, 0.9, 0.95, 1.05)
 
 @pytest.mark.parametrize(
     ("boundary", "labels", "verdict"),
-    [(1.5, EXCHANGED, SUPPORTED), (1.0, EXCHANGED, UNDECIDED), (0.5, EXCHANGED, CONTRADICTED),
-     (1.5, (1.0, 1.1), NOT_TESTABLE)],
-)  # fmt: skip
+    [
+        (1.5, EXCHANGED, SUPPORTED),
+        (1.0, EXCHANGED, UNDECIDED),
+        (0.5, EXCHANGED, CONTRADICTED),
+        (1.5, (1.0, 1.1), NOT_TESTABLE),
+    ],
+)
 def test_amplification(boundary, labels, verdict):
     draws = [
         ("boundary", -1, boundary),
         ("isotropic", 0, 1.0),
         *(("labels", at, v) for at, v in enumerate(labels)),
     ]
-    rows = [{"contrast": U, "sample": sample, "layer": layer, "direction": kind, "draw": draw,
-             "amplification": value if layer < 2 else np.nan}
-            for sample in range(4) for layer in range(3) for kind, draw, value in draws]  # fmt: skip
+    rows = [
+        {
+            "contrast": U,
+            "sample": sample,
+            "layer": layer,
+            "direction": kind,
+            "draw": draw,
+            "amplification": value if layer < 2 else np.nan,
+        }
+        for sample in range(4)
+        for layer in range(3)
+        for kind, draw, value in draws
+    ]
     row = decide_claim("C14", {"sensitivity": pd.DataFrame(rows)})
     assert row.verdict == verdict
     if verdict != NOT_TESTABLE:
@@ -374,8 +478,9 @@ def read_out(change, *, seed=0, **columns):
     noise = np.random.default_rng(seed).normal(0, 0.5, 80)
     rows = [
         {"sample": sample, "layer": layer, "prediction_entropy": 5 + (change + noise[sample]) * (layer == 2)}
-        for sample in range(80) for layer in (-1, 0, 1, 2)
-    ]  # fmt: skip
+        for sample in range(80)
+        for layer in (-1, 0, 1, 2)
+    ]
     return pd.DataFrame(rows).assign(**columns)
 
 

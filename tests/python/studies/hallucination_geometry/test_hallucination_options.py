@@ -72,10 +72,15 @@ def test_null_clouds_are_those_of_their_kind():
 def test_temperature_draws_and_shows_what_changes_by_itself(folder, fewer, tmp_path):
     changed = {**QUICK["interventions"], "temperature": 1.0, "tokens": 4}
     results = run(
-        settings(folder, fewer, tmp_path, interventions=changed, **{k: v for k, v in FAST.items()
-                                                                     if k != "interventions"}),
+        settings(
+            folder,
+            fewer,
+            tmp_path,
+            interventions=changed,
+            **{k: v for k, v in FAST.items() if k != "interventions"},
+        ),
         progress=False,
-    )  # fmt: skip
+    )
     rows = results.table("interventions")
     floor = rows[rows["arm"] == "baseline"]
     assert len(floor) == 12  # three prompts of either bucket of two contrasts
@@ -129,10 +134,18 @@ def test_derivatives_of_a_model_in_half_precision_are_of_a_wider_copy(folder, fe
     assert set(results.table("sensitivity")["compute_dtype"]) == {"float32"}
     assert any("are taken in float32, its states in bfloat16" in note for note in results.provenance["notes"])
     state = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    loaded = type("L", (), {"model": state, "dtype": torch.bfloat16,
-                            "checkpoint": type("C", (), {"title": "m"})})  # fmt: skip
-    stage_run = type("R", (), {"model": lambda self: loaded, "note": lambda self, text: None,
-                          "settings": type("S", (), {"max_memory": 10_000})})()  # fmt: skip
+    loaded = type(
+        "L", (), {"model": state, "dtype": torch.bfloat16, "checkpoint": type("C", (), {"title": "m"})}
+    )
+    stage_run = type(
+        "R",
+        (),
+        {
+            "model": lambda self: loaded,
+            "note": lambda self, text: None,
+            "settings": type("S", (), {"max_memory": 10_000}),
+        },
+    )()
     with pytest.raises(
         ConfigError, match=r"derivatives of m need a copy in float32 of 0 MB, more than max_mem"
     ):
@@ -146,9 +159,11 @@ def test_derivatives_of_a_model_in_half_precision_are_of_a_wider_copy(folder, fe
 
 def rows_of(values, column, **keys):
     return pd.DataFrame(
-        [{"model": "m", "contrast": "unknown", "step": step, column: value, **keys}
-         for step, value in enumerate(values)]
-    )  # fmt: skip
+        [
+            {"model": "m", "contrast": "unknown", "step": step, column: value, **keys}
+            for step, value in enumerate(values)
+        ]
+    )
 
 
 def test_steps_of_excess_gain_and_sensitivity():
@@ -157,13 +172,23 @@ def test_steps_of_excess_gain_and_sensitivity():
     detection = pd.concat(
         [rows_of(level - down, "auc", score="auc_excess", layer=layer) for layer, down in ((0, 0), (1, 1))]
     )
-    gain = pd.concat([rows_of(np.exp(level), "readout_gain", direction="boundary", layer=layer, k=k)
-                      for layer in (0, 1) for k in (4, 16)])  # fmt: skip
+    gain = pd.concat(
+        [
+            rows_of(np.exp(level), "readout_gain", direction="boundary", layer=layer, k=k)
+            for layer in (0, 1)
+            for k in (4, 16)
+        ]
+    )
     along_boundary = {"direction": "boundary"}
     fisher = pd.concat(
-        [rows_of(np.exp(3 * level + sample), "relative_fisher", layer=layer, sample=sample, **along_boundary)
-         for layer in (0, 1) for sample in (1, 2)]
-    )  # fmt: skip
+        [
+            rows_of(
+                np.exp(3 * level + sample), "relative_fisher", layer=layer, sample=sample, **along_boundary
+            )
+            for layer in (0, 1)
+            for sample in (1, 2)
+        ]
+    )
     written = []
 
     class Run:

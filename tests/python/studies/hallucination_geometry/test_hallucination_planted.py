@@ -32,10 +32,16 @@ from folders import killed, table_bytes
 from knowing_study import model_folder, questions, settings
 
 ALONG = {
-    "interventions": False, "answers": False, "lens": False, "nulls": ["covariance", "random_weights"],
-    "random_weights": 3, "fewest_controls": 3, "others": ["unknown"],
-    "sensitivity": {"prompts": 3, "directions": 30, "refusal": ["u"]}, "permutations": 199,
-}  # fmt: skip
+    "interventions": False,
+    "answers": False,
+    "lens": False,
+    "nulls": ["covariance", "random_weights"],
+    "random_weights": 3,
+    "fewest_controls": 3,
+    "others": ["unknown"],
+    "sensitivity": {"prompts": 3, "directions": 30, "refusal": ["u"]},
+    "permutations": 199,
+}
 
 
 def test_labels_of_pairs_templates_and_nests():
@@ -117,8 +123,14 @@ def test_a_run_killed_in_each_stage_ends_as_one_that_was_not(tmp_path):
     units = make_plan(settings(folder, texts, tmp_path / "plan", **how)).units
     stages = [unit.stage for unit in units]
     assert list(dict.fromkeys(stages)) == [
-        "checks", "states", "answers", "clouds", "along", "interventions", "claims"
-    ]  # fmt: skip
+        "checks",
+        "states",
+        "answers",
+        "clouds",
+        "along",
+        "interventions",
+        "claims",
+    ]
     for stage in dict.fromkeys(stages):
         before = stages.index(stage)
         if not before:
@@ -133,9 +145,13 @@ def test_a_run_killed_in_each_stage_ends_as_one_that_was_not(tmp_path):
 def test_memory_does_not_grow_with_the_prompts(tmp_path):
     """A model of 260,000 parameters in a process of its own; four times the prompts cost next to nothing."""
     folder = model_folder(
-        tmp_path / "m", hidden_size=64, intermediate_size=172, num_hidden_layers=5, num_attention_heads=8,
+        tmp_path / "m",
+        hidden_size=64,
+        intermediate_size=172,
+        num_hidden_layers=5,
+        num_attention_heads=8,
         num_key_value_heads=4,
-    )  # fmt: skip
+    )
     code = (
         "import re, torch, attnscope as asc\ntorch.set_num_threads(1)\n"
         # what the study imports on its way is no memory of the prompts
@@ -153,9 +169,18 @@ def test_memory_does_not_grow_with_the_prompts(tmp_path):
     for slots in (5, 20):
         texts = questions(tmp_path / f"q{slots}.csv", pairs=8, slots=slots)
         study = settings(
-            folder, texts, tmp_path, name=f"s{slots}", block=64, permutations=199, dimension_k=[10],
-            primary_k=10, nulls=["covariance"], interventions=False, answers=False,
-        )  # fmt: skip
+            folder,
+            texts,
+            tmp_path,
+            name=f"s{slots}",
+            block=64,
+            permutations=199,
+            dimension_k=[10],
+            primary_k=10,
+            nulls=["covariance"],
+            interventions=False,
+            answers=False,
+        )
         finished = subprocess.run(
             [sys.executable, "-c", code.format(study=study.to_dict())],
             capture_output=True,
@@ -193,11 +218,14 @@ def simulated_contrast(labels, templates, draws):
 
     table = pd.DataFrame(
         {
-            "sample": range(64), "bucket": np.where(labels == 1, "unknown", "factual"),
-            "template": templates.astype(str), "pair": [str(at // 2) for at in range(64)],
-            "fold": (templates // 2).astype(str), "tokens": 5 + np.arange(64) % 7,
+            "sample": range(64),
+            "bucket": np.where(labels == 1, "unknown", "factual"),
+            "template": templates.astype(str),
+            "pair": [str(at // 2) for at in range(64)],
+            "fold": (templates // 2).astype(str),
+            "tokens": 5 + np.arange(64) % 7,
         }
-    )  # fmt: skip
+    )
     options = HallucinationOptions(others=["unknown"], dimension_k=[8], primary_k=8, permutations=draws)
     return options, contrasts(table, options, np.random.default_rng(0))[0]
 
@@ -310,8 +338,9 @@ def test_planted_differences_are_found():
     moved = [p_values(seed, 199, shift=4.0) for seed in range(3)]
     flat = [p_values(seed, 199, scale=0.05) for seed in range(3)]
     for draws, names in (
-        (moved, ("auc_direction", "log_fisher_ratio")), (flat, ("log_dimension_ratio", "fragmentation_gap")),
-    ):  # fmt: skip
+        (moved, ("auc_direction", "log_fisher_ratio")),
+        (flat, ("log_dimension_ratio", "fragmentation_gap")),
+    ):
         for name in names:
             assert all(p_by_name[name] < 0.05 for p_by_name in draws), (
                 name,
@@ -364,13 +393,23 @@ def test_models_that_know_no_facts_show_nothing(name, seed, tmp_path):
     """
     texts = {"path": "builtin:hallucination_geometry", "column": "question"}
     study = asc.Study(
-        study="hallucination_geometry", models=str(known_model(name, tmp_path)), texts=texts,
-        output=str(tmp_path), seed=seed, block=128,
+        study="hallucination_geometry",
+        models=str(known_model(name, tmp_path)),
+        texts=texts,
+        output=str(tmp_path),
+        seed=seed,
+        block=128,
         options={
-            "interventions": False, "answers": False, "lens": False, "permutations": 199, "null_draws": 2,
-            "dimension_k": [10], "sensitivity": {"prompts": 4, "directions": 20}, "random_weights": 2,
+            "interventions": False,
+            "answers": False,
+            "lens": False,
+            "permutations": 199,
+            "null_draws": 2,
+            "dimension_k": [10],
+            "sensitivity": {"prompts": 4, "directions": 20},
+            "random_weights": 2,
         },
-    )  # fmt: skip
+    )
     results = run(study, progress=False)
     claims = results.table("claims")
     primary = claims[claims["correction"] == "holm"]

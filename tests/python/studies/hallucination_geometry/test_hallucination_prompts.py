@@ -64,8 +64,10 @@ def test_swapped_subjects_have_no_answer_under_their_new_template():
 
 def test_a_swap_pair_has_the_same_words_and_templates_in_both_buckets(table):
     for _, fold in table.groupby("fold"):
-        bags = [Counter(word for q in fold[fold["bucket"] == b]["question"] for word in words(q))
-                for b in ("factual", "impossible")]  # fmt: skip
+        bags = [
+            Counter(word for q in fold[fold["bucket"] == b]["question"] for word in words(q))
+            for b in ("factual", "impossible")
+        ]
         assert bags[0] == bags[1]
 
 

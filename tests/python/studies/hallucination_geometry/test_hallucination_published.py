@@ -27,9 +27,15 @@ def results(folder, tmp_path_factory):
     texts = questions(tmp_path_factory.mktemp("t") / "q.csv")
     changed = {**QUICK["interventions"], "gains": [0, 20], "alphas": [2], "lambdas": [0.2]}
     study = settings(
-        folder, texts, tmp_path_factory.mktemp("r"), protocols=("exact", "ruscio2026"), nulls=["covariance"],
-        sensitivity={**QUICK["sensitivity"], "prompts": 6}, interventions=changed, readout_k=[100],
-    )  # fmt: skip
+        folder,
+        texts,
+        tmp_path_factory.mktemp("r"),
+        protocols=("exact", "ruscio2026"),
+        nulls=["covariance"],
+        sensitivity={**QUICK["sensitivity"], "prompts": 6},
+        interventions=changed,
+        readout_k=[100],
+    )
     return run(study, progress=False)
 
 

@@ -45,9 +45,26 @@ def test_the_disk_that_sums_take_is_known_beforehand(results):
 
 
 def test_every_table_has_rows(results):
-    expected = {"checks", "prompts", "states", "clouds", "contrasts", "detection", "betti", "boundaries",
-              "sensitivity", "readout", "lens", "answers", "interventions", "claims", "detection_variants",
-              "contrasts_variants", "clouds_variants", "lens_variants"}  # fmt: skip
+    expected = {
+        "checks",
+        "prompts",
+        "states",
+        "clouds",
+        "contrasts",
+        "detection",
+        "betti",
+        "boundaries",
+        "sensitivity",
+        "readout",
+        "lens",
+        "answers",
+        "interventions",
+        "claims",
+        "detection_variants",
+        "contrasts_variants",
+        "clouds_variants",
+        "lens_variants",
+    }
     assert expected <= set(results.tables())
     prompts = results.table("prompts")
     assert prompts["bucket"].value_counts().to_dict() == {"factual": 40, "impossible": 40, "unknown": 40}
@@ -218,8 +235,12 @@ def test_interventions_hold_every_arm_and_control(results):
     assert set(steering["strength"]) == {-1.0, 1.0}
     assert set(rows[rows["arm"] == "compression"]["control"]) == {"reference", "haar", "other"}
     assert set(rows[rows["arm"] == "bypass"]["control"]) == {
-        "probe", "constant", "shuffled", "length", "random_weights"
-    }  # fmt: skip
+        "probe",
+        "constant",
+        "shuffled",
+        "length",
+        "random_weights",
+    }
     assert (rows["kl"].dropna() >= -1e-9).all()
 
 
@@ -273,10 +294,19 @@ def test_order_of_units_and_names_of_columns_change_nothing(results, folder, tex
     path = tmp_path / "q.parquet"
     renamed.to_parquet(path)
     other = run(
-        settings(folder, path, tmp_path, block=7, bucket="kind", template="form", pair="twosome", fold="part",
-                 **{**FAST, "random_weights": 2}),
+        settings(
+            folder,
+            path,
+            tmp_path,
+            block=7,
+            bucket="kind",
+            template="form",
+            pair="twosome",
+            fold="part",
+            **{**FAST, "random_weights": 2},
+        ),
         progress=False,
-    )  # fmt: skip
+    )
     for name in ("contrasts", "detection", "boundaries"):
         rows, rows_of_other = results.table(name), other.table(name)
         rows = rows[rows["protocol"] == "exact"].reset_index(drop=True) if "protocol" in rows else rows

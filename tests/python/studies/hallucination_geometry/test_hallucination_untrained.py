@@ -17,10 +17,16 @@ OPTIONS = {
     "sensitivity": {"prompts": 4, "directions": 10, "refusal": ["u", "n"]},
     "answers": {"tokens": 2},
     "interventions": {
-        "depths": [0.5], "prompts": 20, "controls": 5, "tokens": 2, "gains": [0, 5, 50], "alphas": [1],
-        "relative_alphas": [0.1], "lambdas": [1],
+        "depths": [0.5],
+        "prompts": 20,
+        "controls": 5,
+        "tokens": 2,
+        "gains": [0, 5, 50],
+        "alphas": [1],
+        "relative_alphas": [0.1],
+        "lambdas": [1],
     },
-}  # fmt: skip
+}
 #: Claims of each contrast of which nothing is true without training; C9 is a property of any residual stream.
 LEARNED = tuple(f"C{code}" for code in (1, 2, "2b", 3, 4, 5, 6, 7, 10, 13, 14, 15, 16, 17))
 

@@ -66,11 +66,19 @@ def contrast_rows(quantity, values, errors, p_values, **columns):
 def seeds_of(quantity, values, column="value", **columns):
     return pd.DataFrame(
         [
-            {"contrast": U, "layer": layer, "quantity": quantity, "k": 10 if "dimension" in quantity else 0,
-             "seed": seed, column: value, **columns}
-            for seed, row in enumerate(values) for layer, value in enumerate(row)
+            {
+                "contrast": U,
+                "layer": layer,
+                "quantity": quantity,
+                "k": 10 if "dimension" in quantity else 0,
+                "seed": seed,
+                column: value,
+                **columns,
+            }
+            for seed, row in enumerate(values)
+            for layer, value in enumerate(row)
         ]
-    )  # fmt: skip
+    )
 
 
 def detected(rng, effect, _):
@@ -78,10 +86,17 @@ def detected(rng, effect, _):
     noise, scale = layers(rng), 0.05
     excess = effect + scale * noise
     rows = [
-        {"contrast": U, "layer": layer, "score": score, "auc": value + shift, "low": value - 1.96 * scale,
-         "high": value + 1.96 * scale}
-        for layer, value in enumerate(excess) for score, shift in (("auc_excess", 0.0), ("auc", 0.5))
-    ]  # fmt: skip
+        {
+            "contrast": U,
+            "layer": layer,
+            "score": score,
+            "auc": value + shift,
+            "low": value - 1.96 * scale,
+            "high": value + 1.96 * scale,
+        }
+        for layer, value in enumerate(excess)
+        for score, shift in (("auc_excess", 0.0), ("auc", 0.5))
+    ]
     tests = contrast_rows("auc_direction", excess, scale, p_of_largest(effect / scale + noise, size=False))
     untrained = seeds_of("", 0.5 + scale * layers(rng, (SEEDS,)), "auc", score="auc")
     return {"detection": pd.DataFrame(rows), "contrasts": tests}, {"detection": untrained}
@@ -116,10 +131,16 @@ def sensitive(rng, effect, _):
         for layer in (0, 1):
             frames.append(
                 pd.DataFrame(
-                    {"contrast": U, "sample": range(80), "layer": layer, "direction": kind, "draw": draw,
-                     "relative_fisher": np.exp(layer * change * np.ones(80))}
+                    {
+                        "contrast": U,
+                        "sample": range(80),
+                        "layer": layer,
+                        "direction": kind,
+                        "draw": draw,
+                        "relative_fisher": np.exp(layer * change * np.ones(80)),
+                    }
                 )
-            )  # fmt: skip
+            )
     return {"sensitivity": pd.concat(frames)}, {}
 
 
@@ -129,8 +150,9 @@ def read(rng, effect, _):
     tests = contrast_rows("log_gain_ratio", values, 0.0, p_of_largest(values / 0.3, size=True))
     rows = [
         {"contrast": U, "layer": layer, "direction": kind, "readout_gain": gain, "low": 0.5, "high": 2.0}
-        for layer in range(LAYERS) for kind, gain in (("boundary", 0.9), ("covariance", 1.0))
-    ]  # fmt: skip
+        for layer in range(LAYERS)
+        for kind, gain in (("boundary", 0.9), ("covariance", 1.0))
+    ]
     return {"contrasts": tests, "readout": pd.DataFrame(rows)}, {}
 
 
@@ -139,8 +161,15 @@ def aligned(rng, effect, _):
     null = np.abs(rng.standard_normal(999))
     value = abs(rng.standard_normal()) * effect
     p_value = min(1.0, 2 * (1 + min((null <= value).sum(), (null >= value).sum())) / 1000)
-    rows = contrast_rows("refusal_alignment", np.full(LAYERS, value), 0.0, p_value, null_mean=null.mean(),
-                         null_low=0.0, null_high=2.0)  # fmt: skip
+    rows = contrast_rows(
+        "refusal_alignment",
+        np.full(LAYERS, value),
+        0.0,
+        p_value,
+        null_mean=null.mean(),
+        null_low=0.0,
+        null_high=2.0,
+    )
     return {"contrasts": rows}, {}
 
 
@@ -159,10 +188,16 @@ def lengthened(rng, effect, _):
     draws = [("boundary", -1, effect + 0.1 * rng.standard_normal()), ("isotropic", 0, 0.0)]
     draws += [("labels", at, 0.1 * rng.standard_normal()) for at in range(DRAWS)]
     rows = [
-        {"contrast": U, "sample": 0, "layer": 0, "direction": kind, "draw": draw,
-         "amplification": math.exp(log)}
+        {
+            "contrast": U,
+            "sample": 0,
+            "layer": 0,
+            "direction": kind,
+            "draw": draw,
+            "amplification": math.exp(log),
+        }
         for kind, draw, log in draws
-    ]  # fmt: skip
+    ]
     return {"sensitivity": pd.DataFrame(rows)}, {}
 
 
@@ -190,8 +225,9 @@ def sharpened(rng, effect, _):
         noise = template_noise(rng) + change
         return [
             {"sample": sample, "layer": layer, "prediction_entropy": 5 + noise[sample] * (layer == 2)}
-            for sample in range(80) for layer in (0, 1, 2)
-        ]  # fmt: skip
+            for sample in range(80)
+            for layer in (0, 1, 2)
+        ]
 
     untrained = pd.concat([pd.DataFrame(lens(0.0)).assign(seed=seed) for seed in range(SEEDS)])
     return {"lens": pd.DataFrame(lens(effect))}, {"lens": untrained}
@@ -209,11 +245,14 @@ SIMULATIONS = {
     "C7": (aligned, 1.0, 0.001),
     "C13": (transported, 0.0, 8.0),
     "C14": (lengthened, 0.0, 0.6),
-    "C15": (answered("steering", {"boundary": 1, "isotropic": 5, "covariance": 5, "labels": 5}, "changed"),
-            0.0, 0.4),
+    "C15": (
+        answered("steering", {"boundary": 1, "isotropic": 5, "covariance": 5, "labels": 5}, "changed"),
+        0.0,
+        0.4,
+    ),
     "C16": (answered("compression", {"reference": 1, "haar": 5}, "refused"), 0.0, 0.45),
     "C17": (sharpened, 0.0, -1.0),
-}  # fmt: skip
+}
 
 
 def rates(code, effect, trials, seed=0):

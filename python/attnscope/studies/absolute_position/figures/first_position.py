@@ -25,9 +25,18 @@ from attnscope.study_api.selection import where
 PUBLISHED = 0.40
 READING = {"base": "as it reads", "no_bos": "without BOS", "bos_added": "BOS added"}
 ORDER = (
-    "zero", "mean", "token", "gaussian", "special", "no_bos", "bos_added", "unread", "hidden", "control_1",
+    "zero",
+    "mean",
+    "token",
+    "gaussian",
+    "special",
+    "no_bos",
+    "bos_added",
+    "unread",
+    "hidden",
+    "control_1",
     "control_late",
-)  # fmt: skip
+)
 
 
 @figure("trajectory")
@@ -41,9 +50,14 @@ def trajectory(results: Results, options: Options) -> Drawn:
         label = f"position 0, {READING.get(str(arm), str(arm))}"
         layer_line(ax, rows, label, PALETTE[at], column="norm")
     ax.fill_between(
-        base["layer"], base["other_05"], base["other_95"], color=MUTED, alpha=0.25, linewidth=0,
+        base["layer"],
+        base["other_05"],
+        base["other_95"],
+        color=MUTED,
+        alpha=0.25,
+        linewidth=0,
         label="other positions, 5 to 95 %",
-    )  # fmt: skip
+    )
     ax.plot(base["layer"], base["other_50"], color=MUTED, linewidth=1.0)
     scale_logarithmically(ax, [table["norm"], base[["other_05", "other_50", "other_95"]]])
     ax.set_ylabel("norm of the state")
@@ -145,9 +159,14 @@ def removed(results: Results, options: Options) -> Drawn:
     level_line(ax, 0, along="x")
     ax.axvline(PUBLISHED, color=PALETTE[1], linewidth=1.0, linestyle="--")
     ax.annotate(
-        "published 40 %", (PUBLISHED, -0.6), color=PALETTE[1], fontsize=6.5, xytext=(2, 0),
-        textcoords="offset points", va="bottom",
-    )  # fmt: skip
+        "published 40 %",
+        (PUBLISHED, -0.6),
+        color=PALETTE[1],
+        fontsize=6.5,
+        xytext=(2, 0),
+        textcoords="offset points",
+        va="bottom",
+    )
     ax.set_yticks(range(len(rows)), [label for label, _ in rows])
     ax.set_ylim(len(rows) - 0.4, -0.9)
     ax.set_xlim(low - 0.05, high + 0.05)
@@ -186,25 +205,40 @@ def _mark(
             ax.plot(ends, [place + shift] * 2, color=PALETTE[0], linewidth=1.0)
     if len(rows) > 1:
         ax.plot(
-            rows["energy_removed"].clip(*bounds), [place - 0.12] * len(rows), "|", color=PALETTE[0],
-            markersize=6, alpha=0.6,
-        )  # fmt: skip
+            rows["energy_removed"].clip(*bounds),
+            [place - 0.12] * len(rows),
+            "|",
+            color=PALETTE[0],
+            markersize=6,
+            alpha=0.6,
+        )
     energy, pattern = np.clip(mean, *bounds)
     ax.plot(energy, place - 0.12, "o", color=PALETTE[0], markersize=4.5, linestyle="", label="energy")
     ax.plot(
-        pattern, place + 0.12, "o", markerfacecolor="white", markeredgecolor=PALETTE[0], markersize=4.5,
-        linestyle="", label="pattern",
-    )  # fmt: skip
+        pattern,
+        place + 0.12,
+        "o",
+        markerfacecolor="white",
+        markeredgecolor=PALETTE[0],
+        markersize=4.5,
+        linestyle="",
+        label="pattern",
+    )
 
 
 def _rows(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Return one row for each arm, reads by their heads, in order."""
     names = {
-        "zero": "zero vector", "mean": "mean embedding", "token": "ordinary token",
-        "gaussian": "Gaussian vector", "special": "another special token",
-        "no_bos": "no BOS", "bos_added": "BOS added",
-        "control_1": "position 1 replaced", "control_late": "position m/2 replaced",
-    }  # fmt: skip
+        "zero": "zero vector",
+        "mean": "mean embedding",
+        "token": "ordinary token",
+        "gaussian": "Gaussian vector",
+        "special": "another special token",
+        "no_bos": "no BOS",
+        "bos_added": "BOS added",
+        "control_1": "position 1 replaced",
+        "control_late": "position m/2 replaced",
+    }
     rows = []
     for arm in ORDER:
         rows_of_arm = where(table, arm=arm)

@@ -191,7 +191,7 @@ def score_split(results: Results, options: Options) -> Drawn:
     table, subject = first_model(results, "residual_maps", "mean", "profile")
     layer, head = int(table["layer"].iloc[0]), int(table["head"].iloc[0])
     position, _ = first_model(results, "position", "residual")
-    rows = where(position, layer=layer, head=head, queries="early", arm="base", input="windows")  # fmt: skip
+    rows = where(position, layer=layer, head=head, queries="early", arm="base", input="windows")
     if rows.empty:
         raise NotDrawable(f"there is no estimate of layer {layer}, head {head}")
     row_of_head = first_as(ResidualOfHead, rows)
@@ -206,9 +206,13 @@ def score_split(results: Results, options: Options) -> Drawn:
     largest = float(np.nanmax(np.abs(grid.to_numpy()))) or 1.0
     ax = axes[0][1]
     image = ax.imshow(
-        grid, cmap="RdBu_r", norm=TwoSlopeNorm(0, -largest, largest), interpolation="nearest", aspect="auto",
+        grid,
+        cmap="RdBu_r",
+        norm=TwoSlopeNorm(0, -largest, largest),
+        interpolation="nearest",
+        aspect="auto",
         extent=(0.5, grid.columns.max() + 0.5, grid.index.max() + 0.5, grid.index.min() - 0.5),
-    )  # fmt: skip
+    )
     ax.set_xlabel("key")
     ax.set_ylabel("query")
     ax.set_title("residual R (nats)")

@@ -150,9 +150,14 @@ def swap_depth(results: Results, options: Options) -> Drawn:
             ends = control_of_model.groupby("layer")["estimate"].agg(["min", "max"])
             if len(ends):
                 first.fill_between(
-                    ends.index, ends["min"], ends["max"], color=MUTED, alpha=0.35, linewidth=0,
+                    ends.index,
+                    ends["min"],
+                    ends["max"],
+                    color=MUTED,
+                    alpha=0.35,
+                    linewidth=0,
                     label="models with random weights",
-                )  # fmt: skip
+                )
         layer_points(second, where(shifts_of_model, mode=mode), "difference", PALETTE[1])
         name = f"{model}: " if len(models) > 1 else ""
         first.set_title(f"{name}at home − away")

@@ -136,9 +136,15 @@ def attention_budget(results: Results, options: Options) -> Drawn:
                 height = grid["real", part].to_numpy()
                 height = height + (grid["difference", part].to_numpy() if hatch else 0.0)
                 ax.bar(
-                    layers + side, height, 0.36, bottom=bottom, color=PALETTE[at], hatch=hatch,
-                    edgecolor="white", linewidth=0.4,
-                )  # fmt: skip
+                    layers + side,
+                    height,
+                    0.36,
+                    bottom=bottom,
+                    color=PALETTE[at],
+                    hatch=hatch,
+                    edgecolor="white",
+                    linewidth=0.4,
+                )
                 bottom = bottom + np.nan_to_num(height)
         layers_below(ax)
         ax.set_ylim(0, 1.02)
@@ -173,8 +179,12 @@ def likelihood_heads(results: Results, options: Options) -> Drawn:
         ax.scatter(
             [places[1].index(head) for head in certain["head"]],
             [places[0].index(layer) for layer in certain["layer"]],
-            s=7, color="white", edgecolor=INK, linewidth=0.5, zorder=3,
-        )  # fmt: skip
+            s=7,
+            color="white",
+            edgecolor=INK,
+            linewidth=0.5,
+            zorder=3,
+        )
         ax.set_xlabel("head")
         sparse_ticks(ax.set_xticks, grid.columns)
         sparse_ticks(ax.set_yticks, grid.index)

@@ -258,6 +258,11 @@ def _readable(ax: Axes, column: str, rows_of_series: pd.DataFrame) -> None:
         # the β0 that the published computation gives for causal maps
         bound = rows_of_series.drop_duplicates("sample")["n_tokens"].astype(float).clip(upper=30).mean()
         ax.axhline(
-            bound, color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1.5,
-            label="min(n, 30)", gid="bound",
-        )  # fmt: skip
+            bound,
+            color=MUTED,
+            linestyle=(0, (1, 1.5)),
+            linewidth=1.0,
+            zorder=1.5,
+            label="min(n, 30)",
+            gid="bound",
+        )

@@ -132,9 +132,17 @@ def ablation(results: Results, options: Options) -> Drawn:
             mean, low, high = (means[name].to_numpy(float) for name in ("mean", "low", "high"))
             spread = np.nan_to_num([mean - low, high - mean])
             ax.errorbar(
-                x, mean, yerr=spread, fmt="o", markersize=4, color=colors[series],
-                elinewidth=1.2, capsize=2.5, label=str(series), gid=f"ablation:{series}",
-            )  # fmt: skip
+                x,
+                mean,
+                yerr=spread,
+                fmt="o",
+                markersize=4,
+                color=colors[series],
+                elinewidth=1.2,
+                capsize=2.5,
+                label=str(series),
+                gid=f"ablation:{series}",
+            )
         ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
         ax.set_xticks(range(len(kinds)), [ABLATED[kind] for kind in kinds])
         if figure.get_figwidth() / len(shown) / len(kinds) < NAMED:
@@ -170,9 +178,13 @@ def fisher_profile(fisher: pd.DataFrame, column: str, ax: Axes) -> None:
         value = float(estimate(rows, column, ["group"])["mean"].iloc[0])
         if np.isfinite(value):
             ax.axhline(
-                value, color=color, linestyle=(0, (5, 2)), linewidth=1.0, label=GROUPS[name],
+                value,
+                color=color,
+                linestyle=(0, (5, 2)),
+                linewidth=1.0,
+                label=GROUPS[name],
                 gid=f"outside:{name}",
-            )  # fmt: skip
+            )
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     wide = high > 300 * low

@@ -99,10 +99,12 @@ def sink_maps(results: Results, options: Options) -> Drawn:
     layers, width = heads["layer"].nunique(), heads["head"].nunique()
     cell = min(0.82 * options.width / len(steps) / width, 0.35)
     figure, axes = panels(
-        len(names), len(steps), height=len(names) * (cell * layers + 0.3) + 0.35,
+        len(names),
+        len(steps),
+        height=len(names) * (cell * layers + 0.3) + 0.35,
         width=float(np.clip(len(steps) * width * cell / 0.82 + 0.5, min(2.6, options.width), options.width)),
         narrowest=0.6,
-    )  # fmt: skip
+    )
     norm, legible = Normalize(0, max(top, 1e-6)), cell >= LEGIBLE and layers * width <= 48
     for axes_row, row, name in zip(axes, tables, names, strict=True):
         first = next(place for place, rows in enumerate(row) if len(rows))
@@ -179,18 +181,30 @@ def frame_shares(evidence: pd.DataFrame, ax: Axes) -> None:
         # both lines can run through the same points
         offsets = np.arange(len(thirds)) + 0.05 * (2 * place - 1)
         ax.plot(
-            offsets, rows["top_1"], label=label, color=PALETTE[place], marker="os"[place],
-            linestyle=DASHES[place] if not place else (0, (4, 1.5)), markersize=4, zorder=3,
-        )  # fmt: skip
+            offsets,
+            rows["top_1"],
+            label=label,
+            color=PALETTE[place],
+            marker="os"[place],
+            linestyle=DASHES[place] if not place else (0, (4, 1.5)),
+            markersize=4,
+            zorder=3,
+        )
         for x, (_, row) in enumerate(rows.iterrows()):
             if isinstance(row.get("top"), str) and np.isfinite(row["top_1"]):
                 name = f"key {row['top']}" if kind == "position" else f"“{printable(row['top'])}”"
                 ax.annotate(
-                    name, (offsets[x], row["top_1"]), xytext=(0, 5 if above[x] == kind else -5),
-                    textcoords="offset points", ha="center", va="bottom" if above[x] == kind else "top",
-                    fontsize=6, color=PALETTE[place], zorder=4,
+                    name,
+                    (offsets[x], row["top_1"]),
+                    xytext=(0, 5 if above[x] == kind else -5),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom" if above[x] == kind else "top",
+                    fontsize=6,
+                    color=PALETTE[place],
+                    zorder=4,
                     bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
-                )  # fmt: skip
+                )
     ax.axhline(0.8, color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1, gid="centralized")
     ax.set_xticks(range(len(thirds)), thirds)
     # room for the names of low and of high shares

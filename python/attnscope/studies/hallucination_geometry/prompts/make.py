@@ -80,10 +80,13 @@ def rows() -> Iterator[dict[str, str]]:
                     ("unknown", invented[0], ""),
                 ):
                     yield {
-                        **fixed, "question": template.format(word), "bucket": bucket, "answer": right,
+                        **fixed,
+                        "question": template.format(word),
+                        "bucket": bucket,
+                        "answer": right,
                         "subject": subject if bucket == "unknown" else word,
                         "candidates": "|".join(invented) if bucket == "unknown" else "",
-                    }  # fmt: skip
+                    }
 
 
 def text() -> str:

@@ -120,14 +120,20 @@ def _ours(quantity: str, bucket: str, layer: int, tables: dict[str, pd.DataFrame
 
 #: What a number of theirs is called in `sensitivity`, and in `contrasts` under their protocol with its k.
 SENSITIVITY = {
-    "directional_fisher": "directional_fisher", "one_sided_kl": "directional_fisher",
-    "amplification": "amplification", "refusal_alignment": "refusal_alignment", "state_norm": "state_norm",
-}  # fmt: skip
+    "directional_fisher": "directional_fisher",
+    "one_sided_kl": "directional_fisher",
+    "amplification": "amplification",
+    "refusal_alignment": "refusal_alignment",
+    "state_norm": "state_norm",
+}
 THEIRS = {
-    "directional_fisher": ("fisher", 0), "one_sided_kl": ("fisher_one_sided", 0),
-    "amplification": ("jacobian", 0), "refusal_alignment": ("grad_blockage", 0),
-    "top_norm": ("vocab_alignment", 100), "beta0": ("beta0", 0),
-}  # fmt: skip
+    "directional_fisher": ("fisher", 0),
+    "one_sided_kl": ("fisher_one_sided", 0),
+    "amplification": ("jacobian", 0),
+    "refusal_alignment": ("grad_blockage", 0),
+    "top_norm": ("vocab_alignment", 100),
+    "beta0": ("beta0", 0),
+}
 #: Numbers of whole runs: arm, column and strength of `interventions`.
 ARMS = {
     "steering_changed": ("steering", "boundary", "changed", 2.0),

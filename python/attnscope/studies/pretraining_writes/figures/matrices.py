@@ -227,9 +227,13 @@ def rounding(results: Results, options: Options) -> Drawn:
                 points = rows[rows["below_floor"].astype(bool) == below]
                 face = "white" if below else COLORS[role]
                 ax.plot(
-                    points["step_ratio"], points["relative"], "o", color=COLORS[role], markerfacecolor=face,
+                    points["step_ratio"],
+                    points["relative"],
+                    "o",
+                    color=COLORS[role],
+                    markerfacecolor=face,
                     markersize=4,
-                )  # fmt: skip
+                )
         isotropic(ax, spread_of(pair))
         if near:
             ax.axvline(1.0, color=MUTED, linewidth=0.9, linestyle=":")
