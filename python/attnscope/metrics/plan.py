@@ -345,10 +345,20 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def accepted_options(metric: str) -> dict[str, Any]:
-    """Return the options that a metric of the exact protocol takes, with their defaults."""
+    """Return the options that a metric of the exact protocol takes, with their defaults.
+
+    One that is derived from another's result takes those of both, but for what its own function of maps does
+    not take: a number of eigenvalues or singular values would cut off what it reads.
+    """
     derived = registry().derived.get(("exact", metric))
-    metric_options = options_of(registry().function("exact", metric))
-    return {**metric_options, **(options_of(derived[1]) if derived else {})}
+    source_options = options_of(registry().function("exact", metric))
+    if derived is None:
+        return source_options
+    function_of_maps = registry().functions.get(("exact", metric))
+    if function_of_maps is not None and reads_maps(function_of_maps):
+        accepted = options_of(function_of_maps)
+        source_options = {name: value for name, value in source_options.items() if name in accepted}
+    return {**source_options, **options_of(derived[1])}
 
 
 @functools.cache

@@ -76,7 +76,7 @@ def test_a_model_that_differs_on_longer_texts_is_refused_from_then_on(monkeypatc
     assert not named(verification)["maps"].ok
     assert "BAD   maps" in repr(verification)
     assert repr(verification).splitlines()[0] == "LlamaForCausalLM: 1 fault"
-    with pytest.raises(RuntimeError, match=r"capture: LlamaModel: verify found its maps to differ"):
+    with pytest.raises(RuntimeError, match=r"analyze: LlamaModel: verify found its maps to differ"):
         asc.analyze(model, torch.arange(6)[None], ["sink_share"])
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", eager)
     assert asc.verify(tiny_llama()).ok

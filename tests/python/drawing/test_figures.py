@@ -41,6 +41,7 @@ from attnscope.studies.attention_sinks.figures import FIGURES, METRICS
 RESULTS = made.make_results()
 #: Figures of tables that this run lacks; test_study_figures.py draws them.
 OF_OTHER_TABLES = {
+    "positions",
     "protocols",
     "sink_removal",
     "ablation",

@@ -413,3 +413,21 @@ def test_lengths_that_do_not_fit_are_named():
         assert equal_results(
             result["head_divergence"], asc.head_divergence(maps(2, 3, 8, 8), lengths=text_lengths)
         )
+
+
+@pytest.mark.parametrize(
+    ("derived", "source"),
+    [
+        ("laplacian_gap", "laplacian_eigenvalues"),
+        ("stable_rank", "singular_values"),
+        ("effective_rank", "singular_values"),
+        ("spectral_gap", "singular_values"),
+    ],
+)
+def test_an_option_that_cuts_a_result_cuts_nothing_that_is_derived_from_it(derived, source):
+    """`k` was meant for the keys of `top_mass`, and left one eigenvalue for the gap between two."""
+    maps = torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    options = {"k": 1} if source == "laplacian_eigenvalues" else {"largest": 1}
+    measured = asc.measure(maps, [derived, source, "top_mass"], **{"k": 1, **options})
+    assert torch.equal(measured[derived], getattr(asc, derived)(maps))
+    assert measured[source].shape == (2, 1)

@@ -22,7 +22,7 @@ from attnscope.metrics.quantity import ClosedForm, Quantity
 
 def singular_values(
     attention: Tensor,
-    k: int | None = None,
+    largest: int | None = None,
     *,
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
@@ -35,7 +35,7 @@ def singular_values(
     Args:
         attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries. Of `LazyAttention`
             the largest with certain bounds, as `LeadingSingularValues`.
-        k: how many; all when None, of `LazyAttention` 8.
+        largest: how many, from the largest on; all when None, of `LazyAttention` 8.
         lengths: keys per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
@@ -64,7 +64,7 @@ def singular_values(
         Parlett, Accurate singular values and differential qd algorithms, 1994.
     """
     places = _checks.Places(query_positions, query_lengths, cross)
-    return _values("singular_values", attention, lengths, validate, places, k)
+    return _values("singular_values", attention, lengths, validate, places, largest)
 
 
 def stable_rank(
@@ -248,20 +248,20 @@ def _values(
     lengths: _checks.Lengths,
     validate: bool,
     places: _checks.Places,
-    k: int | None = None,
+    largest: int | None = None,
 ) -> Tensor:
     rows = function != "singular_values"  # those of any matrix are asked for
     checked = _checks.attention_argument(
         function, attention, lengths, validate=validate, rows=rows, places=places
     )
     most = min(checked.query_count, checked.n)
-    count = most if k is None else _checks.whole_number(function, "k", k)
+    count = most if largest is None else _checks.whole_number(function, "largest", largest)
     if not 1 <= count <= most:
-        raise ValueError(f"{function}: k must lie between 1 and {most}, got {k}")
+        raise ValueError(f"{function}: largest must lie between 1 and {most}, got {largest}")
     if isinstance(checked.tensor, Unmaterialized):
-        return _checks.call_and_warn(_core.singular_values, function, checked, k)
+        return _checks.call_and_warn(_core.singular_values, function, checked, largest)
     values = _checks.call_and_warn(_core.singular_values, function, checked)
-    return values if k is None else values[..., :count]
+    return values if largest is None else values[..., :count]
 
 
 DERIVED = {

@@ -393,14 +393,12 @@ def test_refusals_and_answers_are_judged_by_their_first_line():
 
 def test_answers_that_are_right_make_buckets(texts):
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
-    from attnscope.studies.hallucination_geometry.study import HallucinationGeometry
+    from attnscope.studies.hallucination_geometry.study import by_outcome
 
     class Run:
         def read(self, name, columns):
             return pd.DataFrame({"sample": range(80), "correct": [at % 2 == 0 for at in range(80)]})
 
-    study = HallucinationGeometry.__new__(HallucinationGeometry)
-    study.options = HallucinationOptions(bucket_by="outcome")
     table = pd.DataFrame(
         {
             "sample": range(80),
@@ -410,7 +408,7 @@ def test_answers_that_are_right_make_buckets(texts):
             "pair": "",
         }
     )
-    judged = study._outcomes(table, Run())
+    judged = by_outcome(table, Run(), HallucinationOptions(bucket_by="outcome"))
     assert judged["bucket"].value_counts().to_dict() == {"right": 40, "wrong": 40}
 
 
