@@ -112,18 +112,9 @@ def replacements(
     ids, real, extras = texts_argument(name, model, inputs, tokenizer)
     span = spans_argument(name, spans, real)
     chosen_modes = modes_argument(name, modes)
-    if candidates not in ("same_form", "all"):
-        raise ValueError(
-            f"{name}: unknown candidates {candidates!r}{nearest(str(candidates), ('same_form', 'all'))}"
-        )
-    if context == "own":
-        raise ValueError(
-            f"{name}: context must be 'left' or 'masked', got 'own', which says nothing of other words"
-        )
+    _check_words(name, candidates, context)
     _, mask_id = context_argument(name, context, model, tokenizer)
-    numbers = list(range(len(ids))) if samples is None else [int(sample) for sample in samples]
-    if len(numbers) != len(ids):
-        raise ValueError(f"{name}: samples must be {len(ids)} numbers, got {len(numbers)}")
+    numbers = _sample_numbers(name, samples, len(ids))
     plan = head_plan(model, name)
     pool = _Pool(tokenizer, candidates, plan.vocabulary)
     first = 0 if mask_id >= 0 else 1
@@ -154,10 +145,8 @@ def replacements(
                 for m, mode in enumerate(chosen_modes):
                     row = m if apart > 1 else 0
                     rank = _rank(mode, log_q[row], (seed, numbers[text], mode, k))
-                    column = int(span[text, 0]) + k
-                    variants.set(
-                        text, m, column, order[row, rank], log_q[row, rank], rank / (len(order[row]) - 1)
-                    )
+                    column, place_of_rank = int(span[text, 0]) + k, rank / (len(order[row]) - 1)
+                    variants.set(text, m, column, order[row, rank], log_q[row, rank], place_of_rank)
     undefined = ~usable[:, None]
     return Replacements(
         variants.ids,
@@ -166,6 +155,26 @@ def replacements(
         chosen_modes,
         reasons,
     )
+
+
+def _check_words(function: str, candidates: str, context: str) -> None:
+    """Raise ValueError if the candidates or their context are none of a replacement."""
+    if candidates not in ("same_form", "all"):
+        raise ValueError(
+            f"{function}: unknown candidates {candidates!r}{nearest(str(candidates), ('same_form', 'all'))}"
+        )
+    if context == "own":
+        raise ValueError(
+            f"{function}: context must be 'left' or 'masked', got 'own', which says nothing of other words"
+        )
+
+
+def _sample_numbers(function: str, samples: Sequence[int] | None, count: int) -> list[int]:
+    """Return the numbers of the texts in the draws, counted where none are given."""
+    numbers = list(range(count)) if samples is None else [int(sample) for sample in samples]
+    if len(numbers) != count:
+        raise ValueError(f"{function}: samples must be {count} numbers, got {len(numbers)}")
+    return numbers
 
 
 def modes_argument(function: str, modes: Any) -> tuple[str, ...]:
