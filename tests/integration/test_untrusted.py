@@ -188,14 +188,23 @@ def test_damaged_model_folders_are_refused_in_words(tmp_path, model, damage):
 # --- texts
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
-def test_a_line_of_a_hundred_megabytes(tmp_path, suffix):
-    words = " ".join(WORDS * 20) + " "
-    long = (words * (100_000_000 // len(words) + 1)).strip()
+def file_of_two_texts(folder, suffix, long):
+    """Write a long text and a short one, and return the file."""
     content = {".csv": f"text\n{long}\nthe cat\n", ".txt": f"{long}\nthe cat\n"}.get(suffix)
     content = content or json.dumps({"text": long}) + '\n{"text": "the cat"}\n'
-    (tmp_path / f"a{suffix}").write_text(content, "utf-8")
+    (folder / f"a{suffix}").write_text(content, "utf-8")
+    return folder / f"a{suffix}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
+def test_a_line_of_sixty_megabytes_is_read_and_one_of_a_hundred_is_refused(tmp_path, suffix):
+    """The bound is `MAX_ROW_CHARACTERS`, 64 MiB."""
+    words = " ".join(WORDS * 20) + " "
+    with pytest.raises(ConfigError, match=r"\.(csv|jsonl|txt)\b.*(67,?108,?864)"):
+        read(file_of_two_texts(tmp_path, suffix, (words * (100_000_000 // len(words) + 1)).strip()))
+    long = (words * (60_000_000 // len(words) + 1)).strip()
+    file_of_two_texts(tmp_path, suffix, long)
     result = read(tmp_path / f"a{suffix}")
     assert [len(text.text) for text in result] == [len(long), 7]
     began = time.perf_counter()
