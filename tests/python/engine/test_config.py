@@ -314,3 +314,10 @@ def test_a_value_that_its_own_tag_does_not_fit_is_a_damaged_file(value, tmp_path
     file.write_text(f"seed: {value}\n", "utf-8")
     with pytest.raises(ConfigError, match="not valid YAML"):
         RunConfig.from_yaml(file)
+
+
+@pytest.mark.parametrize("key", ["\x1f", "\u202e", "a\nb", "\x9b31m"])
+def test_a_key_around_a_fault_is_shown_without_its_control_characters(key):
+    with pytest.raises(ConfigError, match="half of a surrogate pair") as refused:
+        RunConfig(models="a", texts="b", options={key: {"\ud800": 1}})
+    assert str(refused.value).isprintable()
