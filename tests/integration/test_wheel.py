@@ -61,7 +61,7 @@ def test_sdists_built_in_two_folders_are_the_same_file(tmp_path):
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
-    """What the script makes in a copy of the files that git has, for one instruction set."""
+    """Return what the script makes in a copy of the files that git has, for one instruction set."""
     copy = copy_sources(tmp_path_factory.mktemp("wheel") / "attnscope")
     settings = {
         "BUILDER": sys.executable,

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from attnscope.capture.lazy.lazy_layer import LazyLayer
 
 _FREE_PAGES = FreePages()
+#: A layer of a pass: of maps, or of queries and keys.
+_L = TypeVar("_L")
 
 
 class StageRun:
@@ -129,36 +131,45 @@ class StageRun:
             extra: captured too where the model lets it.
             outputs: gets what the model returns, when the last layer is through.
         """
-        tally, began = self._context.tally, time.perf_counter()
-        for sample in batch.samples:
-            self.causal.setdefault(sample, True)
-        for number, layer in self_attention(
-            self.model().model,
-            self.inputs(batch),
-            layers=self.settings.layers or None,
-            sites=sites,
-            extra=extra,
-            outputs=outputs,
-        ):
+        yield from self._timed(
+            batch,
+            lambda: self_attention(
+                self.model().model,
+                self.inputs(batch),
+                layers=self.settings.layers or None,
+                sites=sites,
+                extra=extra,
+                outputs=outputs,
+            ),
             # in a causal map the first query sees the first key alone
-            if "attention" in sites and bool((layer.attention[:, :, 0, 1:] != 0).any()):
-                self.causal.update(dict.fromkeys(batch.samples, False))
-            tally.forward_seconds += time.perf_counter() - began
-            began = time.perf_counter()
-            yield number, layer
-            tally.metric_seconds += time.perf_counter() - began
-            began = time.perf_counter()
-        _FREE_PAGES.give_back()
-        tally.forward_seconds += time.perf_counter() - began
+            lambda layer: "attention" not in sites or not bool((layer.attention[:, :, 0, 1:] != 0).any()),
+        )
 
     def lazy_layers(self, batch: Batch) -> Iterator[tuple[int, LazyLayer]]:
         """Yield the self-attention layers of one forward pass as queries and keys; no map is computed."""
+        yield from self._timed(
+            batch,
+            lambda: lazy_self_attention(
+                self.model().model, self.inputs(batch), layers=self.settings.layers or None
+            ),
+            lambda layer: layer.attention.causal,
+        )
+
+    def _timed(
+        self,
+        batch: Batch,
+        pass_over: Callable[[], Iterator[tuple[int, _L]]],
+        is_causal: Callable[[_L], bool],
+    ) -> Iterator[tuple[int, _L]]:
+        """Yield the layers of a pass, with its time and that of what measures them counted apart.
+
+        A text stays causal as long as every layer is.
+        """
         tally, began = self._context.tally, time.perf_counter()
         for sample in batch.samples:
             self.causal.setdefault(sample, True)
-        layers = self.settings.layers or None
-        for number, layer in lazy_self_attention(self.model().model, self.inputs(batch), layers=layers):
-            if not layer.attention.causal:
+        for number, layer in pass_over():
+            if not is_causal(layer):
                 self.causal.update(dict.fromkeys(batch.samples, False))
             tally.forward_seconds += time.perf_counter() - began
             began = time.perf_counter()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How often every test and interval of `statistics` errs on its own null; the table is in tests/README.md.
+"""Levels of every test and coverage of every interval of `statistics`; the table is in tests/README.md.
 
 Each case draws data in which nothing is to be found, the measured model being one draw among its controls. A
 rate is the share of trials in which a test at .05 rejects or a nominal 95 % interval misses. The table holds
