@@ -135,6 +135,85 @@ class ModelPanels(Panels):
         return drawn
 
 
+@dataclass(frozen=True)
+class PanelGrid:
+    """A grid of panels: a row for each value of a column, and in it a panel for each drawn quantity.
+
+    Attributes:
+        figure: of all panels.
+        axes: the panels, row by row.
+        column: whose values have a row each.
+        names: the values, from the top.
+        quantities: what the panels of a row draw, from the left.
+        left_out: values for which there is no room, in words.
+
+    >>> from attnscope.plots.figure import Options
+    >>> table = pd.DataFrame({"model": ["a", "b"], "loss": [2.0, 1.0], "entropy": [0.5, 0.7]})
+    >>> grid = PanelGrid.by(table, "model", ["loss", "entropy"], Options(), height=1.5)
+    >>> [(quantity, rows[quantity].item()) for ax, quantity, rows in grid.panels(table)]
+    [('loss', 2.0), ('entropy', 0.5), ('loss', 1.0), ('entropy', 0.7)]
+    """
+
+    figure: mpl.Figure
+    axes: list[list[Axes]]
+    column: str
+    names: list[Any]
+    quantities: list[Any]
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def by(
+        cls,
+        table: pd.DataFrame,
+        column: str,
+        quantities: Iterable[Any],
+        options: Options,
+        *,
+        height: float,
+        above: float = 0.4,
+        most: int | None = None,
+        **panel_options: Any,
+    ) -> PanelGrid:
+        """Return a row of panels for each value of a column, in the order in which the table first has them.
+
+        Args:
+            table: whose values have rows.
+            column: of the values.
+            quantities: what each panel of a row draws: names, or names with labels.
+            options: of the figure; the grid is as wide as it says.
+            height: inches of a row.
+            above: inches of the figure beside its rows.
+            most: rows that are drawn; other values are named as left out.
+            panel_options: of `plots.style.panels`, such as `sharey` and `narrowest`.
+        """
+        values, drawn = list(dict.fromkeys(table[column])), list(quantities)
+        shown = values[:most]
+        total = above + height * len(shown)
+        figure, axes = panels(len(shown), len(drawn), height=total, width=options.width, **panel_options)
+        left_out = tuple(f"{column} {value}" for value in values[len(shown) :])
+        return cls(figure, axes, column, shown, drawn, left_out)
+
+    def rows(self, table: pd.DataFrame) -> Iterator[tuple[Any, list[Axes], pd.DataFrame]]:
+        """Yield each value with its panels and its rows of a table, of the same one or of another."""
+        for name, row_of_axes in zip(self.names, self.axes, strict=True):
+            yield name, row_of_axes, where(table, **{self.column: name})
+
+    def panels(self, table: pd.DataFrame) -> Iterator[tuple[Axes, Any, pd.DataFrame]]:
+        """Yield each panel with its quantity and the rows of its value."""
+        for _, row_of_axes, rows in self.rows(table):
+            for ax, quantity in zip(row_of_axes, self.quantities, strict=True):
+                yield ax, quantity, rows
+
+    def title_rows(self, title: Callable[[Any], str]) -> None:
+        """Write a title over the first panel of each row, made of the row's value."""
+        for name, row_of_axes in zip(self.names, self.axes, strict=True):
+            row_of_axes[0].set_title(title(name), loc="left")
+
+    def captioned(self, *sentences: str) -> Drawn:
+        """Return the figure with the sentences of its caption; empty ones are left out."""
+        return captioned(self.figure, *sentences, left_out=self.left_out)
+
+
 def layer_line(
     ax: Axes,
     rows: pd.DataFrame,

@@ -3,11 +3,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
+from matplotlib.axes import Axes
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Drawn, Options, Results, captioned, optional
-from attnscope.plots.panels import ModelPanels, diverging, layer_axis, layer_line, layer_points, sparse_ticks
+from attnscope.plots.panels import (
+    ModelPanels,
+    PanelGrid,
+    diverging,
+    layer_axis,
+    layer_line,
+    layer_points,
+    sparse_ticks,
+)
 from attnscope.plots.selection import final
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
 from attnscope.studies.attention_likelihood.figures.declared import figure
@@ -136,30 +147,18 @@ def swap_depth(results: Results, options: Options) -> Drawn:
     shifts = final(results, "shifts", "difference", protocol="exact", measure="share")
     overall, control = optional(results, "overall"), optional(results, "controls")
     least_nats = stored_options(results, LikelihoodOptions).least_nats
-    models = list(dict.fromkeys(table["model"]))
-    models, left_out = models[:MOST], [f"model {model}" for model in models[MOST:]]
-    height = 0.6 + 1.9 * len(models)
-    figure_, axes = panels(len(models), 2, height=height, width=options.width, narrowest=2.0)
+    grid = PanelGrid.by(
+        table, "model", ("swap", "shift"), options, height=1.9, above=0.6, most=MOST, narrowest=2.0
+    )
     words = []
-    for (first, second), model in zip(axes, models, strict=True):
+    for model, (first, second), rows_of_model in grid.rows(table):
         shifts_of_model = where(shifts, model=model)
         mode = str(shifts_of_model.sort_values("log_likelihood_difference")["mode"].iloc[0])
-        layer_points(first, where(table, model=model), "estimate", PALETTE[0])
+        layer_points(first, rows_of_model, "estimate", PALETTE[0])
         if control is not None:
-            control_of_model = where(control, model=model, design="swap")
-            ends = control_of_model.groupby("layer")["estimate"].agg(["min", "max"])
-            if len(ends):
-                first.fill_between(
-                    ends.index,
-                    ends["min"],
-                    ends["max"],
-                    color=MUTED,
-                    alpha=0.35,
-                    linewidth=0,
-                    label="models with random weights",
-                )
+            _draw_untrained(first, where(control, model=model, design="swap"))
         layer_points(second, where(shifts_of_model, mode=mode), "difference", PALETTE[1])
-        name = f"{model}: " if len(models) > 1 else ""
+        name = f"{model}: " if len(grid.names) > 1 else ""
         first.set_title(f"{name}at home − away")
         second.set_title(f"{name}{mode} − real word")
         first.set_ylabel("change of the share")
@@ -168,8 +167,7 @@ def swap_depth(results: Results, options: Options) -> Drawn:
         if overall is not None:
             nats = where(overall, model=model, statistic="swap_nats")
             words += [f"{model} {number(value)} nats" for value in nats["estimate"].tail(1)]
-    return captioned(
-        figure_,
+    return grid.captioned(
         "First panel: two texts exchange words; every token and text is once at home and once away, so "
         "effects of either cancel and what is left is due to word and text fitting each other; grey: "
         "smallest to "
@@ -179,8 +177,15 @@ def swap_depth(results: Results, options: Options) -> Drawn:
         f"An exchanged word costs {', '.join(words)}; below {least_nats:g} nats the exchange tests nothing."
         if words
         else "",
-        left_out=left_out,
     )
+
+
+def _draw_untrained(ax: Axes, rows: pd.DataFrame) -> None:
+    """Draw the range of the models with random weights by layer, where there are any."""
+    ends = rows.groupby("layer")["estimate"].agg(["min", "max"])
+    if len(ends):
+        band: dict[str, Any] = {"color": MUTED, "alpha": 0.35, "linewidth": 0}
+        ax.fill_between(ends.index, ends["min"], ends["max"], label="models with random weights", **band)
 
 
 @figure("head_mean_associations")

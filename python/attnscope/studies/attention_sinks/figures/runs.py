@@ -23,6 +23,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import draw_curve
+from attnscope.plots.panels import PanelGrid
 from attnscope.plots.selection import estimate, last_step
 from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 from attnscope.results.summaries import in_series
@@ -222,24 +223,24 @@ def fisher(results: Results, options: Options) -> Drawn:
     ]
     if not shown:
         raise NotDrawable("the fisher table has no value above 0")
-    names = list(dict.fromkeys(table["series"]))[:3]
-    figure, axes = panels(len(names), len(shown), height=1.85 * len(names) + 0.35, width=options.width)
-    for axes_row, name in zip(axes, names, strict=True):
-        rows_of_series = where(table, series=name)
-        for ax, (protocol, column, title) in zip(axes_row, shown, strict=True):
-            fisher_profile(where(rows_of_series, protocol=protocol), column, ax)
-            ax.set_title(title if name == names[0] else "")
-            if name != names[-1]:
-                ax.set_xlabel("")
-            if not ax.get_lines():
-                ax.set_axis_off()
-        axes_row[0].set_ylabel(f"{name}\ntrace of Fisher" if len(names) > 1 else "trace of Fisher")
+    grid = PanelGrid.by(table, "series", shown, options, height=1.85, above=0.35, most=3)
+    for ax, (protocol, column, _), rows_of_series in grid.panels(table):
+        fisher_profile(where(rows_of_series, protocol=protocol), column, ax)
+        if not ax.get_lines():
+            ax.set_axis_off()
+    for ax, (_, _, title) in zip(grid.axes[0], shown, strict=True):
+        ax.set_title(title)
+    for row_of_axes in grid.axes[:-1]:
+        for ax in row_of_axes:
+            ax.set_xlabel("")
+    for name, (first, *_), _ in grid.rows(table):
+        first.set_ylabel(f"{name}\ntrace of Fisher" if len(grid.names) > 1 else "trace of Fisher")
+    figure = grid.figure
     if not any(ax.axison for ax in figure.axes):
         raise NotDrawable("the fisher table has no value of a group that is drawn")
     legend_row(figure)
     outside = any(str(line.get_gid()).startswith("outside:") for ax in figure.axes for line in ax.get_lines())
-    return captioned(
-        figure,
+    return grid.captioned(
         "Trace by block on a logarithmic scale, mean over texts.",
         "Dashed levels: what lies outside the blocks." if outside else "",
         compared_with(figure),

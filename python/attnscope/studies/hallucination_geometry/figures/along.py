@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Drawn, Options, Results, captioned, require_table
-from attnscope.plots.panels import Panels, level_line
+from attnscope.plots.panels import PanelGrid, Panels, level_line
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, panels
 from attnscope.studies.hallucination_geometry.figures.declared import (
@@ -29,7 +29,6 @@ def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
     table, subject = first_model(results, "sensitivity", "relative_fisher")
     prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table.merge(prompts, on=["model", "sample"], how="left")
-    contrasts = list(dict.fromkeys(table["contrast"]))
     shades = colors(list(table["bucket"]))
     count = where(table, direction="boundary").groupby("bucket")["sample"].nunique().min()
     names = {
@@ -37,26 +36,23 @@ def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
         "relative_fisher": "‖h‖²·bᵀFb (nats)",
         "transport_kl": "divergence of v put there (nats)",
     }
-    figure_, axes = panels(len(contrasts), 3, height=0.4 + 2.2 * len(contrasts), width=options.width)
-    for line, contrast in zip(axes, contrasts, strict=True):
-        rows_of_contrast = where(table, contrast=contrast)
-        for ax, (column, label) in zip(line, names.items(), strict=True):
-            boundary = where(rows_of_contrast, direction="boundary")
-            null = where(rows_of_contrast, direction="covariance")
-            means = null.groupby(["layer", "draw"])[column].mean().groupby("layer")
-            low, high = means.min(), means.max()
-            ax.fill_between(low.index, low, high, color=MUTED, alpha=0.25, linewidth=0, label="covariance")
-            positive = bool((rows_of_contrast[column] > 0).all())
-            for bucket, rows in boundary.groupby("bucket", sort=False):
-                draw_means(ax, rows, column, shades[bucket], str(bucket), logarithmic=positive)
-            if positive:
-                decades(ax)
-            ax.set_ylabel(label)
-            layers_below(ax)
-        line[0].set_title(f"{contrast} against the reference", loc="left")
-    legend(axes[0][0])
-    return captioned(
-        figure_,
+    grid = PanelGrid.by(table, "contrast", names.items(), options, height=2.2)
+    for ax, (column, label), rows_of_contrast in grid.panels(table):
+        boundary = where(rows_of_contrast, direction="boundary")
+        null = where(rows_of_contrast, direction="covariance")
+        means = null.groupby(["layer", "draw"])[column].mean().groupby("layer")
+        low, high = means.min(), means.max()
+        ax.fill_between(low.index, low, high, color=MUTED, alpha=0.25, linewidth=0, label="covariance")
+        positive = bool((rows_of_contrast[column] > 0).all())
+        for bucket, rows in boundary.groupby("bucket", sort=False):
+            draw_means(ax, rows, column, shades[bucket], str(bucket), logarithmic=positive)
+        if positive:
+            decades(ax)
+        ax.set_ylabel(label)
+        layers_below(ax)
+    grid.title_rows(lambda contrast: f"{contrast} against the reference")
+    legend(grid.axes[0][0])
+    return grid.captioned(
         f"Means over {count} prompts of each bucket and contrast, bars: 95 % over prompts. Grey: range of "
         "random directions of the states' covariance and the same length.",
         subject,

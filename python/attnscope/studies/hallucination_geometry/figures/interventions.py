@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from attnscope.errors import NotDrawable
-from attnscope.plots.figure import Drawn, Options, Results, captioned, require_table
-from attnscope.plots.panels import LEVEL, Panels, level_line
+from attnscope.plots.figure import Drawn, Options, Results, require_table
+from attnscope.plots.panels import LEVEL, PanelGrid, Panels, level_line
 from attnscope.plots.selection import first_model
-from attnscope.plots.style import MUTED, PALETTE, panels
+from attnscope.plots.style import MUTED, PALETTE
 from attnscope.studies.hallucination_geometry.figures.declared import figure, legend
 from attnscope.study_api.selection import where
 
@@ -104,33 +104,30 @@ def compression_curve(results: Results, options: Options) -> Drawn:
     table = table[table["bucket"] == table["contrast"]]
     if table.empty:
         raise NotDrawable("no state of a contrast's own bucket was compressed")
-    contrasts = list(dict.fromkeys(table["contrast"]))
     columns = {"refused": "refused", "changed": "answers changed"}
-    figure_, axes = panels(len(contrasts), 2, height=0.5 + 2.1 * len(contrasts), width=options.width)
     names = {"reference": "the reference's", "other": "the other bucket's", "haar": "random"}
-    for line, contrast in zip(axes, contrasts, strict=True):
-        rows_of_contrast = where(table, contrast=contrast)
-        for ax, (column, label) in zip(line, columns.items(), strict=True):
-            for at, (control, name) in enumerate(names.items()):
-                rows = where(rows_of_contrast, control=control)
-                draws = rows.assign(value=rows[column].astype(float)).groupby(["strength", "draw"])["value"]
-                means = draws.mean().groupby("strength")
-                if control == "haar":
-                    low, high = means.min(), means.max()
-                    ax.fill_between(low.index, low, high, color=MUTED, alpha=0.3, linewidth=0.8, label=name)
-                    ax.plot(low.index, means.mean(), "_", color=MUTED, markersize=9)
-                    continue
-                mean = means.mean()
-                marker: dict[str, Any] = {"marker": "os"[at], "markersize": 3 + 2 * at}
-                marker["markerfacecolor"] = "none"
-                ax.plot(mean.index, mean, color=PALETTE[at], label=name, **marker)
-            ax.set_ylabel(label)
-            ax.set_ylim(-0.02, None)
-            ax.set_xlabel("strength λ")
-        line[0].set_title(f"{contrast} (n = {rows_of_contrast['sample'].nunique()})", loc="left")
-    legend(axes[0][0])
-    return captioned(
-        figure_,
+    grid = PanelGrid.by(table, "contrast", columns.items(), options, height=2.1, above=0.5)
+    for ax, (column, label), rows_of_contrast in grid.panels(table):
+        for at, (control, name) in enumerate(names.items()):
+            rows = where(rows_of_contrast, control=control)
+            draws = rows.assign(value=rows[column].astype(float)).groupby(["strength", "draw"])["value"]
+            means = draws.mean().groupby("strength")
+            if control == "haar":
+                low, high = means.min(), means.max()
+                ax.fill_between(low.index, low, high, color=MUTED, alpha=0.3, linewidth=0.8, label=name)
+                ax.plot(low.index, means.mean(), "_", color=MUTED, markersize=9)
+                continue
+            mean = means.mean()
+            marker: dict[str, Any] = {"marker": "os"[at], "markersize": 3 + 2 * at}
+            marker["markerfacecolor"] = "none"
+            ax.plot(mean.index, mean, color=PALETTE[at], label=name, **marker)
+        ax.set_ylabel(label)
+        ax.set_ylim(-0.02, None)
+        ax.set_xlabel("strength λ")
+    prompt_counts = table.groupby("contrast")["sample"].nunique()
+    grid.title_rows(lambda contrast: f"{contrast} (n = {prompt_counts[contrast]})")
+    legend(grid.axes[0][0])
+    return grid.captioned(
         "Prompts of the other bucket, means over layers. Grey: range of random subspaces of the same size.",
         subject,
     )
