@@ -22,14 +22,17 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import pandas as pd
 
 from attnscope.report.section import Page
-from attnscope.study_api.number_text import interval, number
+from attnscope.study_api.number_text import interval, interval_text, number
+from attnscope.study_api.rows import rows_as
 
 #: The cells of a column, one for each row.
 Cells = Callable[[pd.DataFrame], list[str]]
+Row = TypeVar("Row")
 
 
 def number_cells(column: str) -> Cells:
@@ -38,8 +41,8 @@ def number_cells(column: str) -> Cells:
 
 
 def count_cells(column: str) -> Cells:
-    """Return cells of whole numbers, a dash for a missing one."""
-    return lambda rows: ["–" if pd.isna(value) else str(int(value)) for value in rows[column]]
+    """Return cells of whole numbers with commas between thousands, a dash for a missing one."""
+    return lambda rows: ["–" if pd.isna(value) else f"{int(value):,}" for value in rows[column]]
 
 
 def text_cells(column: str, missing: str = "–") -> Cells:
@@ -47,9 +50,9 @@ def text_cells(column: str, missing: str = "–") -> Cells:
     return lambda rows: [missing if pd.isna(value) or value == "" else str(value) for value in rows[column]]
 
 
-def interval_cells(low: str = "low", high: str = "high") -> Cells:
-    """Return cells of intervals in brackets, a dash where there is none."""
-    return lambda rows: [interval(*ends) for ends in zip(rows[low], rows[high], strict=True)]
+def interval_cells(low: str = "low", high: str = "high", missing: str = "–") -> Cells:
+    """Return cells of intervals in brackets; `missing` where there is none."""
+    return lambda rows: [interval_text(*ends) or missing for ends in zip(rows[low], rows[high], strict=True)]
 
 
 def estimate_cells(column: str, low: str = "low", high: str = "high") -> Cells:
@@ -66,6 +69,16 @@ def spread_cells(column: str) -> Cells:
         "–" if pd.isna(mean) else f"{number(mean)} (±{number(deviation)})"
         for mean, deviation in zip(rows[column], rows[f"{column}_std"], strict=True)
     ]
+
+
+def row_cells(kind: type[Row], text: Callable[[Row], str]) -> Cells:
+    """Return cells that are made of several columns of a row.
+
+    Args:
+        kind: the row as an object, as `rows_as` takes it.
+        text: the cell of a row.
+    """
+    return lambda rows: [text(row) for row in rows_as(kind, rows)]
 
 
 def layer_keys(rows: pd.DataFrame) -> list[str]:

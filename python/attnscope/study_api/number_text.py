@@ -54,3 +54,16 @@ def interval_text(low: Any, high: Any, form: Callable[[Any], str] | None = None)
 def interval(low: float, high: float, form: Callable[[Any], str] | None = None) -> str:
     """Return an interval's ends in brackets, or a dash where there is none."""
     return interval_text(low, high, form) or "–"
+
+
+def p_text(value: float) -> str:
+    """Return a p-value as it is written.
+
+    >>> p_text(0.2), p_text(0.0123), p_text(1e-9), p_text(float("nan"))
+    ('0.20', '0.012', '< 0.001', '–')
+    """
+    if value != value:
+        return "–"
+    if value < 0.001:
+        return "< 0.001"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"

@@ -26,7 +26,8 @@ from attnscope.report.section import Page as StudyPage
 from attnscope.report.section import Table
 from attnscope.results.results import Results
 from attnscope.results.summaries import rows_of_protocol
-from attnscope.studies.attention_sinks.report_tables import emergence, fisher, frames, questions
+from attnscope.studies.attention_sinks.questions import questions
+from attnscope.studies.attention_sinks.report_tables import emergence, fisher, frames
 from attnscope.studies.attention_sinks.sections import SECTIONS
 from attnscope.study_api.number_text import number
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnscope.studies.attention_sinks.matched_keys import matched_keys
-from attnscope.studies.attention_sinks.report_tables import questions
+from attnscope.studies.attention_sinks.questions import questions
 
 
 def test_every_control_has_the_size_of_its_set_and_none_of_its_keys():

@@ -9,7 +9,7 @@ import torch
 import attnscope as asc
 from attnscope import statistics
 from attnscope.metrics.information.sink_sets import _keys_by_percentile
-from attnscope.studies.attention_sinks.report_tables import questions
+from attnscope.studies.attention_sinks.questions import questions
 from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED, removal_shares, share_without
 from attnscope.study_api.forward import head_mean
 

@@ -1,30 +1,28 @@
 # SPDX-License-Identifier: MIT
-"""Tables that sections of the report compute: Fisher traces, frames, emergence, and questions.
-
-A question about the run is answered by tests over sentences, a family each, corrected for its size.
-"""
+"""Tables that sections of the report compute from stored ones: reference frames, emergence, Fisher traces."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
-from itertools import combinations, product
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
 
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.maps import printable
-from attnscope.plots.selection import last_step
-from attnscope.report.numbers import mean_text
-from attnscope.results.summaries import NULLS
-from attnscope.statistics import benjamini_hochberg, holm, paired_test, per_sample, welch_test
-from attnscope.studies.attention_sinks.comparisons import difference_of
-from attnscope.studies.attention_sinks.figures.runs import ABLATED, CHANGES
-from attnscope.studies.attention_sinks.tables import Emergence
-from attnscope.study_api.number_text import interval_text, number
+from attnscope.plots.selection import estimate, last_step
+from attnscope.report.report_tables import (
+    Cells,
+    count_cells,
+    frame_of,
+    interval_cells,
+    number_cells,
+    row_cells,
+    text_cells,
+)
+from attnscope.studies.attention_sinks.tables import Emergence, Frame
+from attnscope.study_api.number_text import number, p_text
 from attnscope.study_api.rows import first_as, rows_as
 from attnscope.study_api.selection import where, without
 
@@ -42,6 +40,8 @@ EMERGING = (
     "alignment_hidden",
     "head_divergence",
 )
+#: Protocols as the table of frames calls them.
+_PROTOCOLS = {"ruscio2025": "as published"}
 
 
 def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
@@ -52,41 +52,61 @@ def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     if "frames" not in tables or tables["frames"].empty or not needed <= set(tables["frames"]):
         return None
     special = last_step(tables["specialization"]) if "specialization" in tables else None
-    rows = []
-    for row in last_step(tables["frames"]).to_dict("records"):
-        consistent, place, token = "", "", ""
-        if special is not None and row["group"] == "all":
-            specialised_heads = where(special, model=row["model"], protocol=row["protocol"])
-            flags = specialised_heads[specialised_heads["head"] >= 0]["specialised"].astype(float)
-            consistent = f"{int(flags.sum())} of {len(flags)}" if len(flags) else ""
-        if not pd.isna(row["modal_position"]):
-            place = f"{row['modal_position']:.0f} ({_percent(row['modal_position_share'])})"
-            token = f"“{printable(row['modal_token'])}” ({_percent(row['modal_token_share'])})"
-        rows.append(
-            {
-                "model": str(row["model"]),
-                "input": str(row["group"]),
-                "protocol": "as published" if row["protocol"] == "ruscio2025" else "exact",
-                "frame by position": str(row["frame"]),
-                "frame by token": "" if pd.isna(row["token_frame"]) else str(row["token_frame"]),
-                "probability": _percent(row["probability"]),
-                "heads with a sink": _heads_with_sink(row),
-                "most frequent position": place,
-                "most frequent token": token,
-                "consistent heads": consistent,
-            }
-        )
-    return pd.DataFrame(rows)
+    rows = last_step(tables["frames"])
+    names = {
+        "model": text_cells("model"),
+        "input": text_cells("group"),
+        "protocol": lambda rows: [_PROTOCOLS.get(name, "exact") for name in rows["protocol"]],
+        "frame by position": text_cells("frame"),
+        "frame by token": text_cells("token_frame", missing=""),
+    }
+    cells = {
+        "probability": _percent_cells("probability"),
+        "heads with a sink": row_cells(Frame, _heads_with_sink),
+        "most frequent position": row_cells(Frame, _modal_position),
+        "most frequent token": row_cells(Frame, _modal_token),
+        "consistent heads": _consistent_heads(special),
+    }
+    return frame_of(rows, names, cells)
 
 
-def _heads_with_sink(row: Mapping[Hashable, Any]) -> str:
+def _heads_with_sink(row: Frame) -> str:
     """Return the number of the tested heads that have a sink, as text; nothing if every head counts."""
-    tested = row.get("heads_tested", float("nan"))
-    if pd.isna(tested):
+    if math.isnan(row.heads_tested):
         return ""
-    if not tested:
+    if not row.heads_tested:
         return "none tested"
-    return f"{int(row['heads_with_sink'])} of {int(tested)} ({_percent(row['share_with_sink'])})"
+    return f"{row.heads_with_sink:.0f} of {row.heads_tested:.0f} ({_percent(row.share_with_sink)})"
+
+
+def _modal_position(row: Frame) -> str:
+    """Return the most frequent position of a sink with its share; nothing where there is none."""
+    if math.isnan(row.modal_position):
+        return ""
+    return f"{row.modal_position:.0f} ({_percent(row.modal_position_share)})"
+
+
+def _modal_token(row: Frame) -> str:
+    """Return the most frequent token of a sink with its share; nothing where there is none."""
+    if math.isnan(row.modal_position):
+        return ""
+    return f"“{printable(row.modal_token)}” ({_percent(row.modal_token_share)})"
+
+
+def _consistent_heads(special: pd.DataFrame | None) -> Cells:
+    """Return cells of the heads that keep one sink over all texts, of all heads of the model."""
+
+    def fill(rows: pd.DataFrame) -> list[str]:
+        return [_of_model(*keys) for keys in zip(rows["model"], rows["group"], rows["protocol"], strict=True)]
+
+    def _of_model(model: str, group: str, protocol: str) -> str:
+        if special is None or group != "all":
+            return ""
+        heads = where(special, model=model, protocol=protocol)
+        flags = heads[heads["head"] >= 0]["specialised"].astype(float)
+        return f"{int(flags.sum())} of {len(flags)}" if len(flags) else ""
+
+    return fill
 
 
 def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
@@ -101,46 +121,58 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     table = table.assign(group="") if "group" not in table else table
     # the curves of input sets may differ: the pooled step describes neither
     apart = without(table, group="all") if table["group"].nunique() > 2 else table
-    rows = []
+    rows: list[pd.DataFrame] = []
     for model, group in apart[["model", "group"]].drop_duplicates().itertuples(index=False):
         for metric in EMERGING:
-            rows_of_metric = where(table, model=model, metric=metric)
-            rows_of_group = where(rows_of_metric, group=group, scope=["heads", "layers"])
-            exact, published = (where(rows_of_group, protocol=name) for name in ("exact", "ruscio2025"))
-            if exact.empty:
-                continue
-            row = first_as(Emergence, exact)
-            single = where(rows_of_metric, scope="head", protocol="exact")
-            change = (single["end"] - single["start"]).abs().to_numpy(float)
-            most = (
-                "" if np.isnan(change).all() else _head(rows_as(Emergence, single)[int(np.nanargmax(change))])
-            )
-            printed = ""
-            if len(published) and np.isfinite(published["change"].iloc[0]):
-                last = first_as(Emergence, published)
-                steps = f"step {last.change_last_step:.0f} − {last.change_first_step:.0f}"
-                printed = f"{number(last.change)} ({steps})"
-            rows.append(
-                {
-                    "model": str(model),
-                    "input": str(group),
-                    "quantity": quantity(metric).label,
-                    "first step": number(row.start),
-                    "last step": number(row.end),
-                    "verdict": f"step at {row.step:,.0f}" if row.verdict == "step" else row.verdict,
-                    "p (Holm)": p_text(row.p_holm),
-                    "last − first": number(row.difference),
-                    "95 % interval": interval_text(row.low, row.high),
-                    "half-way": "–" if math.isnan(row.half_way) else f"{row.half_way:,.0f}",
-                    "head that changes most, of all": most,
-                    "published change": printed,
-                }
-            )
+            of_metric = where(table, model=model, metric=metric)
+            of_group = where(of_metric, group=group, scope=["heads", "layers"])
+            exact, published = (where(of_group, protocol=name) for name in ("exact", "ruscio2025"))
+            words = {"most": _head_that_changes_most(of_metric), "published": _published_change(published)}
+            rows += [exact[:1].assign(**words)] if len(exact) else []
     if not rows:
         return None
-    frame = pd.DataFrame(rows)
+    names = {
+        "model": text_cells("model"),
+        "input": text_cells("group", missing=""),
+        "quantity": lambda rows: [quantity(metric).label for metric in rows["metric"]],
+    }
+    cells = {
+        "first step": number_cells("start"),
+        "last step": number_cells("end"),
+        "verdict": row_cells(Emergence, _verdict),
+        "p (Holm)": row_cells(Emergence, lambda row: p_text(row.p_holm)),
+        "last − first": number_cells("difference"),
+        "95 % interval": interval_cells(missing=""),
+        "half-way": count_cells("half_way"),
+        "head that changes most, of all": text_cells("most", missing=""),
+        "published change": text_cells("published", missing=""),
+    }
+    frame = frame_of(pd.concat(rows), names, cells)
     empty = [name for name in ("input", "published change") if not frame[name].any()]
     return frame.drop(columns=empty)
+
+
+def _verdict(row: Emergence) -> str:
+    """Return the verdict, with the step where there is one."""
+    return f"step at {row.step:,.0f}" if row.verdict == "step" else row.verdict
+
+
+def _head_that_changes_most(rows: pd.DataFrame) -> str:
+    """Return the head whose quantity changes most, with its first and its last value; "" without any."""
+    heads = where(rows, scope="head", protocol="exact")
+    change = (heads["end"] - heads["start"]).abs().to_numpy(float)
+    if np.isnan(change).all():
+        return ""
+    head = rows_as(Emergence, heads)[int(np.nanargmax(change))]
+    return f"L{head.layer:.0f}H{head.head:.0f} {number(head.start)} → {number(head.end)}"
+
+
+def _published_change(rows: pd.DataFrame) -> str:
+    """Return the published change with the steps that it compares; "" where it was not computed."""
+    if rows.empty or not np.isfinite(rows["change"].iloc[0]):
+        return ""
+    row = first_as(Emergence, rows)
+    return f"{number(row.change)} (step {row.change_last_step:.0f} − {row.change_first_step:.0f})"
 
 
 def fisher(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
@@ -155,231 +187,43 @@ def fisher(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     sums_of_texts = (
         last_step(tables["fisher"]).groupby(keys, sort=False)[measured].sum(min_count=1).reset_index()
     )
-    rows = []
-    for model, group in sums_of_texts[["model", "group"]].drop_duplicates().itertuples(index=False):
-        rows_of_group = where(sums_of_texts, model=model, group=group)
-        exact, published = (
-            where(rows_of_group, protocol="exact"),
-            where(rows_of_group, protocol="ruscio2025"),
-        )
-        size = rows_of_group["parameters"].max()
-        trace, interval = mean_text(exact, "trace")
-        rows.append(
-            {
-                "model": str(model),
-                "parameters of": str(group),
-                "how many": f"{int(size):,}",
-                "trace, labels as written": trace,
-                "95 % interval": interval,
-                "per parameter": number(exact["trace"].mean() / size) if len(exact) and size else "–",
-                "labels drawn from the model": mean_text(exact, "trace_sampled")[0],
-                "as published": mean_text(published, "trace")[0],
-            }
-        )
-    return pd.DataFrame(rows)
+    groups = ["model", "group"]
+    sizes = sums_of_texts.groupby(groups, sort=False)["parameters"].max().reset_index()
+    exact, published = (where(sums_of_texts, protocol=protocol) for protocol in ("exact", "ruscio2025"))
+    rows = sizes
+    for means in (
+        _means(exact, "trace", groups),
+        _means(exact, "trace_sampled", groups).add_prefix("sampled_"),
+        _means(published, "trace", groups).add_prefix("published_"),
+    ):
+        rows = rows.join(means, on=groups)
+    rows = rows.assign(per_parameter=rows["mean"] / rows["parameters"])
+    names = {
+        "model": text_cells("model"),
+        "parameters of": text_cells("group"),
+        "how many": count_cells("parameters"),
+    }
+    cells = {
+        "trace, labels as written": number_cells("mean"),
+        "95 % interval": interval_cells(missing=""),
+        "per parameter": number_cells("per_parameter"),
+        "labels drawn from the model": number_cells("sampled_mean"),
+        "as published": number_cells("published_mean"),
+    }
+    return frame_of(rows, names, cells)
 
 
-def _head(row: Emergence) -> str:
-    """Return a head with its change, as text."""
-    return f"L{row.layer:.0f}H{row.head:.0f} {number(row.start)} → {number(row.end)}"
+def _means(rows: pd.DataFrame, column: str, groups: list[str]) -> pd.DataFrame:
+    """Return the mean of a column over texts with its interval, by group; infinite values are left out."""
+    finite = rows[np.isfinite(rows[column].astype(float))]
+    return estimate(finite, column, groups).set_index(groups)[["mean", "low", "high"]]
+
+
+def _percent_cells(column: str) -> Cells:
+    """Return cells of shares in per cent."""
+    return lambda rows: [_percent(value) for value in rows[column]]
 
 
 def _percent(value: float) -> str:
-    return "–" if value != value else f"{value:.0%}"
-
-
-#: What models are held against their nulls and each other in.
-METRICS = (
-    "sink_share",
-    "entropy_normalized",
-    "fiedler_value",
-    "participation_ratio",
-    "mp_ks",
-    "alignment_value",
-    "alignment_hidden",
-)
-_P_VALUES = {"p": "p_value", "Holm": "p_holm", "B-H": "p_bh"}
-LABELS = {"kl_share": "share of the divergence"} | {name: label for name, (label, _) in CHANGES.items()}
-
-
-class Question(NamedTuple):
-    """A family of tests under one question: the answers as text, and the rows that are certain."""
-
-    title: str
-    words: str
-    frame: pd.DataFrame
-    certain: tuple[int, ...] = ()
-
-
-def questions(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> list[Question]:
-    """Return every question that the stored tables answer; `heads` are those of the exact protocol."""
-    asks = {
-        "null_tests": _against_nulls,
-        "heads": _between_series,
-        "ablation": _ablation,
-        "removal_tests": _removal,
-        "layer_tests": _layers,
-    }
-    tables_of_run = {**tables, "heads": heads}
-    stored = {name: frame for name in asks if (frame := tables_of_run.get(name)) is not None and len(frame)}
-    answers = [asks[name](last_step(frame)) for name, frame in stored.items()]
-    return [question for question in answers if len(question.frame)]
-
-
-_OF_INITIALISATIONS = Markup(
-    "Of random weights <i>n</i> is of initialisations, which are the unit: with fewer than eight there is no "
-    "interval and no <i>p</i>. "
-)
-
-
-def _against_nulls(table: pd.DataFrame) -> Question:
-    """Compare the model with random initialisations of itself, and, paired over sentences, with shuffled
-    rows.
-    """
-    exact = where(table, protocol="exact", scope="heads")
-    tests = []
-    for kind, metric in product(NULLS, METRICS):
-        # a number that a null cannot change (the entropy, by shuffling a row) is no test
-        rows = where(exact, kind=kind, metric=metric)
-        for row in rows[rows["difference"].abs() > 1e-12].to_dict("records"):
-            count = row["controls" if row["unit"] == "initialisation" else "samples"]
-            tests.append({**row, "compared": f"{row['model']} − {NULLS[kind]}", "n": count})
-    return _answered(
-        "Does the model differ from its nulls?",
-        Markup("Mean over heads of each text. Shuffled rows are paired with it, and <i>n</i> is of texts. ")
-        + _OF_INITIALISATIONS
-        + Markup("Corrected over the table <code>null_tests</code>, which holds other quantities too."),
-        tests,
-    )
-
-
-def _between_series(heads: pd.DataFrame) -> Question:
-    """Compare input sets or models: paired where the sentences are the same, by Welch's test otherwise."""
-    tests, how = [], "different texts, Welch's t-tests"
-    for series, other_series in combinations(list(dict.fromkeys(heads["series"]))[:6], 2):
-        a, b = where(heads, series=series), where(heads, series=other_series)
-        for metric in METRICS:
-            if metric not in heads or a[metric].isna().all() or b[metric].isna().all():
-                continue
-            x, y = per_sample(a, metric), per_sample(b, metric)
-            shared_texts = sorted(set(x.index) & set(y.index))
-            if len(shared_texts) == len(x) == len(y):
-                how = "the same texts, paired t-tests"
-                result = paired_test(x.loc[shared_texts], y.loc[shared_texts])
-            else:
-                result = welch_test(x, y)
-            keys = {"compared": f"{series} − {other_series}", "metric": metric, "n": result.n}
-            tests.append({**keys, **difference_of(result)})
-    return _answered("Do input sets or models differ?", f"Mean over heads of each text; {how}.", tests)
-
-
-def _ablation(table: pd.DataFrame) -> Question:
-    """Compare masking the sinks with masking as many other keys nearby, paired over the sentences that
-    have such keys.
-    """
-    tests = []
-    columns, kinds = [change for change in CHANGES if change in table], ("sinks", "first")
-    for (model, rows_of_model), kind, column in product(table.groupby("model", sort=False), kinds, columns):
-        # a sentence without masked keys tells nothing of masking
-        masked = rows_of_model[rows_of_model["key_count"] > 0]
-        wide = masked.pivot_table(index="sample", columns="keys", values=column)
-        pair = wide.reindex(columns=[kind, f"control_{kind}"]).dropna()
-        nowhere = (rows_of_model["keys"] == kind).any() and not (masked["keys"] == kind).any()
-        if len(pair) or nowhere:
-            keys = {"compared": f"{model}: {ABLATED[kind]} − other keys", "metric": column, "n": len(pair)}
-            tests.append({**keys, **difference_of(paired_test(*pair.to_numpy().T))})
-    return _answered(
-        "Does the model need its sinks?",
-        Markup(
-            "Keys masked before the softmax in every layer and head, the sinks being those of the test on "
-            "the mean over layers and heads. Each control masks as many other visible keys near them, mean "
-            "of five draws; texts without such keys are left out, <i>n</i> is of those that are left. "
-            "Without any there is no test."
-        ),
-        tests,
-    )
-
-
-def _removal(table: pd.DataFrame) -> Question:
-    """Compare each layer without its strongest keys with the same of shuffled rows."""
-    title = "Do heads agree more without the strongest keys?"
-    rows = where(table, protocol="exact", percentile=90)
-    tests = [
-        {**row, "compared": f"{row['model']}: layer {row['layer']}, maps − shuffled rows"}
-        | {"metric": "kl_share", "n": int(row["samples"])}
-        for row in rows.to_dict("records")
-        if "difference" in row
-    ]
-    return _answered(
-        title,
-        Markup(
-            "The share of the heads' divergence that goes with the keys above the 90th percentile of "
-            "incoming attention, less that of maps with shuffled rows without the strongest keys of these, "
-            "mean of two draws. <i>n</i> is of texts. An untrained model has keys that its queries prefer "
-            "too. Corrected over the table <code>removal_tests</code>, which holds other percentiles too."
-        ),
-        tests,
-    )
-
-
-def _layers(table: pd.DataFrame) -> Question:
-    """Count the pairs of layers that differ: paired and corrected, and as published."""
-    rows = []
-    for (model, rows_of_model), metric in product(
-        table.groupby("model", sort=False), ("mean_persistence_0", *METRICS)
-    ):
-        tests = where(rows_of_model, metric=metric)
-        exact = where(tests[tests["p_holm"].notna()], protocol="exact")
-        published = where(tests[tests["p_value"].notna()], protocol="ruscio2025")
-        counts = [
-            f"{int((p < 0.05).sum())} of {len(p)} ({how})"
-            for p, how in ((exact["p_holm"], "paired, Holm"), (published["p_value"], "Welch, uncorrected"))
-            if len(p)
-        ]
-        if counts:
-            row = {"model": str(model), "quantity": quantity(metric).label}
-            row["pairs of layers that differ"] = "; ".join(counts)
-            rows.append({**row, "n": int((exact if len(exact) else published)["samples"].max())})
-    return Question(
-        "Which layers differ?",
-        Markup(
-            "Pairs among the first, the quarter and the last layers with <i>p</i> &lt; 0.05. The exact count "
-            "is paired by text and corrected over the run's table. The published one is not corrected and "
-            "treats the same text in two layers as two independent texts."
-        ),
-        pd.DataFrame(rows),
-    )
-
-
-def _answered(title: str, words: str, tests: list[dict[Any, Any]]) -> Question:
-    """Return a question with the results of its tests and corrected p-values: stored ones, else of all
-    tests.
-    """
-    if not tests:
-        return Question(title, words, pd.DataFrame())
-    rows = pd.DataFrame(tests)
-    if "p_holm" not in rows:
-        rows = rows.assign(p_holm=holm(rows["p_value"]), p_bh=benjamini_hochberg(rows["p_value"]))
-    strict = rows["p_holm"].to_numpy(float)
-    columns = {
-        "compared": rows["compared"],
-        "quantity": [LABELS.get(metric) or quantity(metric).label for metric in rows["metric"]],
-        "difference": rows["difference"].map(number),
-        "95 % interval": [interval_text(*ends) for ends in zip(rows["low"], rows["high"], strict=True)],
-        **{name: rows[column].map(p_text) for name, column in _P_VALUES.items()},
-        "n": rows["n"],
-    }
-    return Question(title, words, pd.DataFrame(columns), tuple(np.flatnonzero(strict < 0.05).tolist()))
-
-
-def p_text(value: float) -> str:
-    """Return a p-value as it is written.
-
-    >>> p_text(0.2), p_text(0.0123), p_text(1e-9), p_text(float("nan"))
-    ('0.20', '0.012', '< 0.001', '–')
-    """
-    if value != value:
-        return "–"
-    if value < 0.001:
-        return "< 0.001"
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+    """Return a share in whole per cent, a dash for a missing one."""
+    return "–" if pd.isna(value) else f"{value:.0%}"

@@ -15,8 +15,8 @@ from attnscope.report.numbers import all_means
 from attnscope.report.section import NamedSentence, Page, Section, Table, paragraphs
 from attnscope.statistics.sink_heads import LEAST_SHARE
 from attnscope.studies.attention_sinks.figures.sinks import sinks
+from attnscope.studies.attention_sinks.questions import questions
 from attnscope.studies.attention_sinks.report_sections import ANALYSES
-from attnscope.studies.attention_sinks.report_tables import questions
 from attnscope.studies.attention_sinks.tables import Frame
 from attnscope.study_api.number_text import interval_text, number
 from attnscope.study_api.rows import first_as

@@ -174,17 +174,25 @@ class Frame:
 
     Attributes:
         frame: its name, "none" where there is none.
+        probability: share of resampled texts with the same frame.
         heads_tested: of which a key could be tested for being a sink.
         heads_with_sink: of these.
         share_with_sink: their share.
-        probability: share of resampled texts with the same frame.
+        modal_position: most frequent position of a sink.
+        modal_position_share: of the sinks.
+        modal_token: most frequent token of a sink.
+        modal_token_share: of the sinks.
     """
 
     frame: str
-    heads_tested: float
-    heads_with_sink: float
-    share_with_sink: float
     probability: float
+    heads_tested: float = math.nan
+    heads_with_sink: float = math.nan
+    share_with_sink: float = math.nan
+    modal_position: float = math.nan
+    modal_position_share: float = math.nan
+    modal_token: str = ""
+    modal_token_share: float = math.nan
 
 
 @dataclass(frozen=True)
