@@ -64,6 +64,7 @@ def exponent(times: dict[int, float], smallest: int = 64) -> float:
 
 
 def draw(results: Path, out: Path) -> list[Path]:
+    """Write the figures of ratios and of times; return their files."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -72,48 +73,60 @@ def draw(results: Path, out: Path) -> list[Path]:
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     panels = [(panel, rows) for panel in PANELS if (rows := rows_of(results, *panel[:1], *panel[2:]))]
     out.mkdir(parents=True, exist_ok=True)
+    files = {out / "speedup.png": _ratios(panels), out / "scaling.png": _times(panels)}
+    for file, figure in files.items():
+        figure.savefig(file, dpi=150)
+        plt.close(figure)
+    return list(files)
+
+
+def _ratios(panels: list[Any]) -> Any:
+    """Return a figure with a panel for each kernel: how many times faster than a peer it is, by size."""
+    import matplotlib.pyplot as plt
+
     columns = 4
     lines = max(1, math.ceil(len(panels) / columns))
     figure, grid = plt.subplots(lines, columns, figsize=(3.1 * columns, 2.5 * lines), squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.axis("off")
     for axes, ((_, title, peer, _, _), rows) in zip(grid.flat, panels, strict=False):
-        synthetic = by_size(rows, lambda row, peer=peer: row["ratio"][peer], model=False)
-        trained = by_size(rows, lambda row, peer=peer: row["ratio"][peer], model=True)
-        sizes = sorted({*synthetic, *trained})
-        place = {n: k for k, n in enumerate(sizes)}
-        for n, values in synthetic.items():
-            axes.plot(
-                [place[n]] * 2, [min(values), max(values)], color="#9db8d2", lw=7, solid_capstyle="butt"
-            )
-        for k, (n, ratios) in enumerate(trained.items()):
-            axes.plot(
-                [place[n]] * len(ratios), ratios, "o", ms=5, color="#c2410c", label=None if k else "trained"
-            )
-        targets = {int(row["n"]): row["target"] for row in rows if row["target"] is not None}
-        for k, (n, target) in enumerate(sorted(targets.items())):
-            axes.plot(
-                [place[n] - 0.35, place[n] + 0.35],
-                [target] * 2,
-                color="black",
-                lw=1,
-                label=None if k else "target",
-            )
-        axes.plot([], [], color="#9db8d2", lw=7, label="synthetic, range")
-        axes.axhline(1.0, color="grey", lw=0.7, ls=":")
-        axes.set_yscale("log")
-        axes.set_xticks(range(len(sizes)), [str(n) for n in sizes])
+        _draw_ratios(axes, rows, peer)
         axes.set_title(title, fontsize=9)
-        axes.set_xlabel("tokens n")
-        axes.set_ylabel(f"times faster than\n{peer}")
-        axes.set_yticks(ticks := ticks_of(axes.get_ylim()), [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
     if panels:
         grid.flat[0].legend(frameon=False, fontsize=7, loc="best")
     figure.tight_layout()
-    files = [out / "speedup.png", out / "scaling.png"]
-    figure.savefig(files[0], dpi=150)
-    plt.close(figure)
+    return figure
+
+
+def _draw_ratios(axes: Any, rows: list[Any], peer: str) -> None:
+    """Draw a kernel's ratios to one peer: the range of synthetic maps, each trained one, the targets."""
+    synthetic = by_size(rows, lambda row: row["ratio"][peer], model=False)
+    trained = by_size(rows, lambda row: row["ratio"][peer], model=True)
+    sizes = sorted({*synthetic, *trained})
+    place = {n: k for k, n in enumerate(sizes)}
+    bar: dict[str, Any] = {"color": "#9db8d2", "lw": 7}
+    for n, values in synthetic.items():
+        axes.plot([place[n]] * 2, [min(values), max(values)], solid_capstyle="butt", **bar)
+    for k, (n, ratios) in enumerate(trained.items()):
+        label_once = None if k else "trained"
+        axes.plot([place[n]] * len(ratios), ratios, "o", ms=5, color="#c2410c", label=label_once)
+    targets = {int(row["n"]): row["target"] for row in rows if row["target"] is not None}
+    for k, (n, target) in enumerate(sorted(targets.items())):
+        ends = [place[n] - 0.35, place[n] + 0.35]
+        axes.plot(ends, [target] * 2, color="black", lw=1, label=None if k else "target")
+    axes.plot([], [], label="synthetic, range", **bar)
+    axes.axhline(1.0, color="grey", lw=0.7, ls=":")
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(sizes)), [str(n) for n in sizes])
+    axes.set_xlabel("tokens n")
+    axes.set_ylabel(f"times faster than\n{peer}")
+    axes.set_yticks(ticks := ticks_of(axes.get_ylim()), [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+
+
+def _times(panels: list[Any]) -> Any:
+    """Return a figure of our times by size, a line for each kernel."""
+    import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.2, 4.2))
     for (_, title, _, _, _), rows in panels:
@@ -128,9 +141,7 @@ def draw(results: Path, out: Path) -> list[Path]:
     axes.minorticks_off()
     axes.legend(frameon=False, fontsize=7)
     figure.tight_layout()
-    figure.savefig(files[1], dpi=150)
-    plt.close(figure)
-    return files
+    return figure
 
 
 def ticks_of(limits: tuple[float, float]) -> list[float]:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -25,60 +28,64 @@ def attention(sharpness: float = 1.0) -> np.ndarray:
     return weights / weights.sum(1, keepdims=True)
 
 
-def make_results(token: str = "a", group: str = "copying", steps: tuple[int, ...] = STEPS) -> Results:
-    """The run; `token` stands in every text, `group` names the second input set."""
-    heads, graphs, samples = [], [], []
-    for step in steps:
-        for sample in range(SAMPLES):
-            checkpoint = {"model": "tiny", "revision": f"step{step}" if step >= 0 else "", "step": step}
-            samples.append(
-                {
-                    **checkpoint,
-                    "sample": sample,
-                    "group": "text" if sample < SAMPLES // 2 else group,
-                    "text": f"{token} and more",
-                    "tokens": [token] * N,
-                    "token_ids": list(range(N)),
-                    "n_tokens": N,
-                    "truncated": False,
-                }
-            )
-            for layer in range(LAYERS):
-                for head in range(HEADS):
-                    keys = {**checkpoint, "sample": sample, "layer": layer, "head": head, "protocol": "exact"}
-                    x = value(step, sample, layer, head)
-                    heads.append(
-                        {
-                            **keys,
-                            "n_tokens": N,
-                            "sink_share": x,
-                            "sink_share_uniform": UNIFORM,
-                            "entropy_normalized": 1 - x,
-                            "fiedler_value": x / 2,
-                            "fiedler_value_normalized": x,
-                            "participation_ratio": 1 + x,
-                            "mp_ks": x / 3,
-                            "alignment_value": x - 0.5,
-                        }
-                    )
-                    graphs += [
-                        {
-                            **keys,
-                            "threshold": t,
-                            "density": 1 - t - x / 10,
-                            "fiedler_value": x,
-                            "betti_0": 3,
-                            "betti_1": 1,
-                        }
-                        for t in THRESHOLDS
-                    ]
+def _sample_row(checkpoint: dict[str, Any], sample: int, token: str, group: str) -> dict[str, Any]:
+    """Return the row of a text."""
+    return {
+        **checkpoint,
+        "sample": sample,
+        "group": "text" if sample < SAMPLES // 2 else group,
+        "text": f"{token} and more",
+        "tokens": [token] * N,
+        "token_ids": list(range(N)),
+        "n_tokens": N,
+        "truncated": False,
+    }
+
+
+def _head_row(keys: dict[str, Any], x: float) -> dict[str, Any]:
+    """Return the row of a head whose numbers follow from its sink share."""
+    return {
+        **keys,
+        "n_tokens": N,
+        "sink_share": x,
+        "sink_share_uniform": UNIFORM,
+        "entropy_normalized": 1 - x,
+        "fiedler_value": x / 2,
+        "fiedler_value_normalized": x,
+        "participation_ratio": 1 + x,
+        "mp_ks": x / 3,
+        "alignment_value": x - 0.5,
+    }
+
+
+def _graph_rows(keys: dict[str, Any], x: float) -> list[dict[str, Any]]:
+    """Return the rows of a head's thresholded graphs."""
+    numbers = {"fiedler_value": x, "betti_0": 3, "betti_1": 1}
+    return [{**keys, "threshold": t, "density": 1 - t - x / 10, **numbers} for t in THRESHOLDS]
+
+
+def _baseline_rows() -> list[dict[str, Any]]:
+    """Return what uniform attention gives."""
     null = {"n_tokens": N, "kind": "uniform", "support": "causal"}
     numbers = [("fiedler_value", 0.5, np.nan), ("participation_ratio", 2.5, np.nan), ("betti_0", 7.0, 0.02)]
     numbers += [("density", 1.0 - t, t) for t in THRESHOLDS]
-    baselines = [
+    return [
         {**null, "metric": metric, "value": number, "threshold": threshold}
         for metric, number, threshold in numbers
     ]
+
+
+def make_results(token: str = "a", group: str = "copying", steps: tuple[int, ...] = STEPS) -> Results:
+    """The run; `token` stands in every text, `group` names the second input set."""
+    heads, graphs, samples = [], [], []
+    for step, sample in product(steps, range(SAMPLES)):
+        checkpoint = {"model": "tiny", "revision": f"step{step}" if step >= 0 else "", "step": step}
+        samples.append(_sample_row(checkpoint, sample, token, group))
+        for layer, head in product(range(LAYERS), range(HEADS)):
+            keys = {**checkpoint, "sample": sample, "layer": layer, "head": head, "protocol": "exact"}
+            x = value(step, sample, layer, head)
+            heads.append(_head_row(keys, x))
+            graphs += _graph_rows(keys, x)
     keys = {"model": "tiny", "revision": samples[-1]["revision"], "step": steps[-1], "sample": SAMPLES - 1}
     where = {**keys, "layer": 1, "head": 0, "protocol": "exact"}
     examples = [{**where, "n_tokens": N, "attention": attention().ravel().tolist()}]
@@ -91,7 +98,7 @@ def make_results(token: str = "a", group: str = "copying", steps: tuple[int, ...
         "samples": samples,
         "heads": heads,
         "graphs": graphs,
-        "baselines": baselines,
+        "baselines": _baseline_rows(),
         "examples": examples,
         "bars": bars,
     }

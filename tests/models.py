@@ -44,163 +44,162 @@ def _encoder(**changes: Any) -> dict[str, Any]:
     return _decoder(num_key_value_heads=None, type_vocab_size=2, **changes)
 
 
-def _build(name: str) -> tuple[str, str, dict[str, Any]]:
-    gpt = {
-        "vocab_size": VOCABULARY,
-        "n_embd": 96,
-        "n_layer": 3,
-        "n_head": 4,
-        "n_positions": 128,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-    t5 = {
-        "vocab_size": VOCABULARY,
-        "d_model": 96,
-        "d_kv": 24,
-        "d_ff": 64,
-        "num_layers": 3,
-        "num_decoder_layers": 2,
-        "num_heads": 4,
-        "pad_token_id": 0,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 0,
-        "dropout_rate": 0.0,
-    }
-    bart = {
-        "vocab_size": VOCABULARY,
-        "d_model": 96,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 64,
-        "decoder_ffn_dim": 64,
-        "max_position_embeddings": 128,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
-        "forced_eos_token_id": None,
-    }
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    layered = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 32, "pad_token_id": 0}
-    layered |= {"num_hidden_layers": 3, "num_attention_heads": 4}
-    local = ["sliding_attention", "full_attention", "sliding_attention"]
-    special = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
-    table: dict[str, tuple[str, str, dict[str, Any]]] = {
-        "llama": ("LlamaConfig", "LlamaForCausalLM", _decoder()),
-        "mistral": ("MistralConfig", "MistralForCausalLM", _decoder(sliding_window=7)),
-        "mixtral": ("MixtralConfig", "MixtralForCausalLM", _decoder(**experts)),
-        "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", _decoder()),
-        "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _decoder(head_dim=24)),
-        "gemma2": (
-            "Gemma2Config",
-            "Gemma2ForCausalLM",
-            _decoder(head_dim=24, sliding_window=7, num_hidden_layers=4),
+_GPT = {
+    "vocab_size": VOCABULARY,
+    "n_embd": 96,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_T5 = {
+    "vocab_size": VOCABULARY,
+    "d_model": 96,
+    "d_kv": 24,
+    "d_ff": 64,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 0,
+    "dropout_rate": 0.0,
+}
+_BART = {
+    "vocab_size": VOCABULARY,
+    "d_model": 96,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_LAYERED = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 32, "pad_token_id": 0}
+_LAYERED |= {"num_hidden_layers": 3, "num_attention_heads": 4}
+_LOCAL = ["sliding_attention", "full_attention", "sliding_attention"]
+_SPECIAL_TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+#: By family: class of the configuration, class of the model, what the configuration says.
+FAMILY_CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", _decoder()),
+    "mistral": ("MistralConfig", "MistralForCausalLM", _decoder(sliding_window=7)),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", _decoder(**_EXPERTS)),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", _decoder()),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _decoder(head_dim=24)),
+    "gemma2": (
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        _decoder(head_dim=24, sliding_window=7, num_hidden_layers=4),
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {**_LAYERED, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 7, "layer_types": _LOCAL},
+    ),
+    "modernbert": (
+        "ModernBertConfig",
+        "ModernBertForMaskedLM",
+        {**_LAYERED, "local_attention": 14, "global_attn_every_n_layers": 3, **_SPECIAL_TOKENS},
+    ),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", _GPT),
+    "gpt2_scaled": ("GPT2Config", "GPT2LMHeadModel", {**_GPT, "scale_attn_by_inverse_layer_idx": True}),
+    "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", _decoder(num_key_value_heads=None)),
+    "phi": ("PhiConfig", "PhiForCausalLM", _decoder()),
+    "opt": (
+        "OPTConfig",
+        "OPTForCausalLM",
+        {**_decoder(), "ffn_dim": 64, "word_embed_proj_dim": 96},
+    ),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", _decoder()),
+    "gpt_oss": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        _decoder(head_dim=24, sliding_window=7, num_hidden_layers=2, **_EXPERTS),
+    ),
+    "falcon": ("FalconConfig", "FalconForCausalLM", {**_decoder(), "alibi": False}),
+    "falcon_alibi": (
+        "FalconConfig",
+        "FalconForCausalLM",
+        {**_decoder(), "alibi": True, "new_decoder_architecture": False, "multi_query": False},
+    ),
+    "bloom": ("BloomConfig", "BloomForCausalLM", {**_decoder(), "n_head": 4, "n_layer": 3}),
+    "gptj": ("GPTJConfig", "GPTJForCausalLM", {**_GPT, "rotary_dim": 16}),
+    "bert": ("BertConfig", "BertModel", _encoder()),
+    "roberta": ("RobertaConfig", "RobertaModel", _encoder()),
+    "albert": ("AlbertConfig", "AlbertModel", _encoder(embedding_size=32, num_hidden_layers=4)),
+    "distilbert": (
+        "DistilBertConfig",
+        "DistilBertModel",
+        {
+            "vocab_size": VOCABULARY,
+            "dim": 96,
+            "n_layers": 3,
+            "n_heads": 4,
+            "hidden_dim": 64,
+            "pad_token_id": 0,
+        },
+    ),
+    "deberta_v2": (
+        "DebertaV2Config",
+        "DebertaV2Model",
+        _encoder(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=16),
+    ),
+    "t5": ("T5Config", "T5ForConditionalGeneration", _T5),
+    "bart": ("BartConfig", "BartForConditionalGeneration", _BART),
+    "jamba": (
+        "JambaConfig",
+        "JambaForCausalLM",
+        _decoder(
+            num_hidden_layers=4,
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            mamba_d_state=4,
+            mamba_dt_rank=4,
+            use_mamba_kernels=False,
+            num_experts=2,
         ),
-        "gemma3": (
-            "Gemma3TextConfig",
-            "Gemma3ForCausalLM",
-            {**layered, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 7, "layer_types": local},
-        ),
-        "modernbert": (
-            "ModernBertConfig",
-            "ModernBertForMaskedLM",
-            {**layered, "local_attention": 14, "global_attn_every_n_layers": 3, **special},
-        ),
-        "gpt2": ("GPT2Config", "GPT2LMHeadModel", gpt),
-        "gpt2_scaled": ("GPT2Config", "GPT2LMHeadModel", {**gpt, "scale_attn_by_inverse_layer_idx": True}),
-        "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", _decoder(num_key_value_heads=None)),
-        "phi": ("PhiConfig", "PhiForCausalLM", _decoder()),
-        "opt": (
-            "OPTConfig",
-            "OPTForCausalLM",
-            {**_decoder(), "ffn_dim": 64, "word_embed_proj_dim": 96},
-        ),
-        "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", _decoder()),
-        "gpt_oss": (
-            "GptOssConfig",
-            "GptOssForCausalLM",
-            _decoder(head_dim=24, sliding_window=7, num_hidden_layers=2, **experts),
-        ),
-        "falcon": ("FalconConfig", "FalconForCausalLM", {**_decoder(), "alibi": False}),
-        "falcon_alibi": (
-            "FalconConfig",
-            "FalconForCausalLM",
-            {**_decoder(), "alibi": True, "new_decoder_architecture": False, "multi_query": False},
-        ),
-        "bloom": ("BloomConfig", "BloomForCausalLM", {**_decoder(), "n_head": 4, "n_layer": 3}),
-        "gptj": ("GPTJConfig", "GPTJForCausalLM", {**gpt, "rotary_dim": 16}),
-        "bert": ("BertConfig", "BertModel", _encoder()),
-        "roberta": ("RobertaConfig", "RobertaModel", _encoder()),
-        "albert": ("AlbertConfig", "AlbertModel", _encoder(embedding_size=32, num_hidden_layers=4)),
-        "distilbert": (
-            "DistilBertConfig",
-            "DistilBertModel",
-            {
-                "vocab_size": VOCABULARY,
-                "dim": 96,
-                "n_layers": 3,
-                "n_heads": 4,
-                "hidden_dim": 64,
-                "pad_token_id": 0,
-            },
-        ),
-        "deberta_v2": (
-            "DebertaV2Config",
-            "DebertaV2Model",
-            _encoder(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=16),
-        ),
-        "t5": ("T5Config", "T5ForConditionalGeneration", t5),
-        "bart": ("BartConfig", "BartForConditionalGeneration", bart),
-        "jamba": (
-            "JambaConfig",
-            "JambaForCausalLM",
-            _decoder(
-                num_hidden_layers=4,
-                attn_layer_period=2,
-                attn_layer_offset=1,
-                mamba_d_state=4,
-                mamba_dt_rank=4,
-                use_mamba_kernels=False,
-                num_experts=2,
-            ),
-        ),
-        "mpt": (
-            "MptConfig",
-            "MptForCausalLM",
-            {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2},
-        ),
-        "openai_gpt": ("OpenAIGPTConfig", "OpenAIGPTLMHeadModel", {**gpt, "n_embd": 32, "n_layer": 2}),
-        "gpt_neo": (
-            "GPTNeoConfig",
-            "GPTNeoForCausalLM",
-            {
-                "vocab_size": VOCABULARY,
-                "hidden_size": 32,
-                "num_heads": 4,
-                "num_layers": 2,
-                "attention_types": [[["global", "local"], 1]],
-                "window_size": 7,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            },
-        ),
-        "mamba": (
-            "MambaConfig",
-            "MambaForCausalLM",
-            {
-                "vocab_size": VOCABULARY,
-                "hidden_size": 32,
-                "num_hidden_layers": 2,
-                "state_size": 4,
-                "pad_token_id": 0,
-            },
-        ),
-    }
-    return table[name]
+    ),
+    "mpt": (
+        "MptConfig",
+        "MptForCausalLM",
+        {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2},
+    ),
+    "openai_gpt": ("OpenAIGPTConfig", "OpenAIGPTLMHeadModel", {**_GPT, "n_embd": 32, "n_layer": 2}),
+    "gpt_neo": (
+        "GPTNeoConfig",
+        "GPTNeoForCausalLM",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "num_heads": 4,
+            "num_layers": 2,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 7,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "mamba": (
+        "MambaConfig",
+        "MambaForCausalLM",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "state_size": 4,
+            "pad_token_id": 0,
+        },
+    ),
+}
 
 
 #: What the queries of each layer see, by model: windows, and layers of different kinds.
@@ -323,7 +322,7 @@ def tiny(
     """
     import transformers
 
-    config_name, model_name, options = _build(name)
+    config_name, model_name, options = FAMILY_CONFIGURATIONS[name]
     needs_configuration(config_name)
     options = {key: value for key, value in {**options, **changes}.items() if value is not None}
     config = getattr(transformers, config_name)(**options)

@@ -88,21 +88,10 @@ def run(
 
     if shard and ray:
         raise typer.BadParameter("give --shard or --ray, not both")
-    values: dict[str, Any] = {}
-    if model:
-        values["models"] = [{"path": path, "revisions": revision or []} for path in model]
-    if texts:
-        values["texts"] = [{"path": path, "column": column} for path in texts]
-    settings = dict(block=block, name=name, output=output, protocols=protocol, bos=bos, seed=seed)
-    settings["max_memory"] = max_memory
-    values |= {key: value for key, value in settings.items() if value not in (None, "")}
-    of_entries = {
-        "models.revisions": None if model else revision,
-        "texts.column": "" if texts else column,
-        "texts.samples": samples,
-        "texts.sampling": sampling,
-    }
-    sets = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in of_entries.items() if value]
+    of_texts = {"column": column, "samples": samples, "sampling": sampling}
+    of_run = dict(block=block, name=name, output=output, protocols=protocol, bos=bos, seed=seed)
+    of_run["max_memory"] = max_memory
+    values, sets = _settings(model, revision, texts, of_texts, of_run)
     study = RunConfig.from_yaml(config or default_study(), overrides=[*sets, *(assignments or [])], **values)
     if plan_only:
         _plan(study, as_json, draw)
@@ -110,6 +99,29 @@ def run(
         _shard(study, shard, as_json, quiet)
     else:
         report_outcome(run_study(study, **_notifier(quiet), executor=_cluster(ray)), quiet, as_json, draw)
+
+
+def _settings(
+    models: list[str] | None,
+    revisions: list[str] | None,
+    texts: list[str] | None,
+    of_texts: dict[str, Any],
+    of_run: dict[str, Any],
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings that options of `run` name, and what is assigned to entries of the file's lists."""
+    values = {key: value for key, value in of_run.items() if value not in (None, "")}
+    if models:
+        values["models"] = [{"path": path, "revisions": revisions or []} for path in models]
+    if texts:
+        values["texts"] = [{"path": path, "column": of_texts["column"]} for path in texts]
+    of_entries = {
+        "models.revisions": None if models else revisions,
+        "texts.column": "" if texts else of_texts["column"],
+        "texts.samples": of_texts["samples"],
+        "texts.sampling": of_texts["sampling"],
+    }
+    sets = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in of_entries.items() if value]
+    return values, sets
 
 
 def resume(

@@ -226,83 +226,89 @@ def test_a_model_around_its_base_still_has_a_likelihood():
 CAUSAL, MASKED = tiny("llama"), bert()
 
 
+BAD_INPUTS = (
+    (
+        CAUSAL,
+        None,
+        {"context": "masked"},
+        "context must be 'left' for a causal model such as Llama.* 'masked'",
+    ),
+    (
+        CAUSAL,
+        None,
+        {"context": "own"},
+        "context must be 'left' for a causal model such as Llama.* got 'own'",
+    ),
+    (
+        MASKED,
+        None,
+        {"context": "left"},
+        "must be 'masked' or 'own' for a masked-language model .* got 'left'",
+    ),
+    (MASKED, None, {}, "context 'masked' needs a tokenizer with a mask token, got no tokenizer"),
+    (CAUSAL, None, {"context": "lef"}, "unknown context 'lef'; did you mean 'left'"),
+    (CAUSAL, {"input_ids": torch.ones(3, 4)}, {}, "input_ids must be integers, got torch.float32"),
+    (
+        CAUSAL,
+        {"input_ids": torch.ones(3, 1, 4).long()},
+        {},
+        r"input_ids must have shape \[texts, tokens\], got \(3, 1, 4\)",
+    ),
+    (
+        CAUSAL,
+        {
+            "input_ids": torch.ones(3, 4).long(),
+            "attention_mask": torch.tensor([[1] * 4, [0, 1, 1, 1], [1] * 4]),
+        },
+        {},
+        "texts must be padded on the right, got padding before a token in text 1",
+    ),
+    (
+        CAUSAL,
+        {"input_ids": torch.ones(3, 4).long(), "attention_mask": torch.ones(3, 3)},
+        {},
+        r"attention_mask must have shape \(3, 4\), or that of queries by keys, got \(3, 3\)",
+    ),
+    (
+        CAUSAL,
+        {
+            "input_ids": torch.ones(3, 4).long(),
+            "attention_mask": torch.tensor([[1] * 4, [1] * 4, [0] * 4]),
+        },
+        {},
+        "text 2 has no token",
+    ),
+)
+
+
+def likelihood_by(function, model, inputs, **options):
+    """The likelihood of tokens, or of the words of the batch."""
+    if function == "word_likelihood":
+        return asc.word_likelihood(model, inputs, SPANS, **options)
+    return asc.token_likelihood(model, inputs, **options)
+
+
 @pytest.mark.parametrize("function", ["token_likelihood", "word_likelihood"])
-def test_bad_input_is_named(function):
-    inputs = batch()
+@pytest.mark.parametrize(("model", "inputs", "options", "words"), BAD_INPUTS)
+def test_bad_input_is_named(function, model, inputs, options, words):
+    with pytest.raises(ValueError, match=f"{function}: .*{words}"):
+        likelihood_by(function, model, batch() if inputs is None else inputs, **options)
 
-    def call(model, changed=None, **options):
-        model_inputs = changed if changed is not None else inputs
-        if function == "word_likelihood":
-            return asc.word_likelihood(model, model_inputs, SPANS, **options)
-        return asc.token_likelihood(model, model_inputs, **options)
 
-    for model, changed, options, words in (
-        (
-            CAUSAL,
-            None,
-            {"context": "masked"},
-            "context must be 'left' for a causal model such as Llama.* 'masked'",
-        ),
-        (
-            CAUSAL,
-            None,
-            {"context": "own"},
-            "context must be 'left' for a causal model such as Llama.* got 'own'",
-        ),
-        (
-            MASKED,
-            None,
-            {"context": "left"},
-            "must be 'masked' or 'own' for a masked-language model .* got 'left'",
-        ),
-        (MASKED, None, {}, "context 'masked' needs a tokenizer with a mask token, got no tokenizer"),
-        (CAUSAL, None, {"context": "lef"}, "unknown context 'lef'; did you mean 'left'"),
-        (CAUSAL, {"input_ids": torch.ones(3, 4)}, {}, "input_ids must be integers, got torch.float32"),
-        (
-            CAUSAL,
-            {"input_ids": torch.ones(3, 1, 4).long()},
-            {},
-            r"input_ids must have shape \[texts, tokens\], got \(3, 1, 4\)",
-        ),
-        (
-            CAUSAL,
-            {
-                "input_ids": torch.ones(3, 4).long(),
-                "attention_mask": torch.tensor([[1] * 4, [0, 1, 1, 1], [1] * 4]),
-            },
-            {},
-            "texts must be padded on the right, got padding before a token in text 1",
-        ),
-        (
-            CAUSAL,
-            {"input_ids": torch.ones(3, 4).long(), "attention_mask": torch.ones(3, 3)},
-            {},
-            r"attention_mask must have shape \(3, 4\), or that of queries by keys, got \(3, 3\)",
-        ),
-        (
-            CAUSAL,
-            {
-                "input_ids": torch.ones(3, 4).long(),
-                "attention_mask": torch.tensor([[1] * 4, [1] * 4, [0] * 4]),
-            },
-            {},
-            "text 2 has no token",
-        ),
-    ):
-        with pytest.raises(ValueError, match=f"{function}: .*{words}"):
-            call(model, changed, **options)
+@pytest.mark.parametrize("function", ["token_likelihood", "word_likelihood"])
+def test_texts_that_cannot_be_encoded_are_named(function):
     with pytest.raises(
         ValueError, match=f"{function}: input 0 must be a sentence or a list of token ids, got 1"
     ):
-        call(CAUSAL, [1, 2])
+        likelihood_by(function, CAUSAL, [1, 2])
     with pytest.raises(ValueError, match=f"{function}: input 1 is a text, which needs tokenizer="):
-        call(CAUSAL, [[1, 2], "a cat"])
+        likelihood_by(function, CAUSAL, [[1, 2], "a cat"])
     no_mask = word_pieces("cat")
     no_mask.mask_token = None
     with pytest.raises(ValueError, match="a mask token, got TokenizersBackend without one"):
-        call(MASKED, batch(len(TOKENIZER)), tokenizer=no_mask)
+        likelihood_by(function, MASKED, batch(len(TOKENIZER)), tokenizer=no_mask)
     with pytest.raises(NotImplementedError, match=r"BertModel has no vocabulary head; .*likelihood_from"):
-        call(tiny("bert"), context="own")
+        likelihood_by(function, tiny("bert"), batch(), context="own")
 
 
 @pytest.mark.parametrize(
