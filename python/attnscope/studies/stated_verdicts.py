@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from attnscope.plots.figure import optional
 from attnscope.plots.selection import last_step
 from attnscope.study_api.claims import ClaimRow
+from attnscope.study_api.number_text import interval_text, number
 from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import where
 
@@ -21,7 +23,7 @@ def claim_of(results: Any, model: str, code: str) -> ClaimRow | None:
     return None if rows.empty else first_as(ClaimRow, rows.iloc[-1:])
 
 
-def with_verdicts(sentence: str, results: Any, model: str, *codes: str) -> str:
+def with_verdicts(sentence: str, results: Any, model: str, *codes: str, with_estimate: bool = False) -> str:
     """Return a sentence with the verdicts on claims before its full stop; as it is where none is stored.
 
     Args:
@@ -29,7 +31,16 @@ def with_verdicts(sentence: str, results: Any, model: str, *codes: str) -> str:
         results: of a run, or tables in memory.
         model: of the sentence.
         codes: of the claims that the sentence is about.
+        with_estimate: the number that decided a claim stands behind its verdict, for sentences that
+            describe other numbers.
     """
-    claims = {code: claim_of(results, model, code) for code in codes}
-    words = [f"{code}: {claim.verdict}" for code, claim in claims.items() if claim is not None]
-    return f"{sentence.removesuffix('.')} ({', '.join(words)})." if words else sentence
+    claims = [claim for code in codes if (claim := claim_of(results, model, code)) is not None]
+    words = [f"{claim.claim}: {claim.verdict}{_decided(claim) if with_estimate else ''}" for claim in claims]
+    return f"{sentence.removesuffix('.')} ({'; '.join(words)})." if words else sentence
+
+
+def _decided(claim: ClaimRow) -> str:
+    """Return the estimate that decided a claim, with its interval; "" where there is none."""
+    if math.isnan(claim.value):
+        return ""
+    return f", {number(claim.value)} {interval_text(claim.low, claim.high)}".rstrip()

@@ -65,10 +65,11 @@ def findings(results: Results) -> list[str]:
         }
         for code, sentences in parts.items():
             codes = [code] if code else []
-            lines += [
-                NamedSentence(model, with_verdicts(sentence, results, str(model), *codes))
+            stated = [
+                with_verdicts(sentence, results, str(model), *codes, with_estimate=True)
                 for sentence in sentences
             ]
+            lines += [NamedSentence(model, sentence) for sentence in stated]
     return lines
 
 

@@ -17,6 +17,7 @@ from attnscope.studies.absolute_position.figures import FIGURES
 from attnscope.studies.absolute_position.first_position import mean_cosine, project_directions
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.removals import arm_rows
+from attnscope.study_api import number_text
 
 OPTIONS = PositionOptions()
 FEW = [0.10, 0.11, 0.09, 0.10, 0.10, 0.11, 0.10, 0.09]
@@ -435,8 +436,11 @@ def test_main_numbers_never_contradict_the_claims(seed):
     )
     rows = pd.DataFrame([{**keys, **vars(row)} for row in claims.values()])
     residual, replaced = sections.findings(Stored(layer_means=layers, removed_arms=arms, claims=rows))
-    assert residual.endswith(f"(C3: {claims['C3'].verdict}).")
-    assert replaced.endswith(f"(C5: {claims['C5'].verdict}).")
+    for sentence, code in ((residual, "C3"), (replaced, "C5")):
+        claim = claims[code]
+        number = "" if math.isnan(claim.value) else f", {number_text.number(claim.value)}"
+        interval = number_text.interval_text(claim.low, claim.high)
+        assert sentence.endswith(f"({code}: {claim.verdict}{number} {interval}".rstrip() + ").")
     if "larger, while" in replaced:
         assert claims["C5"].verdict != "supported"
 
