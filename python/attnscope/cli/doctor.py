@@ -14,13 +14,20 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from typing import Any
 
 import torch
 
+from attnscope._extras import EXTRA_OF
 from attnscope._nearest import nearest
 from attnscope._warn import aggregate_warnings
-from attnscope.cli.supported_versions import TRIED_VERSIONS, describe_untried
+from attnscope.cli.supported_versions import (
+    SUPPORTED_VERSIONS,
+    describe_partly_tried,
+    describe_range,
+    describe_unsupported,
+)
 from attnscope.errors import MissingError
 from attnscope.metrics.discovery import columns_of, metric_of, registry
 from attnscope.metrics.measure import check_closed_form
@@ -46,7 +53,10 @@ WRONG_NUMBERS = (
 
 
 def show_config() -> str:
-    """Return the facts of the installation: build, processor, versions, threads, devices, in ten lines.
+    """Return the facts of the installation in ten lines.
+
+    Build, instruction set, system, processor, versions with those that are supported, threads, devices, and
+    the libraries that are not installed.
 
     Returns:
         the text, one fact per line, for a bug report.
@@ -66,20 +76,46 @@ def facts() -> dict[str, str]:
     from attnscope._system import processor_count
     from attnscope.engine.provenance import cpu_name, installed
 
-    transformers = installed("transformers") or "not installed"
+    tensors, threads = _core.interfaces()
     capability = torch.backends.cpu.get_cpu_capability()
+    builds = f"instruction set {_isa.live()} (installed: {', '.join(_isa.available())})"
     return {
         "attnscope": f"{installed('attnscope')} ({_compiler()})",
-        "core": str(getattr(_core, "__file__", "")),
-        "instruction set": f"{_isa.live()} (installed: {', '.join(_isa.available())})",
-        "system": f"{platform.system()} {platform.release()}, {_c_library()}",
+        "core": f"{builds}, {getattr(_core, '__file__', '')}",
+        "system": f"{platform.system()} {platform.release()}, {_c_library()}"
+        f" ({describe_partly_tried(*_system()) or 'all tests were run on such a system'})",
         "processor": f"{cpu_name()} ({platform.machine()}; torch: {capability})",
-        "python": f"{platform.python_version()} with {_versions('numpy', 'scipy')}",
-        "torch": _torch_interfaces(),
-        "transformers": f"{transformers} with {_versions('safetensors', 'pandas', 'pyarrow', 'matplotlib')}",
+        "python": f"{_version('Python')} with numpy {_version('NumPy')}, {_versions('scipy')}",
+        "torch": f"{_version('torch')}, tensors: {tensors}; threads: {threads}",
+        "transformers": f"{_version('transformers')} with "
+        f"{_versions('safetensors', 'pandas', 'pyarrow', 'matplotlib')}",
         "threads": f"{torch.get_num_threads()} of {processor_count()} processors",
         "devices": _devices(),
+        "missing": _missing(),
     }
+
+
+def _system() -> tuple[str, str, str]:
+    """Return system, C library and processor."""
+    return platform.system(), platform.libc_ver()[0], platform.machine()
+
+
+def _version(name: str) -> str:
+    """Return the version of Python or of a library, with whether it is among those that are supported."""
+    from attnscope.engine.provenance import installed
+
+    version = platform.python_version() if name == "Python" else installed(name.lower())
+    return "not installed" if version is None else f"{version} ({describe_range(name, version)})"
+
+
+def _missing() -> str:
+    """Return the libraries that are not installed, with the command that installs them."""
+    # the finders of the import system would raise for what attnscope asks and nobody has
+    missing = [name for name in EXTRA_OF if PathFinder.find_spec(name) is None]
+    if not missing:
+        return "nothing: all libraries of attnscope[models,studies,sklearn] are installed"
+    extras = ",".join(dict.fromkeys(EXTRA_OF[name] for name in missing))
+    return f"{', '.join(sorted(missing))}: pip install 'attnscope[{extras}]'"
 
 
 def _c_library() -> str:
@@ -111,19 +147,25 @@ def _devices() -> str:
     return "no accelerator"
 
 
-def _versions_tried() -> Check:
-    """Check that Python and the libraries are among the versions that were tried; another one is a note."""
+def _versions_supported() -> Check:
+    """Check that Python and the libraries are among the supported versions; another one is a note."""
     from attnscope.engine.provenance import installed
 
-    versions = {name: installed(name.lower()) for name in TRIED_VERSIONS}
+    versions = {name: installed(name.lower()) for name in SUPPORTED_VERSIONS}
     versions["Python"] = platform.python_version()
-    untried = [
+    unsupported = [
         reason
         for name, version in versions.items()
-        if version is not None and (reason := describe_untried(name, version))
+        if version is not None and (reason := describe_unsupported(name, version))
     ]
     words = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    return Check("versions", True, "; ".join(untried) or words, note=bool(untried))
+    return Check("versions", True, "; ".join(unsupported) or words, note=bool(unsupported))
+
+
+def _system_supported() -> Check:
+    """Check that the tests were run on such a system; another one is a note."""
+    words = describe_partly_tried(*_system())
+    return Check("system", True, words or " ".join(_system()), note=bool(words))
 
 
 def examine() -> list[Check]:
@@ -132,7 +174,8 @@ def examine() -> list[Check]:
 
     checks = [
         Check("torch", True, _torch_interfaces()),
-        _versions_tried(),
+        _versions_supported(),
+        _system_supported(),
         _instruction_set(_isa.live(), _isa.runnable()[0]),
         Check("threads", torch.get_num_threads() > 0, str(torch.get_num_threads())),
     ]

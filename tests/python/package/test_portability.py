@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from attnscope import _isa, _memory, _system
+from attnscope.engine import provenance
+from attnscope.results import folder_lock
 from support.compare_numbers import compare
 
 ROOT = Path(__file__).parents[3]
@@ -144,6 +146,21 @@ def test_a_c_library_without_glibcs_functions_is_left_alone(elsewhere, monkeypat
 
 def ctypes_without_process():
     raise TypeError("a name is needed")
+
+
+def test_a_processor_and_a_start_without_proc_have_other_names(monkeypatch):
+    def no_file(self, *_):
+        raise FileNotFoundError(self)
+
+    assert provenance.cpu_name()
+    monkeypatch.setattr(Path, "is_file", lambda self: False)
+    monkeypatch.setattr(Path, "read_text", no_file)
+    monkeypatch.setattr(provenance.platform, "processor", lambda: "arm")
+    assert provenance.cpu_name() == "arm"
+    monkeypatch.setattr(provenance.platform, "processor", lambda: "")
+    assert provenance.cpu_name() == provenance.platform.machine() != ""
+    # two starts of such a machine cannot be told apart
+    assert folder_lock._boot() == ""
 
 
 def test_processors_are_counted_without_affinity(monkeypatch):
