@@ -67,7 +67,7 @@ def _default(field: Any) -> Any:
 
 
 def _data(value: Any) -> Any:
-    """Plain data that YAML writes as it is read."""
+    """Return plain data that YAML writes as it is read."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, dict):

@@ -33,7 +33,7 @@ class Packaged:
 
 
 def packaged() -> list[str]:
-    """Names of the studies that come with the package."""
+    """Return names of the studies that come with the package."""
     return sorted({*_files(), *_entries("models")})
 
 
@@ -67,7 +67,7 @@ def packaged_text(name: str) -> str:
 
 
 def catalogue() -> list[Packaged]:
-    """Every packaged study: those for any model first, then the models of each study by name.
+    """Return every packaged study: those for any model first, then the models of each study by name.
 
     >>> [one.models for one in catalogue() if one.name == "phi-2"]
     [('microsoft/phi-2',)]
@@ -95,10 +95,8 @@ def _own_name(name: str) -> str:
 
 
 def _files() -> dict[str, Path]:
-    """`configs/NAME.yaml` of every study by name."""
-    files = [
-        file for config in studies().values() for file in sorted((config.path / "configs").glob("*.yaml"))
-    ]
+    """Return the files `configs/NAME.yaml` of every study by name."""
+    files = [file for study in studies().values() for file in sorted((study.path / "configs").glob("*.yaml"))]
     return {file.stem: file for file in files if file.stem not in ("analyses", "models")}
 
 

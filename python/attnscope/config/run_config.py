@@ -378,7 +378,7 @@ def refuse_stored_trust(settings: RunConfig, function: str) -> None:
 def explain(
     error: ValidationError, model: type[BaseModel], key: str = "", extra_keys: Iterable[str] = ()
 ) -> str:
-    """One line per mistake: where it is, what was expected, what was given."""
+    """Return one line per mistake: where it is, what was expected, what was given."""
     lines = []
     for item in error.errors(include_url=False):
         where = key

@@ -98,7 +98,8 @@ def with_mask(tokenizer: Any) -> Any:
 def masked_batch(
     corpus: Tensor, recipe: EncoderRecipe, step: int, *, bos: int, mask: int, vocabulary: int
 ) -> tuple[Tensor, Tensor]:
-    """Windows of a corpus behind BOS [batch, tokens], some tokens hidden, and what is to be predicted.
+    """Return windows of a corpus behind BOS [batch, tokens], some tokens hidden, and what is to be
+    predicted.
 
     15 % of the tokens are predicted: 80 % of them are masked, 10 % replaced by any token, 10 % left. The
     others are −100 in the second tensor.

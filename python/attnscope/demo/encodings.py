@@ -66,7 +66,7 @@ class LearnedPositions(nn.Embedding):
         self.positions = nn.Parameter(torch.randn(positions, width) * deviation)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Embeddings [..., n, width] of token ids [..., n].
+        """Return embeddings [..., n, width] of token ids [..., n].
 
         Args:
             input: token ids.
@@ -82,7 +82,7 @@ class RelativeBias(nn.Module):
         self.buckets = nn.Parameter(torch.zeros(BUCKETS, heads))
 
     def forward(self, distance: Tensor) -> Tensor:
-        """Biases [heads, q, k].
+        """Return biases [heads, q, k].
 
         Args:
             distance: query minus key [q, k].
@@ -91,7 +91,8 @@ class RelativeBias(nn.Module):
 
 
 def distance_bucket(distance: Tensor) -> Tensor:
-    """T5's bucket of a distance into the past: exact up to 15, logarithmic to 127, one for all beyond.
+    """Return T5's bucket of a distance into the past: exact up to 15, logarithmic to 127, one for all
+    beyond.
 
     >>> distance_bucket(torch.tensor([-3, 0, 15, 16, 127, 10_000])).tolist()
     [0, 0, 15, 16, 31, 31]
@@ -104,7 +105,7 @@ def distance_bucket(distance: Tensor) -> Tensor:
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """Slopes of ALiBi for a power of two of heads: 2^(−8/h), 2^(−16/h), … (Press et al. 2022).
+    """Return slopes of ALiBi for a power of two of heads: 2^(−8/h), 2^(−16/h), … (Press et al. 2022).
 
     >>> alibi_slopes(4).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]

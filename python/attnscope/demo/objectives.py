@@ -50,8 +50,8 @@ _FLOOR = 1e-4
 
 
 def answers(batch: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Preferred and rejected texts [batch, 81]: 40 bytes of documentation, and the next 40 with letters
-    raised to capitals, or as they are.
+    """Return preferred and rejected texts [batch, 81]: 40 bytes of documentation, and the next 40 with
+    letters raised to capitals, or as they are.
 
     >>> preferred, rejected = answers(2, seed=0, step=0)
     >>> preferred.shape, bool((preferred[:, :41] == rejected[:, :41]).all())
@@ -70,13 +70,14 @@ def answers(batch: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 def answer_likelihood(model: Any, ids: Tensor) -> Tensor:
-    """Log p of each answer given its beginning, [batch]."""
+    """Return the log p of each answer given its beginning, [batch]."""
     scores = model(input_ids=ids).logits[:, HALF:-1].log_softmax(-1)
     return scores.gather(-1, ids[:, HALF + 1 :, None])[..., 0].sum(-1)
 
 
 def contrastive_loss(logits: Tensor, targets: Tensor, negatives: int, generator: torch.Generator) -> Tensor:
-    """Cross-entropy over the target and so many distinct uniform negatives; all of them is cross-entropy.
+    """Return cross-entropy over the target and so many distinct uniform negatives; all of them is cross-
+    entropy.
 
     Args:
         logits: [tokens, V].
@@ -153,7 +154,7 @@ class Arm:
         return self.model.eval()
 
     def size(self) -> float:
-        """‖ΔW‖_F over all weights so far."""
+        """Return ‖ΔW‖_F over all weights so far."""
         squares = (
             (value - self._start[key]).double().square().sum()
             for key, value in self.model.state_dict().items()
@@ -161,7 +162,7 @@ class Arm:
         return math.sqrt(float(sum(squares)))
 
     def _descend(self, steps: int) -> None:
-        """Plain gradient descent on whitened gradients."""
+        """Run plain gradient descent on whitened gradients."""
         sides = {"white_in": ("in",), "white_out": ("out",), "white_both": ("in", "out")}.get(self.name, ())
         roots = _roots(self.model, self.seed, sides) if sides else {}
         for step in range(steps):
@@ -196,7 +197,8 @@ def _roots(model: Any, seed: int, sides: Sequence[str]) -> dict[str, dict[str, T
 
 
 def inverse_root(moments: Moments, layer: int, role: str, side: str) -> Tensor:
-    """S^{-1/2} of a moment scaled to a mean eigenvalue of 1, eigenvalues floored at 1e-4 of the largest.
+    """Return S^{-1/2} of a moment scaled to a mean eigenvalue of 1, eigenvalues floored at 1e-4 of the
+    largest.
 
     >>> moments = Moments()
     >>> moments.add(torch.diag(torch.tensor([2.0, 1.0])), layer=0, role="q")

@@ -40,7 +40,7 @@ def documentation() -> tuple[str, str]:
 
 
 def text_windows(count: int, seed: int) -> list[str]:
-    """Windows of the held-out documentation, one byte per character, at seeded random places.
+    """Return windows of the held-out documentation, one byte per character, at seeded random places.
 
     Left out are windows that are in the training part too (topics quote each other) and those that begin
     or end with white space, which readers of sentence files strip.
@@ -57,7 +57,8 @@ def text_windows(count: int, seed: int) -> list[str]:
 
 
 def copying_sequences(count: int, seed: int) -> list[str]:
-    """Random printable ASCII strings, each written twice: the second half can be copied, the first cannot.
+    """Return random printable ASCII strings, each written twice: the second half can be copied, the first
+    cannot.
 
     >>> line = copying_sequences(1, seed=0)[0]
     >>> line[:63] == line[63:], len(line)
@@ -68,7 +69,7 @@ def copying_sequences(count: int, seed: int) -> list[str]:
 
 
 def inputs_by_group(count: int, seed: int) -> dict[str, list[str]]:
-    """So many texts of each of the two input sets."""
+    """Return so many texts of each of the two input sets."""
     return dict(zip(GROUPS, (text_windows(count, seed), copying_sequences(count, seed)), strict=True))
 
 

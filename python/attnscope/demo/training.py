@@ -102,7 +102,9 @@ def config_values(recipe: Recipe) -> dict[str, Any]:
 
 
 def evaluate_loss(model: Any, samples: int = 16) -> dict[str, float]:
-    """Mean next-token loss on held-out text and on the second, copyable half of copying sequences."""
+    """Return the mean next-token loss on held-out text and on the second, copyable half of copying
+    sequences.
+    """
     tokenizer = byte_tokenizer()
     losses = {}
     for group, lines in inputs_by_group(samples, _LOSSES_SEED).items():

@@ -69,7 +69,9 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
 
 
 def _config_and_tokenizer(plan: Plan, position: int) -> tuple[Any, Any]:
-    """From the first checkpoint that has them: a broken one in a series must not end the sweep."""
+    """Return the configuration and tokenizer of the first checkpoint that has them: a broken one in a
+    series must not end the sweep.
+    """
     reasons = []
     source = plan.settings.models[position]
     trust = source.trust_remote_code

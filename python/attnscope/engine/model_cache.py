@@ -55,7 +55,8 @@ class HeldModel:
 
 
 def needed_bytes(plan: Plan) -> int:
-    """Memory of a process that holds the largest checkpoint of a plan and measures its longest text.
+    """Return the memory of a process that holds the largest checkpoint of a plan and measures its longest
+    text.
 
     The weights of a hub id are not known before they are fetched, and count as nothing.
     """

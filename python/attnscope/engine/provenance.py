@@ -109,7 +109,9 @@ def cpu_name() -> str:
 
 
 def _own_git_state(file: Path) -> dict[str, Any] | None:
-    """State of the repository that tracks the package, None for an installed one (in a repository or not)."""
+    """Return the state of the repository that tracks the package, None for an installed one (in a
+    repository or not).
+    """
     tracked = ask_git(file.parent, "ls-files", "--error-unmatch", file.name)
     return None if tracked is None else git_state(file.parent)
 

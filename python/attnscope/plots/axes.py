@@ -40,7 +40,7 @@ def depth_axis(ax: Axes, table: pd.DataFrame) -> Callable[[str, Any], Any]:
 
 
 def layers_below(ax: Axes) -> None:
-    """Whole numbers of layers on the horizontal axis."""
+    """Put whole numbers of layers on the horizontal axis."""
     ax.set_xlabel("layer")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
@@ -83,7 +83,7 @@ def step_axis(ax: Axes, steps: Any) -> None:
 
 
 def layer_colors(count: int) -> list[str]:
-    """Colours from light to dark for layers, the first ones too pale for white left out."""
+    """Return colours from light to dark for layers, the first ones too pale for white left out."""
     if count <= 4:
         return ["#56b4e9", "#d55e00", "#009e73", "#cc79a7"][:count]
     return [to_hex(color) for color in colormaps["viridis_r"](np.linspace(0.12, 1.0, count))]

@@ -152,12 +152,27 @@ def _has_data(ax: Axes) -> bool:
     )
 
 
+def _caption_of(draw: Draw) -> str:
+    """Return what a drawing function draws, from the first paragraph of its docstring.
+
+    >>> def shares(results, options):
+    ...     '''Draw shares of attention: of the first key,
+    ...     and of the last one.
+    ...     '''
+    >>> _caption_of(shares)
+    'Shares of attention: of the first key, and of the last one.'
+    """
+    paragraph = " ".join((draw.__doc__ or "").partition("\n\n")[0].split())
+    words = paragraph.removeprefix("Draw ").removeprefix("Return ")
+    return words[:1].upper() + words[1:]
+
+
 def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Draw]]:
     """Return a decorator that declares a function as a figure of a study, under its own name."""
 
     def needing(*tables: str) -> Callable[[Draw], Draw]:
         def declare(draw: Draw) -> Draw:
-            figures[draw.__name__] = Figure(draw, tables, (draw.__doc__ or "").partition("\n")[0])
+            figures[draw.__name__] = Figure(draw, tables, _caption_of(draw))
             return draw
 
         return declare
@@ -187,7 +202,9 @@ def with_values(table: pd.DataFrame, name: str, columns: Sequence[str]) -> list[
 
 
 def over_steps(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Rows of the models that were measured at more than one known step, and the checkpoints of none (−1)."""
+    """Return rows of the models that were measured at more than one known step, and the checkpoints of
+    none (−1).
+    """
     rows = table[table["step"] >= 0]
     rows = rows[rows.groupby("model")["step"].transform("nunique") > 1]
     if rows.empty:

@@ -43,7 +43,8 @@ def escaped(text: str) -> str:
 
 
 def pdflatex(source: str) -> str:
-    r"""LaTeX source in letters that pdflatex can set; those that it has no glyph for by their code point.
+    r"""Return LaTeX source in letters that pdflatex can set; those that it has no glyph for by their code
+    point.
 
     >>> pdflatex("λ₂ − 1, 漢")
     '$\\lambda$$_2$ $-$ 1, \\texttt{U+6F22}'

@@ -124,7 +124,7 @@ def attention_map(
     floor: float = 1e-3,
     colorbar: bool = True,
 ) -> Axes:
-    """One attention matrix, queries down and keys across, on a logarithmic scale.
+    """Draw one attention matrix, queries down and keys across, on a logarithmic scale.
 
     Attention spans orders of magnitude; values under the floor, and the causal triangle, are left white.
 
@@ -222,7 +222,8 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None, **line: Any
 
 
 def bars_of(function: str, bars: Any) -> pd.DataFrame:
-    """Bars as a table of `dimension`, `birth` and `death`, from a table or from the barcodes of maps.
+    """Return bars as a table of `dimension`, `birth` and `death`, from a table or from the barcodes of
+    maps.
 
     >>> import torch, attnscope
     >>> bars_of("f", attnscope.persistence(torch.eye(2))).to_numpy().tolist()
@@ -240,7 +241,7 @@ def bars_of(function: str, bars: Any) -> pd.DataFrame:
 
 @style()
 def persistence_diagram(bars: Any, *, ax: Axes | None = None) -> Axes:
-    """Births and deaths of components and loops, as distances 1 − attention.
+    """Draw births and deaths of components and loops, as distances 1 − attention.
 
     Bars that never die are on the line at the top.
 
@@ -279,7 +280,7 @@ def persistence_diagram(bars: Any, *, ax: Axes | None = None) -> Axes:
 
 @style()
 def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3, **line: Any) -> Axes:
-    """β0 and β1 while the attention threshold falls from 1: strong links come first.
+    """Draw β0 and β1 while the attention threshold falls from 1: strong links come first.
 
     Args:
         bars: columns `dimension`, `birth`, `death`, or what `attnscope.persistence` returns.

@@ -49,7 +49,7 @@ def rows_of(
     table: Literal["heads", "graphs"] = "heads",
     threshold: float | None = None,
 ) -> pd.DataFrame:
-    """Rows of single heads with their series, from any source that a drawing function takes.
+    """Return rows of single heads with their series, from any source that a drawing function takes.
 
     A source is results; a table of them or of the user's, in which a missing axis has one place; or numbers
     [layer, head], [layer, sample, head] or [step, layer, sample, head] that are called `metric`. Errors begin
@@ -109,7 +109,7 @@ def _numbers(function: str, source: Any, metric: str) -> pd.DataFrame:
 
 
 def measured_heads(results: Results, quantities: Quantities = ()) -> pd.DataFrame:
-    """Single exact heads with their series, and columns of the graphs that were asked for."""
+    """Return single exact heads with their series, and columns of the graphs that were asked for."""
     heads = defined(in_series(rows_of_protocol(require_table(results, "heads")), results))
     graphs = optional(results, "graphs")
     if graphs is None:
@@ -123,7 +123,7 @@ def measured_heads(results: Results, quantities: Quantities = ()) -> pd.DataFram
 
 
 def last_step(frame: pd.DataFrame) -> pd.DataFrame:
-    """Each model's rows at its last checkpoint (all rows of a model that is no checkpoint series)."""
+    """Return each model's rows at its last checkpoint (all rows of a model that is no checkpoint series)."""
     last = frame.groupby("model")["step"].transform("max")
     return frame[frame["step"] == last]
 
@@ -163,7 +163,7 @@ def first_step(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def averaged_columns(frame: pd.DataFrame) -> list[str]:
-    """Measured columns that have a mean, which positions have not."""
+    """Return measured columns that have a mean, which positions have not."""
     return [name for name in measured_columns(frame) if quantity(name).kind != "position"]
 
 
@@ -179,7 +179,8 @@ def averaged(function: str, frame: pd.DataFrame, metric: str, *, several: bool =
 
 
 def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: bool = False) -> pd.DataFrame:
-    """Mean and 95 % bootstrap interval of a column over samples, for every combination of some columns.
+    """Return the mean and 95 % bootstrap interval of a column over samples, for every combination of some
+    columns.
 
     The unit of replication is the sample: rows of one sample (its heads, its layers) are averaged first and
     samples are drawn with replacement, as `statistics.mean_intervals` does. Missing values are left out and

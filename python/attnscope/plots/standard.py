@@ -61,7 +61,7 @@ from attnscope.results.summaries import uniform_value
 
 
 def figures_of_any_run() -> dict[str, Figure]:
-    """Figures of a study that declares none: every measured column over training, depth and heads."""
+    """Return figures of a study that declares none: every measured column over training, depth and heads."""
     return {
         "metric_maps": metric_maps(),
         "emergence": emergence(),
@@ -79,7 +79,7 @@ def drawable_quantities(heads: pd.DataFrame, quantities: Quantities | None) -> l
 
 
 def metric_maps(quantities: Quantities | None = None) -> Figure:
-    """Quantities per layer and head at the last checkpoint, one column per input set."""
+    """Return quantities per layer and head at the last checkpoint, one column per input set."""
 
     def draw(results: Results, options: Options) -> Drawn:
         heads = last_step(measured_heads(results, quantities or ()))
@@ -151,7 +151,9 @@ def _places(metrics: int, series: int, layers: int, heads: int, width: float) ->
 
 
 def emergence(quantities: Quantities | None = None) -> Figure:
-    """Quantities over training, mean over heads with its interval over samples, one line per input set."""
+    """Return quantities over training, mean over heads with its interval over samples, one line per input
+    set.
+    """
 
     def draw(results: Results, options: Options) -> Drawn:
         heads, unknown = over_steps(measured_heads(results, quantities or ()))
@@ -175,7 +177,7 @@ def depth(
     width: float = np.inf,
     sentences: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Quantities over depth at the last checkpoint, mean over heads with its interval over samples.
+    """Return quantities over depth at the last checkpoint, mean over heads with its interval over samples.
 
     `sentences` are the caption's sentences by quantity; those of drawn quantities are used.
     """
@@ -207,7 +209,7 @@ def thresholds(
     logarithmic: Sequence[str] = (),
     sentences: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Columns of `graphs`, or all, over the threshold at the last checkpoint.
+    """Return columns of `graphs`, or all, over the threshold at the last checkpoint.
 
     `logarithmic` are those that the complete graph lifts far above all else.
     """
@@ -328,7 +330,7 @@ def metric_grid(
     width: float,
     columns: int = 4,
 ) -> mpl.Figure:
-    """One panel per quantity under one legend."""
+    """Return one panel per quantity under one legend."""
     columns = min(columns, max(1, int(width / NARROWEST)))
     figure, (axes,) = panels(1, len(metrics), most=columns, height=1.75, above=0.3, width=width)
     colors = series_colors(list(table["series"]))
@@ -345,7 +347,7 @@ def metric_grid(
 def shared_colorbar(
     figure: mpl.Figure, axes: list[Axes], norm: Normalize, label: str, uniform: float
 ) -> None:
-    """One colour scale for several maps, with uniform attention marked on it."""
+    """Draw one colour scale for several maps, with uniform attention marked on it."""
     mesh = next(ax.collections[0] for ax in axes if ax.collections)
     ticks = MaxNLocator(4)
     bar = add_colorbar(figure, mesh, axes, pad=0.015, aspect=14, fraction=0.06, label=label, ticks=ticks)

@@ -212,7 +212,7 @@ def legend_columns(figure: Figure, names: Iterable[str], most: int = 8) -> int:
 
 
 def legend_over(figure: Figure, named: Mapping[str, Any], most: int = 8, **options: Any) -> Legend:
-    """One legend above all panels, in at most so many columns."""
+    """Draw one legend above all panels, in at most so many columns."""
     columns = legend_columns(figure, named, most)
     options = {"loc": "outside upper center", "ncols": columns, **options}
     return figure.legend(named.values(), named.keys(), **options)
@@ -234,7 +234,7 @@ def named_artists(axes: Iterable[Axes]) -> dict[str, Any]:
 
 
 def legend_row(figure: Figure, first: Iterable[str] = ()) -> None:
-    """One legend above all panels, some names first; a single name needs none."""
+    """Draw one legend above all panels, some names first; a single name needs none."""
     artists = named_artists(figure.axes)
     if len(artists) > 1:
         names = [name for name in dict.fromkeys([*first, *artists]) if name in artists]

@@ -23,7 +23,7 @@ from attnscope.results.results import Results
 
 
 def published_numbers(paper: str) -> pd.DataFrame:
-    """Every stored number of a paper.
+    """Return every stored number of a paper.
 
     Args:
         paper: a key of `papers()`.
@@ -219,7 +219,7 @@ def comparison_row(
 def pairs(
     models: Iterable[Any], numbers: pd.DataFrame, chosen: str | None, statements: list[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every model of a run with every number of the published model `chosen`, or of all.
+    """Yield every model of a run with every number of the published model `chosen`, or of all.
 
     Where the two models differ, a sentence about it is added to `statements`, once.
     """

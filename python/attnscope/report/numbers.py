@@ -36,7 +36,7 @@ class ProtocolComparison(NamedTuple):
 def number_rows(
     heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Sequence[Metric]
 ) -> list[dict[str, Any]]:
-    """Cells by name for each metric and series, averaged over heads at the last checkpoint."""
+    """Return cells by name for each metric and series, averaged over heads at the last checkpoint."""
     final, before = last_step(heads), first_step(heads)
     rows = []
     for metric, threshold in [(entry, None) if isinstance(entry, str) else entry for entry in metrics]:
@@ -73,7 +73,7 @@ def number_rows(
 def pair_rows(
     tables: Mapping[str, pd.DataFrame], comparisons: Sequence[ProtocolComparison], protocol: str
 ) -> list[dict[str, str]]:
-    """Quantities of the head mean under both protocols side by side, at the last checkpoint."""
+    """Return quantities of the head mean under both protocols side by side, at the last checkpoint."""
     names = ("label", "meaning", "series", "exact", "exact_interval", "published", "published_interval")
     rows = []
     for name, column, label, other, threshold in comparisons:
@@ -93,7 +93,7 @@ def pair_rows(
 
 
 def mean_text(part: pd.DataFrame, column: str) -> tuple[str, str]:
-    """Mean over samples and interval, infinite and undefined values left out; a dash for none."""
+    """Return the mean over samples and interval, infinite and undefined values left out; a dash for none."""
     if column in part:
         part = part[np.isfinite(part[column].astype(float))]
     if column not in part or part.empty:

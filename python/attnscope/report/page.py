@@ -109,7 +109,7 @@ def report(
 
 
 def latex_tables(results: Results, *, width: str = "single", columns: Sequence[str] | None = None) -> str:
-    """Every table of the report's sections, ready to be read into a paper.
+    """Return every table of the report's sections, ready to be read into a paper.
 
     The document needs `booktabs` and `array`.
 

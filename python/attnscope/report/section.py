@@ -194,7 +194,7 @@ class Page:
         return series_noun(heads) if heads is not None else "input"
 
     def heads(self, metrics: Sequence[Metric] = ()) -> pd.DataFrame | None:
-        """Single heads under the exact protocol, with the requested columns of the graphs."""
+        """Return single heads under the exact protocol, with the requested columns of the graphs."""
         graph_metrics = tuple(metric for metric in metrics if not isinstance(metric, str))
         if graph_metrics not in self._heads:
             try:

@@ -125,7 +125,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
         return {**vars(self), "model": None}
 
     def _repr_html_(self) -> str:
-        """Tables with their rows and keys, and the folder."""
+        """Return tables with their rows and keys, and the folder."""
         import pandas as pd
 
         names = self.tables()
@@ -178,7 +178,9 @@ class Results(Mapping[str, "pd.DataFrame"]):
         return keys_in(self.schema(name))
 
     def schema(self, name: str) -> pa.Schema:
-        """Names and types of a table's columns, no row of a stored one being read; errors as of `table`."""
+        """Return names and types of a table's columns, no row of a stored one being read; errors as of
+        `table`.
+        """
         return self.arrow(name).schema if name in self._tables else self._read(name, ()).schema
 
     def arrow(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -224,7 +226,9 @@ class Results(Mapping[str, "pd.DataFrame"]):
         return features_of(self, columns)
 
     def variants(self, table: str | None = None) -> pd.DataFrame:
-        """Averages of controls of a table, None of all, a row for each; see `attnscope.results.summaries`."""
+        """Return averages of controls of a table, None of all, a row for each; see
+        `attnscope.results.summaries`.
+        """
         from attnscope.results.summaries import in_rows
 
         return in_rows(self, table)

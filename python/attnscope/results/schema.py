@@ -44,7 +44,7 @@ _ENTRIES: dict[str, type] = {
 
 
 def head_means_of(table: str) -> str:
-    """Name of the table that holds the same numbers of each layer's mean over its heads.
+    """Return the name of the table that holds the same numbers of each layer's mean over its heads.
 
     >>> head_means_of("heads"), head_means_of("graphs")
     ('head_means', 'head_mean_graphs')
@@ -53,7 +53,7 @@ def head_means_of(table: str) -> str:
 
 
 def variants_of(table: str) -> str:
-    """Name of the table that holds the rows of controls.
+    """Return the name of the table that holds the rows of controls.
 
     >>> variants_of("heads")
     'heads_variants'

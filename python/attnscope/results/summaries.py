@@ -92,7 +92,7 @@ def as_xarray(
 
 
 def in_rows(results: StoredTables, table: str | None = None) -> pd.DataFrame:
-    """Every average of a control, of one table or of all, as the columns of `KEYS` and `value`.
+    """Return every average of a control, of one table or of all, as the columns of `KEYS` and `value`.
 
     No rows if no control was asked for. Controls whose rows are kept whole are not averages, and not among
     them.
@@ -119,7 +119,9 @@ def in_rows(results: StoredTables, table: str | None = None) -> pd.DataFrame:
 
 
 def kinds_of(results: StoredTables, table: str) -> dict[str, str]:
-    """Kind of each numeric column that is no key, as the stored file says; "value" where it says none."""
+    """Return the kind of each numeric column that is no key, as the stored file says; "value" where it
+    says none.
+    """
     import pyarrow as pa
 
     keys = results.key_columns(table)
@@ -158,7 +160,7 @@ def grouped(frame: pd.DataFrame, by: Sequence[str], kinds: Mapping[str, str]) ->
 
 
 def compared(results: StoredTables, other: StoredTables, table: str = "heads") -> pd.DataFrame:
-    """Two runs, metric by metric, over the rows that both have.
+    """Return two runs, metric by metric, over the rows that both have.
 
     Rows are matched on the key columns (two runs of one model under two names: on all keys but model).
     Samples are matched by number; a warning says so where their sentences differ.
@@ -258,7 +260,7 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
 
 
 def in_series(frame: pd.DataFrame, results: StoredTables) -> pd.DataFrame:
-    """`with_groups` of rows of some results."""
+    """Return `with_groups` of rows of some results."""
     return with_groups(frame, optional(results, "samples"))
 
 
@@ -268,7 +270,7 @@ def rows_of_protocol(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFra
 
 
 def measured_columns(frame: pd.DataFrame) -> list[str]:
-    """Columns with numbers but keys, what `with_groups` adds, and values of uniform attention."""
+    """Return columns with numbers but keys, what `with_groups` adds, and values of uniform attention."""
     keys = {*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
     names = map(str, frame.select_dtypes(["number", "bool"]))
     return [name for name in names if name not in keys and not name.endswith("_uniform")]
@@ -337,7 +339,9 @@ def _mean_at(frame: pd.DataFrame, table: pd.DataFrame, keys: list[str]) -> float
 def _baseline_rows(
     frame: pd.DataFrame, baselines: pd.DataFrame | None, kind: str, metric: str, threshold: float | None
 ) -> pd.DataFrame | None:
-    """Rows of a metric at a threshold under the exact protocol; None when lengths or values are missing."""
+    """Return rows of a metric at a threshold under the exact protocol; None when lengths or values are
+    missing.
+    """
     if baselines is None or "n_tokens" not in frame or not {"value", "kind", "support"} <= set(baselines):
         return None
     table = baselines[(baselines["metric"] == metric) & (baselines["kind"] == kind)]

@@ -34,7 +34,7 @@ class Comparison(NamedTuple):
 
 
 def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
-    """Paired t-test of the mean of a − b over the same samples.
+    """Return the paired t-test of the mean of a − b over the same samples.
 
     Args:
         a: one number a sample.
@@ -73,7 +73,7 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
 
 
 def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
-    """Welch's t-test of the difference of means of two independent sets of samples.
+    """Return Welch's t-test of the difference of means of two independent sets of samples.
 
     Args:
         a: one number a sample; NaN is left out.
@@ -112,7 +112,8 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
 
 
 def holm(p_values: Any) -> Vector:
-    """Holm's adjusted p-values: the chance of any false discovery in the family stays below the level.
+    """Return Holm's adjusted p-values: the chance of any false discovery in the family stays below the
+    level.
 
     Args:
         p_values: the family that is printed together; NaN stays NaN and does not count.
@@ -147,7 +148,7 @@ def _step_down(p_values: Vector) -> Vector:
 
 
 def benjamini_hochberg(p_values: Any) -> Vector:
-    """Benjamini and Hochberg's adjusted p-values: the expected share of false discoveries is held.
+    """Return Benjamini and Hochberg's adjusted p-values: the expected share of false discoveries is held.
 
     Arguments, results and errors are those of `holm`.
 
@@ -177,7 +178,7 @@ def _adjusted(function: str, p_values: Any, adjust: Callable[[Vector], Vector]) 
 
 
 def by_student(mean: float, error: float, freedom: float, n: int, confidence: float) -> Comparison:
-    """Student's t of a mean with its standard error."""
+    """Return Student's t of a mean with its standard error."""
     from scipy import special
 
     statistic, reach = mean / error, float(special.stdtrit(freedom, (1 + confidence) / 2)) * error

@@ -47,7 +47,7 @@ class Correlation(NamedTuple):
 def correlation(
     x: Any, y: Any, *, method: Literal["pearson", "spearman"] = "pearson", confidence: float = 0.95
 ) -> Correlation:
-    """Pearson's or Spearman's correlation over samples, with its interval.
+    """Return Pearson's or Spearman's correlation over samples, with its interval.
 
     The interval is that of z = artanh r: z less and more the larger of Student's t times the standard error
     of z, and of Fisher's normal quantile/√(n − 3). The standard error is that of the samples' influences uv −
@@ -181,13 +181,13 @@ def correlation_p_value(residuals: Array, n: int, *, ranked: bool, covariates: i
 
 
 def _sums_over_orders(first: Vector, second: Vector) -> Vector:
-    """Products of the first with every order of the second."""
+    """Return products of the first with every order of the second."""
     return np.asarray(second[_orders(len(second))] @ first, dtype=np.float64)
 
 
 @functools.lru_cache(maxsize=COUNTED)
 def _orders(n: int) -> npt.NDArray[np.int8]:
-    """All orders of n places, [n!, n]."""
+    """Return all orders of n places, [n!, n]."""
     if n < 2:
         return np.zeros((1, n), dtype=np.int8)
     fewer = _orders(n - 1)

@@ -49,7 +49,8 @@ def detection(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Area under the ROC curve of probes fitted on all folds but one and scored on it, pooled over folds.
+    """Return the area under the ROC curve of probes fitted on all folds but one and scored on it, pooled
+    over folds.
 
     A ridge-penalised logistic probe, its penalty chosen on folds of the training part, its log-odds less
     those of the training labels; and the projection on the training part's difference of means. `auc_excess`
@@ -127,7 +128,9 @@ def areas(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Areas of held-out scores, and the excess of `auc` over the best of some, as `detection` gives them."""
+    """Return areas of held-out scores, and the excess of `auc` over the best of some, as `detection` gives
+    them.
+    """
     import pandas as pd
 
     parts = {score: cluster_wins(np.asarray(value), labels, clusters) for score, value in scores.items()}
@@ -144,7 +147,7 @@ def areas(
 
 
 def auc(scores: Any, labels: Any) -> Any:
-    """Share of pairs of a 1 and a 0 in which the 1 scores higher, ties half; by the last axis.
+    """Return the share of pairs of a 1 and a 0 in which the 1 scores higher, ties half; by the last axis.
 
     Args:
         scores: [..., n].
@@ -162,7 +165,8 @@ def auc(scores: Any, labels: Any) -> Any:
 
 
 def probe_scores(features: Vector, labels: Vector, folds: Vector, *, scale: bool = False) -> Vector:
-    """Log-odds of held-out rows by a ridge logistic probe of the others; NaN where nothing can be fitted.
+    """Return log-odds of held-out rows by a ridge logistic probe of the others; NaN where nothing can be
+    fitted.
 
     They are less the log-odds of the training labels: a fold that holds more of a label leaves fewer of it to
     be fitted, and folds that are pooled would rank the wrong way round (an area of .41 for noise of 80 rows).
@@ -171,7 +175,9 @@ def probe_scores(features: Vector, labels: Vector, folds: Vector, *, scale: bool
 
 
 def direction_scores(features: Vector, labels: Vector, folds: Vector, *, scale: bool = False) -> Vector:
-    """Projections of held-out rows on the others' difference of means, from the middle between these."""
+    """Return projections of held-out rows on the others' difference of means, from the middle between
+    these.
+    """
     return _held_out(features, labels, folds, _difference, scale)
 
 
@@ -203,7 +209,7 @@ def area(part: tuple[Vector, Vector], weights: Vector | None = None) -> Any:
 def _interval(
     parts: Sequence[tuple[Vector, Vector]], drawn: Vector, confidence: float
 ) -> tuple[float, float, float]:
-    """Area, or difference of two areas, with its bootstrap interval over clusters."""
+    """Return the area, or difference of two areas, with its bootstrap interval over clusters."""
 
     def value(weights: Vector) -> Any:
         values_of_parts = [area(part, weights) for part in parts]
@@ -285,7 +291,7 @@ def _fitted(train: Vector, labels: Vector, folds: Vector, test: Vector) -> Vecto
 
 
 def _paths(train: Vector, labels: Vector, test: Vector, penalties: Sequence[float] = PENALTIES) -> Any:
-    """Log-odds [penalties, test rows] of ridge logistic probes."""
+    """Return log-odds [penalties, test rows] of ridge logistic probes."""
     centre = train.mean(0)
     centred, held = train - centre, test - centre
     size = np.sqrt((centred**2).sum(1).mean())
@@ -303,7 +309,9 @@ def _paths(train: Vector, labels: Vector, test: Vector, penalties: Sequence[floa
 
 
 def _minimum(x: Vector, y: Vector, penalty: float, start: Vector) -> Vector:
-    """Weights and bias of least Σ log-loss + penalty·‖w‖²/2: Newton's method, L-BFGS where it is wide."""
+    """Return weights and bias of least Σ log-loss + penalty·‖w‖²/2: Newton's method, L-BFGS where it is
+    wide.
+    """
     from scipy.optimize import minimize
     from scipy.special import expit
 
@@ -331,7 +339,7 @@ def _minimum(x: Vector, y: Vector, penalty: float, start: Vector) -> Vector:
 
 
 def narrowed(data: Vector) -> Vector:
-    """Features [n, D] turned into no more dimensions than there are rows, their distances kept."""
+    """Return features [n, D] turned into no more dimensions than there are rows, their distances kept."""
     n, d = data.shape
     if d <= n or not np.isfinite(data).all():
         return data

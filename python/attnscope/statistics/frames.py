@@ -176,7 +176,9 @@ def _verdict(
 def _by_token(
     sinks: Numbers, tokens: Sequence[Sequence[Any]], sizes: Numbers, anchors: Numbers
 ) -> tuple[Numbers, Numbers, list[str]]:
-    """Numbers of the tokens at the sinks and at the anchors of each sample, and the tokens by number."""
+    """Return numbers of the tokens at the sinks and at the anchors of each sample, and the tokens by
+    number.
+    """
     for text in (tokens, *(tokens if isinstance(tokens, Sequence) else ())):
         if not isinstance(text, Sequence):
             raise TypeError(
@@ -248,7 +250,7 @@ def _thirds(layers: int) -> Numbers:
 
 
 def _anchors(special: torch.Tensor | None, sizes: Numbers) -> Numbers:
-    """First and last anchor of every sample, [samples, 2]."""
+    """Return the first and last anchor of every sample, [samples, 2]."""
     ends = np.stack([np.zeros_like(sizes), sizes - 1], -1)
     if special is None:
         return ends

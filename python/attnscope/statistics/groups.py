@@ -96,7 +96,8 @@ def jackknife_interval(
 
 
 def mean_product(gram: Any) -> Array:
-    """Mean of the products of different groups, [..., G, G] -> [...]: the squared size of their mean.
+    """Return the mean of the products of different groups, [..., G, G] -> [...]: the squared size of their
+    mean.
 
     Example:
         Two groups of the vectors (1, 1) and (1, −1): their product is 0, and so is what they share.
@@ -114,7 +115,7 @@ def mean_product(gram: Any) -> Array:
 
 
 def sign_flips(values: Any, *, draws: int = 9999, seed: int = 0, two_sided: bool | None = None) -> Vector:
-    """p-values of 0 by turning the signs of groups at random.
+    """Return p-values of 0 by turning the signs of groups at random.
 
     Under the null a group's deviation is as likely as its opposite, whatever its distribution.
 
@@ -176,7 +177,7 @@ def sign_flips(values: Any, *, draws: int = 9999, seed: int = 0, two_sided: bool
 
 
 def _numbers(function: str, name: str, values: Any) -> npt.NDArray[Any]:
-    """Values as an array of real numbers, whole ones kept whole."""
+    """Return values as an array of real numbers, whole ones kept whole."""
     data = array(function, name, values, None)
     if data.dtype.kind not in "biuf":
         raise TypeError(f"{function}: {name} must be numbers, got {data.dtype}")

@@ -35,7 +35,7 @@ class Interval(NamedTuple):
 
 
 def per_sample(table: pd.DataFrame, metric: str, by: Sequence[str] = ()) -> pd.Series[float]:
-    """One number a sample: the mean of `metric` over the rows (layers, heads) of each.
+    """Return one number a sample: the mean of `metric` over the rows (layers, heads) of each.
 
     Args:
         table: rows with `sample` and the metric.
@@ -160,7 +160,7 @@ def _studentised(
     mean = float(_ratio(sums, sizes))
 
     def spread(total: Vector, size: Vector) -> Vector:
-        """√clusters times the standard error of a ratio of sums, by its linear part."""
+        """Return √clusters times the standard error of a ratio of sums, by its linear part."""
         rest = total - _ratio(total, size)[..., None] * size
         return np.sqrt((rest**2).sum(-1) / (len(sums) - 1)) / size.mean(-1)
 

@@ -74,7 +74,7 @@ def leakage_share(
     without: Sequence[int] = (),
     confidence: float = 0.95,
 ) -> LeakageShare:
-    """Unbiased size of the mean residual over the variance of scores along a query's keys.
+    """Return the unbiased size of the mean residual over the variance of scores along a query's keys.
 
     Args:
         profile: of at least four groups and four texts a group.

@@ -15,7 +15,8 @@ from attnscope.statistics.intervals import FEWEST
 def mean_intervals(
     values: Any, *, confidence: float = 0.95, draws: int = 2000, seed: int = 0, together: bool = False
 ) -> tuple[Vector, Vector]:
-    """Bootstrap intervals of many means over the same samples, which all are drawn from the same draws.
+    """Return bootstrap intervals of many means over the same samples, which all are drawn from the same
+    draws.
 
     Each is as `bootstrap` gives it: studentised, and none below five samples.
     With `together` the chance that all of them cover is the asked one (max-T: the largest deviation of any
@@ -72,7 +73,9 @@ def mean_intervals(
 
 
 def _of_means(data: Vector, weights: Vector, confidence: float, together: bool) -> tuple[Vector, Vector]:
-    """End of the intervals of rows that have all their samples, from the shares of the drawn samples."""
+    """Return the end of the intervals of rows that have all their samples, from the shares of the drawn
+    samples.
+    """
     n = data.shape[1]
     tail = (1 - confidence) / 2
     mean = data.mean(axis=1, keepdims=True)

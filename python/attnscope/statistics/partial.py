@@ -39,7 +39,7 @@ def partial_correlation(
     confidence: float = 0.95,
     units: Any = None,
 ) -> Correlation:
-    """Correlation of the residuals of x and of y after least squares on covariates.
+    """Return the correlation of the residuals of x and of y after least squares on covariates.
 
     It is −P_xy/√(P_xx·P_yy) of the inverse P of the correlation matrix of x, y and the covariates. Its
     interval is that of `correlation`, with a degree of freedom less for each covariate and units in the place
@@ -103,7 +103,7 @@ def within_correlation(
     draws: int = 2000,
     seed: int = 0,
 ) -> Correlation:
-    """Spearman's correlation of versions of one text, its mean over texts.
+    """Return Spearman's correlation of versions of one text, its mean over texts.
 
     Without association the variance of the correlation of k versions over their orders is exactly 1/(k − 1),
     ties or not, so Σ r/√(Σ 1/(k − 1)) is nearly normal.
@@ -161,7 +161,7 @@ def within_correlation(
 def _columns(
     function: str, x: Any, y: Any, covariates: Any, units: Any
 ) -> tuple[Array, npt.NDArray[np.int64]]:
-    """x, y and the covariates [n, 2 + c] of samples without NaN, and numbers of their units."""
+    """Return x, y and the covariates [n, 2 + c] of samples without NaN, and numbers of their units."""
     first, second = vector(function, "x", x), vector(function, "y", y)
     covariate_columns = array(function, "covariates", covariates)
     if covariate_columns.ndim == 1:
@@ -183,7 +183,7 @@ def _columns(
 
 
 def _rows_of(labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.intp]]:
-    """Rows of each unit, in the order of their labels."""
+    """Return rows of each unit, in the order of their labels."""
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1) if len(labels) else []
 
@@ -205,7 +205,9 @@ def _partial(data: Array, method: str) -> tuple[Array, Array]:
 
 
 def _residuals(columns: Array) -> tuple[Array, Array]:
-    """Columns 0 and 1 less their projection on the others, NaN where nothing is left; and that basis."""
+    """Return columns 0 and 1 less their projection on the others, NaN where nothing is left; and that
+    basis.
+    """
     if columns.shape[1] == 2:
         return columns, columns[:, :0]
     left, sizes, _ = np.linalg.svd(columns[:, 2:], full_matrices=False)
@@ -218,14 +220,14 @@ def _residuals(columns: Array) -> tuple[Array, Array]:
 
 
 def _centred_ranks(data: Array) -> Array:
-    """Ranks of each column less their mean; NaN for fewer than three rows."""
+    """Return ranks of each column less their mean; NaN for fewer than three rows."""
     if len(data) < 3:
         return np.full(data.shape, math.nan)
     return rank_of(data) - (len(data) + 1) / 2
 
 
 def _pooled(parts: list[Array], confidence: float) -> Correlation:
-    """Correlation of pooled centred ranks given the control; its interval is over texts."""
+    """Return the correlation of pooled centred ranks given the control; its interval is over texts."""
     usable = [part for part in parts if not np.isnan(part).any() and np.ptp(part[:, :2], axis=0).all()]
     undefined = Correlation(math.nan, math.nan, math.nan, math.nan, len(usable))
     if not usable:

@@ -102,7 +102,7 @@ def residual_size(
     draws: int = 9999,
     seed: int = 0,
 ) -> ResidualSize:
-    """Squared size of the mean residual of every layer and head, unbiased over groups of texts.
+    """Return the squared size of the mean residual of every layer and head, unbiased over groups of texts.
 
     Args:
         profile: of at least four groups and four texts a group.

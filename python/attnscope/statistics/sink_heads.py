@@ -45,7 +45,8 @@ class SinkFrames(NamedTuple):
 def heads_with_sinks(
     positions: Any, untested: Any, pooled: Pooled | None = None
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Heads that have a sink: a text's own test finds one in half of the texts, or a pooled test does.
+    """Return heads that have a sink: a text's own test finds one in half of the texts, or a pooled test
+    does.
 
     Args:
         positions: of the strongest sink by the test, int64 [texts, layers, heads], −1 without one.
@@ -144,7 +145,7 @@ def frames_of_sinks(
 def _shaped(
     function: str, positions: Any, untested: Any
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Both arguments as arrays [texts, layers, heads]."""
+    """Return both arguments as arrays [texts, layers, heads]."""
     sinks = _checks.as_tensor(function, "positions", positions).cpu().numpy()
     without = _checks.as_tensor(function, "untested", untested).cpu().numpy()
     if sinks.ndim != 3 or not np.issubdtype(sinks.dtype, np.integer):

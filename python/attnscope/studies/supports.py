@@ -62,7 +62,9 @@ class LayerVisibility(LayerSupport):
 
 
 def keys_of(batch: Batch, layer: int, heads: Sequence[int] | None, protocol: str = "exact") -> dict[str, Any]:
-    """Key columns of the maps of a layer: of its heads by their numbers, or of its head mean without any."""
+    """Return key columns of the maps of a layer: of its heads by their numbers, or of its head mean
+    without any.
+    """
     heads_per_text = 1 if heads is None else len(heads)
     head_column = {} if heads is None else {"head": np.tile(heads, len(batch.samples))}
     return {
@@ -113,7 +115,7 @@ def supports_of(samples: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> list[t
 
 
 def uniform_over(support: Tensor) -> Tensor:
-    """Uniform attention among the visible keys of every query.
+    """Return uniform attention among the visible keys of every query.
 
     >>> uniform_over(torch.eye(2, dtype=torch.bool)).tolist()
     [[1.0, 0.0], [0.0, 1.0]]

@@ -295,14 +295,16 @@ def _read_datasets(source: TextSource) -> Iterator[Row]:
 
 
 def _of_cells(rows: Iterable[Mapping[str, Any]], column: str, path: Path) -> Iterator[Row]:
-    """Rows whose cells bear the names of their columns."""
+    """Yield rows whose cells bear the names of their columns."""
     for number, row in enumerate(rows):
         cells = dict(row)
         yield number, _content(cells.pop(column), f"texts: {path}, row {number}", column), cells
 
 
 def _builtin(source: TextSource) -> Iterator[Row]:
-    """Text on this machine: Python's manual, WordNet's examples, the prompts that a study comes with."""
+    """Return text on this machine: Python's manual, WordNet's examples, the prompts that a study comes
+    with.
+    """
     prompts = {
         f"builtin:{study.name}": study.path / "prompts" / f"{study.name}.csv" for study in studies().values()
     }
@@ -318,7 +320,7 @@ def _builtin(source: TextSource) -> Iterator[Row]:
 
 
 def _read_pydoc() -> Iterator[Row]:
-    """Sentences of the Python manual: text that every Python carries."""
+    """Yield sentences of the Python manual: text that every Python carries."""
     from pydoc_data.topics import topics
 
     number = 0

@@ -155,14 +155,14 @@ def origin(source: TextSource) -> str:
 
 
 def _joined(rows: Sequence[Row], source: TextSource, position: int) -> Sentence:
-    """All sentences of a source as one text, a space between two; lists of token ids as one list."""
+    """Return all sentences of a source as one text, a space between two; lists of token ids as one list."""
     texts = [content[: source.max_characters] for _, content, _ in rows if isinstance(content, str)]
     ids = None if texts else tuple(token_id for _, content, _ in rows for token_id in content)
     return Sentence(position, source.group, " ".join(texts) if texts else None, ids, origin(source), 0)
 
 
 def words(content: Any) -> int:
-    """Words of a text, tokens of a list of token ids."""
+    """Return the number of words of a text, or of tokens of a list of token ids."""
     return len(content.split()) if isinstance(content, str) else len(content)
 
 
@@ -172,7 +172,7 @@ def choose(
     draw: np.random.Generator,
     samplers: Mapping[str, Sampler] = MappingProxyType({}),
 ) -> Sequence[int]:
-    """Positions of the rows that the source's rule keeps, ascending.
+    """Return positions of the rows that the source's rule keeps, ascending.
 
     `first` takes the first ones, `random` draws without replacement; a study declares others.
     """

@@ -64,7 +64,7 @@ def windows(
 
 
 def cut(ids: Sequence[int], length: int, draw: np.random.Generator) -> list[tuple[int, ...]]:
-    """Disjoint pieces, the first beginning at one of the first `length` places that is drawn.
+    """Return disjoint pieces, the first beginning at one of the first `length` places that is drawn.
 
     Where the texts hold one window alone, it begins as early as it must.
     """

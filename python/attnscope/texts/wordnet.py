@@ -22,7 +22,9 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 def wordnet_rows() -> Iterator[Row]:
-    """Every example sentence of every English synset, once for each lemma that stands in it exactly once."""
+    """Return every example sentence of every English synset, once for each lemma that stands in it exactly
+    once.
+    """
     try:
         from nltk.corpus import wordnet  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
@@ -40,7 +42,7 @@ def wordnet_rows() -> Iterator[Row]:
 
 
 def example_rows(synsets: Iterable[Synset], split: Callable[[str], list[str]] | None = None) -> Iterator[Row]:
-    """Rows of a source: text, with its lemma, synset, part of speech and how it was split.
+    """Yield rows of a source: text, with its lemma, synset, part of speech and how it was split.
 
     Taken is, of each synset, each lemma of one word with each example that has five words and marks or more
     and holds the lemma, as it is written, exactly once.

@@ -31,7 +31,7 @@ def number(value: Any) -> float | None:
 
 
 def plain(cells: Any) -> Any:
-    """Numbers of any shape as lists for JSON, which has no infinity: that is a word there.
+    """Return numbers of any shape as lists for JSON, which has no infinity: that is a word there.
 
     >>> plain([0.5, -math.inf, math.nan])
     [0.5, '-Infinity', None]
@@ -42,7 +42,9 @@ def plain(cells: Any) -> Any:
 
 
 def _betti_steps(barcodes: Barcodes) -> list[list[float | int]]:
-    """Scales at which a Betti number changes, with β0 and β1 from there to the next; none without bars."""
+    """Return scales at which a Betti number changes, with β0 and β1 from there to the next; none without
+    bars.
+    """
     ends = torch.cat([barcodes.birth, barcodes.death])
     scales = torch.unique(ends[ends.isfinite()])
     numbers = betti_curve(barcodes, scales).tolist() if len(scales) else []

@@ -135,7 +135,7 @@ def row_blocks(rows: int, texts: int, vocabulary: int) -> Iterator[Tensor]:
 
 
 def log_likelihood(logits: Tensor, ids: Tensor) -> Tensor:
-    """Log softmax [...] float64 on the CPU of ids [...] under logits [..., V]."""
+    """Return the log softmax [...] float64 on the CPU of ids [...] under logits [..., V]."""
     wide = logits.double().cpu()
     return wide.gather(-1, ids[..., None]).squeeze(-1) - wide.logsumexp(-1)
 

@@ -99,7 +99,9 @@ def _inputs(ids: Tensor) -> dict[str, Tensor]:
 def _maps(
     model: Any, ids: Tensor, edits: tuple[Any, ...] = (), layers: tuple[int, ...] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, log-sums and attention of all layers, one after the other along the heads, in float64."""
+    """Return scores, log-sums and attention of all layers, one after the other along the heads, in
+    float64.
+    """
     parts: list[list[Tensor]] = [[], [], []]
     spec = Forward(("scores", "lse", "attention"), layers=layers, edits=edits)
     with forward(model, _inputs(ids), spec) as captured:
@@ -111,13 +113,15 @@ def _maps(
 
 
 def _distance(first: Tensor, second: Tensor) -> float:
-    """Largest difference of visible scores."""
+    """Return the largest difference of visible scores."""
     seen = (first > -torch.inf) & (second > -torch.inf)
     return float((first - second)[seen].abs().max())
 
 
 def _shifted(model: Any, ids: Tensor, scores: Tensor, tolerance: float) -> Check:
-    """Scores stay under a shift of all positions; where learned positions take ids they must change."""
+    """Check that scores stay under a shift of all positions; where learned positions take ids they must
+    change.
+    """
     try:
         moved = _maps(model, ids, (SetPositionIds(shift=SHIFT),))[0]
     except (NotImplementedError, RuntimeError, ValueError, IndexError) as error:
@@ -131,7 +135,7 @@ def _shifted(model: Any, ids: Tensor, scores: Tensor, tolerance: float) -> Check
 
 
 def _unchanged(model: Any, ids: Tensor, scores: Tensor) -> Iterator[Check]:
-    """Edits that change nothing change no bit."""
+    """Check that edits that change nothing change no bit."""
     embeddings = model.get_input_embeddings()
     with torch.no_grad():
         vectors = embeddings(ids[:, :1])[:, 0]
@@ -180,7 +184,9 @@ def _replaced(model: Any, ids: Tensor) -> Iterator[Check]:
 
 
 def _silent(model: Any, ids: Tensor) -> Check:
-    """Without biases a zero at position 0 stays zero, and no score of key 0 has anything but its offset's."""
+    """Check that, without biases, a zero at position 0 stays zero, and that no score of key 0 has anything
+    but its offset's.
+    """
     name = "zero_embedding"
     if any(name.endswith("bias") for name, _ in model.named_parameters()):
         return Check(name, None, 0.0, "the model has biases")

@@ -104,7 +104,9 @@ def compare(run: StageRun, options: Any) -> None:
 
 
 def _slopes(facts: pd.DataFrame, means: pd.DataFrame) -> pd.DataFrame:
-    """Slope on depth, the first layer 0 and the last 1, by model and measure; of two layers or more."""
+    """Return the slope on depth, the first layer 0 and the last 1, by model and measure; of two layers or
+    more.
+    """
     rows = []
     for encoding in facts.to_dict("records"):
         rows_of_model = where(means, model=encoding["model"]).sort_values("layer")

@@ -85,7 +85,7 @@ def position(run: StageRun, options: Any) -> None:
 def estimated(
     profile: PositionProfile, chosen: tuple[int, int], options: Any, run: StageRun
 ) -> dict[str, Array]:
-    """Columns of `position` for one set of queries, [L, h] each."""
+    """Return columns of `position` for one set of queries, [L, h] each."""
     columns: dict[str, Array] = {}
     seed = run.settings.seed
     for column, weights in SIZES.items():
@@ -136,7 +136,7 @@ def simple(profile: PositionProfile) -> dict[str, Array]:
 def over_heads(
     profile: PositionProfile, chosen: tuple[int, int], columns: dict[str, Array]
 ) -> dict[str, Array]:
-    """Means over the heads of each layer, [L], the sizes with intervals of their own."""
+    """Return means over the heads of each layer, [L], the sizes with intervals of their own."""
     apart = ("p_value", "p_adjusted", "reliability")
     means = {name: _mean(values) for name, values in columns.items() if not name.endswith(apart)}
     for column, weights in SIZES.items():
@@ -221,7 +221,7 @@ def _at_offset(
 
 
 def _interval(products: Array) -> tuple[Array, Array, Array]:
-    """Mean product of different groups [..., G, G] -> [...], with its ends."""
+    """Return the mean product of different groups [..., G, G] -> [...], with its ends."""
     value, low, high, _ = jackknife_bounds(
         np.arange(products.shape[-1]), lambda groups: mean_product(products[..., groups, :][..., groups])
     )
@@ -241,7 +241,9 @@ def _covariance(first: Array, second: Array) -> Array:
 
 
 def _strongest(run: StageRun, profile: PositionProfile, chosen: tuple[int, int], options: Any) -> None:
-    """Profile and mean residual of the head with the largest residual above its noise, rows centred."""
+    """Write the profile and mean residual of the head with the largest residual above its noise, rows
+    centred.
+    """
     low = residual_size(profile, queries=chosen, draws=1, seed=0).low
     if not np.isfinite(low).any():
         return

@@ -102,7 +102,8 @@ def project_directions(directions: torch.Tensor, run: StageRun) -> torch.Tensor:
 
 
 def _same_token_gaps(write: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-    """Distance of fingerprints [B, h, D] to that of the first text of the batch with the same first token.
+    """Return the distance of fingerprints [B, h, D] to that of the first text of the batch with the same
+    first token.
 
     As a share of its norm, [B, h]; NaN for that text itself.
     """
@@ -145,7 +146,7 @@ def trajectories(run: StageRun, batch: Batch, arm: Arm, options: Any) -> None:
 
 
 def trajectory(run: StageRun) -> None:
-    """Position 0 over all texts: means, and the largest gap."""
+    """Write the means of position 0 over all texts, and the largest gap."""
     paths = run.read("trajectories")
     tolerance = TOLERANCES.get(str(run.model().dtype).removeprefix("torch."), 1e-5)
     worst = paths.groupby(["arm", "layer"])[["gap", "across"]].max()
@@ -262,7 +263,7 @@ def shares(run: StageRun) -> None:
 
 
 def _moments(count: int, total: Any, squares: Any, centre: Any) -> PositionMoments:
-    """Moments of all texts from their sums."""
+    """Return moments of all texts from their sums."""
     numbers = {"count": count, "left_out": 0, "sum": total, "squares": squares, "centre": centre}
     return PositionMoments.from_state(numbers)
 

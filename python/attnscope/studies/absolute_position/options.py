@@ -99,7 +99,7 @@ class PositionOptions(Options):
 
 
 def query_sets(options: Any, m: int) -> dict[str, tuple[int, int]]:
-    """Names of the sets of early queries, each with its first and last one.
+    """Return names of the sets of early queries, each with its first and last one.
 
     >>> query_sets(PositionOptions(), 16)
     {'early': (2, 15), '2-8': (2, 8), '2': (2, 2), '3-4': (3, 4), '5-8': (5, 8), '9-15': (9, 15)}

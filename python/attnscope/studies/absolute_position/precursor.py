@@ -224,7 +224,7 @@ def scaling_of(model: Any, layer: int, d: int) -> float:
 
 
 def _ends(run: StageRun, ids: Tensor, options: Any) -> Any:
-    """Layers with queries and keys behind the rotation."""
+    """Return layers with queries and keys behind the rotation."""
     return _layers(run, ids, options, INTERFACE, ("query", "key"))
 
 

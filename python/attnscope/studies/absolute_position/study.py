@@ -170,7 +170,7 @@ def measure_passes(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
     within="checkpoint",
 )
 def estimate_position(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
-    """Estimates with intervals and tests from the sums over texts."""
+    """Write estimates with intervals and tests from the sums over texts."""
     estimates.position(run, study.options)
     first_position.trajectory(run)
     first_position.fingerprints(run, study.options)

@@ -50,7 +50,8 @@ def softmax_of(layer: Layer) -> tuple[Tensor, bool]:
 
 
 def first_key(layer: Layer) -> Tensor:
-    """Attention of early queries to key 0, its square, and what the mask alone makes of it, [B, h, 3, m].
+    """Return attention of early queries to key 0, its square, and what the mask alone makes of it, [B, h,
+    3, m].
 
     The last: what late queries that see their i + 1 nearest keys alone give the farthest of them. NaN where
     key 0 is out of sight.
@@ -120,7 +121,7 @@ def store_profile(
 
 
 def _square(profile: PositionProfile, rows: Array) -> Array:
-    """[..., Q, m] of the chosen queries as [..., m, m]."""
+    """Return [..., Q, m] of the chosen queries as [..., m, m]."""
     square = np.zeros((*rows.shape[:-2], profile.m, profile.m))
     square[..., profile.queries, :] = rows
     return square

@@ -91,7 +91,7 @@ def two_sided(z: float) -> float:
 
 
 def permuted(x: Array, y: Array, distinct: Array, draws: int, seed: int) -> Array:
-    """Largest |z| over layers when versions change places within their text, [draws].
+    """Return the largest |z| over layers when versions change places within their text, [draws].
 
     Every layer sees the same permutation.
 
@@ -197,12 +197,14 @@ def between(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
 
 
 def over_texts(x: Array, y: Array, covariates: Array, units: Array) -> Any:
-    """Spearman's correlation over texts given covariates [T, c], equal texts drawn as one."""
+    """Return Spearman's correlation over texts given covariates [T, c], equal texts drawn as one."""
     return partial_correlation(x, y, covariates, units=units)
 
 
 def designs(panel: Panel) -> tuple[tuple[str, Array], ...]:
-    """Names of the designs between texts with what is held: nothing, or length, place and pieces [T, 3]."""
+    """Return names of the designs between texts with what is held: nothing, or length, place and pieces
+    [T, 3].
+    """
     named = ("n_tokens", "start", "pieces")
     covariates = np.stack([panel.words[name][:, panel.at(REAL)] for name in named], -1)
     return ("between", covariates[:, :0]), ("between_partial", covariates)
@@ -262,7 +264,9 @@ def mean_with_sign_test(gain: Array, options: LikelihoodOptions, seed: int) -> R
 
 
 def unit_gain(panel: Panel, values: Array, pairs: Array) -> Array:
-    """½[v(s, w) + v(s', w') − v(s, w') − v(s', w)] of every pair of texts; pairs of equal texts are one."""
+    """Return ½[v(s, w) + v(s', w') − v(s, w') − v(s', w)] of every pair of texts; pairs of equal texts are
+    one.
+    """
     real, away = values[:, panel.at(REAL)], values[:, panel.at(SWAP)]
     gain = (real[pairs] - away[pairs]).sum(-1) / 2
     return by_unit(gain, np.array([f"{a}-{b}" for a, b in np.sort(panel.units[pairs], -1)]))

@@ -60,7 +60,9 @@ def measure(unit: Unit, run: StageRun, targets: pd.DataFrame, options: Likelihoo
 
 
 def _passes(batch: Batch, modes: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Versions that one forward pass takes together: several of few small texts, one of many or long ones."""
+    """Yield versions that one forward pass takes together: several of few small texts, one of many or long
+    ones.
+    """
     n = max(batch.lengths)
     size = max(1, _ENTRIES // (n * max(n, _TOKENS) * len(batch.samples)))
     for start in range(0, len(modes), size):
@@ -119,7 +121,7 @@ def _write(
 
 
 def of_span(maps: Tensor, spans: Tensor, special: Tensor, support: Any, lengths: Tensor) -> SpanAttention:
-    """Attention of each text's word [B, h] in maps [B, h, n, n]."""
+    """Return attention of each text's word [B, h] in maps [B, h, n, n]."""
     return span_attention(
         maps, spans[:, None], special=special[:, None], support=support, lengths=lengths[:, None]
     )

@@ -55,7 +55,7 @@ class Panel:
         return self.words["log_likelihood"]
 
     def at(self, mode: str) -> int:
-        """Place of a mode."""
+        """Return the place of a mode."""
         return self.modes.index(mode)
 
     @property
@@ -72,7 +72,7 @@ class Panel:
         return is_distinct
 
     def pairs(self) -> Array:
-        """Places of the texts that exchange words, [pairs, 2]."""
+        """Return places of the texts that exchange words, [pairs, 2]."""
         place = {int(sample): at for at, sample in enumerate(self.samples)}
         return np.array(
             [
@@ -126,7 +126,7 @@ def panel_of(words: pd.DataFrame, spans: pd.DataFrame) -> Panel | None:
 
 
 def _places(table: pd.DataFrame, samples: Array, modes: Sequence[str]) -> tuple[Array, Array]:
-    """Row and column of each row of a table."""
+    """Return the row and column of each row of a table."""
     return np.searchsorted(samples, table["sample"].to_numpy()), pd.Index(modes).get_indexer(table["mode"])
 
 
@@ -183,5 +183,5 @@ def slope(x: Array, y: Array, has_value: Array) -> Array:
 
 
 def by_unit(values: Array, units: Array) -> Array:
-    """Means over texts that are equal, one number a unit, in their order; NaN is left out."""
+    """Return means over texts that are equal, one number a unit, in their order; NaN is left out."""
     return pd.Series(values).groupby(units, sort=True).mean().to_numpy()

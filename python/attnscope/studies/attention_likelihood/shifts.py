@@ -157,7 +157,7 @@ def best_layer(panel: Panel) -> Row:
 
 
 def _means(r: Array) -> Array:
-    """Means over texts, NaN where no text has one."""
+    """Return means over texts, NaN where no text has one."""
     count = np.isfinite(r).sum(-1)
     return np.divide(np.nansum(r, -1), count, out=np.full(len(r), np.nan), where=count > 0)
 

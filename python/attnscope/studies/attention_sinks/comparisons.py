@@ -38,7 +38,7 @@ _NO_CHANGE = {"change": math.nan, "change_first_step": None, "change_last_step":
 
 
 def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Keys and rows of every checkpoint, in stored order."""
+    """Yield keys and rows of every checkpoint, in stored order."""
     for (model, revision, step), part in frame.groupby(list(CHECKPOINT_KEYS), sort=False):
         yield {"model": str(model), "revision": str(revision), "step": int(str(step))}, part
 
@@ -55,7 +55,7 @@ def numbers_of(results: Results, table: str, *, constants: bool = False) -> list
 
 
 def measured(results: Results, table: str) -> pd.DataFrame:
-    """Keys and numbers of a table; undefined and infinite values are NaN."""
+    """Return keys and numbers of a table; undefined and infinite values are NaN."""
     keys = [key for key in HEAD_KEYS if table == "heads" or key != "head"]
     metrics = numbers_of(results, table, constants=True)
     frame = results.table(table, [*keys, *metrics])
@@ -81,8 +81,8 @@ def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def layer_tests(results: Results) -> list[dict[str, Any]]:
-    """Rows of `layer_tests`: the exact protocol pairs sentences and corrects for the family, the authors'
-    does neither.
+    """Return rows of `layer_tests`: the exact protocol pairs sentences and corrects for the family, the
+    authors' does neither.
     """
     tests: list[dict[str, Any]] = []
     tables = [name for name in ("head_means", "layers") if name in results.tables()]
@@ -123,7 +123,7 @@ def _between_layers(wide: pd.DataFrame, metrics: list[str], protocol: str) -> It
 
 
 def removal_tests(results: Results) -> list[dict[str, Any]]:
-    """Rows of `removal_tests`: does taking the sinks out bring the heads together?
+    """Return rows of `removal_tests`: does taking the sinks out bring the heads together?
 
     Exact: a paired t-test over sentences of the share of the divergence that goes, against that of shuffled
     rows, whose strongest keys are chosen in the same way, because keys that are chosen as the strongest leave
@@ -198,7 +198,9 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
 
 
 def against_control(kind: str, text_means: pd.Series[float], control: pd.DataFrame) -> dict[str, Any]:
-    """Numbers of texts and of a control (rows of `Results.variants`): difference, interval, p-value, unit."""
+    """Return numbers of texts and of a control (rows of `Results.variants`): difference, interval,
+    p-value, unit.
+    """
     if kind == "random_weights":
         seeds, values = control["seed"].to_numpy(), control["value"].to_numpy(float)
         values_by_seed = [values[seeds == seed] for seed in np.unique(seeds)]
@@ -216,7 +218,7 @@ def difference_of(test: Any) -> dict[str, float]:
 
 
 def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
-    """Rows of `emergence`, for models with two checkpoints or more of known step."""
+    """Return rows of `emergence`, for models with two checkpoints or more of known step."""
     samples = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group"])
     counted = samples[samples["step"] >= 0].groupby("model")["step"].nunique()
     series = sorted(counted[counted >= 2].index)

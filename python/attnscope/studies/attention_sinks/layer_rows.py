@@ -82,7 +82,7 @@ SAMPLE = 0
 
 
 def metric_names() -> list[str]:
-    """Every metric that `options.metrics` may name."""
+    """Return every metric that `options.metrics` may name."""
     return sorted({name for names in METRICS.values() for name in names} | {"classify_frames"})
 
 

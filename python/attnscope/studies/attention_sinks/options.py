@@ -70,7 +70,7 @@ class SinkOptions(Options):
 
 
 def by_focus_word(rows: Sequence[Row], source: TextSource, draw: np.random.Generator) -> list[int]:
-    """Positions of the shortest sentence of every focus word, ascending.
+    """Return positions of the shortest sentence of every focus word, ascending.
 
     When more are wanted, the rest is drawn in equal parts from the short, middle and long third of the other
     sentences; when fewer are wanted, the same draw is made among the shortest ones.

@@ -19,7 +19,9 @@ from attnscope.studies.attention_sinks.figures import THRESHOLD
 
 
 def _head_means(**labels: str | tuple[str, str]) -> tuple[ProtocolComparison, ...]:
-    """Columns of the head means, their labels in the report, and the published column if it differs."""
+    """Return columns of the head means, their labels in the report, and the published column if it
+    differs.
+    """
     labelled = ((column, (label,) if isinstance(label, str) else label) for column, label in labels.items())
     return tuple(
         ProtocolComparison("head_means", column, *label_and_other) for column, label_and_other in labelled

@@ -107,5 +107,5 @@ def share_without(rows: Tensor, keys: Tensor) -> Tensor:
 
 
 def _divergence(rows: Tensor, mean: Tensor) -> Tensor:
-    """KL of the rows of heads from their mean, without the axis of keys."""
+    """Return KL of the rows of heads from their mean, without the axis of keys."""
     return (torch.xlogy(rows, rows) - torch.xlogy(rows, mean)).sum(-1)

@@ -60,8 +60,8 @@ def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
 def frames(
     results: Results, judged: Sequence[HeadSinks], seed: int, evidence: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Rows of `frames`, of heads that have a sink and as published; rows of their evidence are appended to
-    `evidence`.
+    """Return rows of `frames`, of heads that have a sink and as published; rows of their evidence are
+    appended to `evidence`.
     """
     verdicts: list[dict[str, Any]] = []
 
@@ -149,7 +149,9 @@ _PEAK = ("early", "middle", "late", "middle_peak", "peak_factor")
 
 
 def graph_depth(results: Results) -> list[dict[str, Any]]:
-    """Rows of `graph_depth`: λ2 of the head mean by thirds of the layers, and what it goes along with."""
+    """Return rows of `graph_depth`: λ2 of the head mean by thirds of the layers, and what it goes along
+    with.
+    """
     partners = ["gini", "hub_share", "centralization", "degree_variance"]
     keys = [*CHECKPOINT_KEYS, "protocol", "layer", "threshold"]
     numbers = ["fiedler_value", "density", *partners]

@@ -38,7 +38,7 @@ _TESTS = "value p_value p_holm p_bh"
 
 
 def _columns(*kinds: str) -> tuple[Column, ...]:
-    """Columns by their kind, such as "count texts above"."""
+    """Return columns by their kind, such as "count texts above"."""
     all_columns = [columns(kind, name)[0] for kind, *names in map(str.split, kinds) for name in names]
     return tuple(_DESCRIBED.get(column.name, column) for column in all_columns)
 

@@ -63,7 +63,7 @@ def refusal_check(run: StageRun, options: HallucinationOptions) -> Check:
 
 
 def passed(model: Any, ids: Tensor, *edits: Any, mask: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
-    """States of every block and logits of one prompt [1, n]."""
+    """Return states of every block and logits of one prompt [1, n]."""
     mask = torch.ones_like(ids) if mask is None else mask
     inputs = {"input_ids": ids, "attention_mask": mask}
     if module_tracing.takes(model, "position_ids"):
@@ -152,6 +152,6 @@ def _final_state_checks(
 
 
 def _gap(first: Tensor, second: Tensor) -> float:
-    """Largest difference, relative to the largest entry."""
+    """Return the largest difference, relative to the largest entry."""
     difference = (first.double() - second.double()).abs().max()
     return float(difference / second.double().abs().max().clamp_min(1e-12))

@@ -33,7 +33,7 @@ class Space:
         self.topological = asc.cloud_distances(states, metric=options.metric)
 
     def dimensions(self, subsets: Array) -> Array:
-        """Local dimension at each k, then two-nearest-neighbours dimension: [m, K + 1]."""
+        """Return the local dimension at each k, then two-nearest-neighbours dimension: [m, K + 1]."""
         dimensions = []
         for chunk in np.array_split(subsets, max(1, len(subsets) // CHUNK)):
             chosen = torch.from_numpy(np.ascontiguousarray(chunk))
@@ -45,13 +45,13 @@ class Space:
         return np.concatenate(dimensions)
 
     def fragmentation(self, subsets: Array) -> Array:
-        """φ of subsets [m]."""
+        """Return φ of subsets [m]."""
         chosen = torch.from_numpy(np.ascontiguousarray(subsets))
         return asc.fragmentation(self.topological, metric="precomputed", subsets=chosen).numpy()
 
 
 def compare(space: Space, contrast: Contrast, seed: int) -> dict[tuple[str, int], Any]:
-    """Exchange tests of the buckets' dimensions and fragmentation, by quantity and k.
+    """Return exchange tests of the buckets' dimensions and fragmentation, by quantity and k.
 
     Statistics are absolute; `signed` below keeps the sign of what is observed.
     """
@@ -179,7 +179,7 @@ def near(points: Tensor, reference: Tensor, other: Tensor, share: float) -> Tens
 def null_draws(
     points: Tensor, kind: str, templates: Array, pooled_with: Tensor, draws: int, seed: int
 ) -> Iterator[Tensor]:
-    """Null clouds [n, d] of a kind, one after the other; "labels" draws from two buckets together."""
+    """Yield null clouds [n, d] of a kind, one after the other; "labels" draws from two buckets together."""
     if kind == "labels":
         pooled = torch.cat([points, pooled_with])
         for draw in range(draws):

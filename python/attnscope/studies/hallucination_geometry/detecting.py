@@ -58,7 +58,7 @@ def measure(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -
 
 
 def _baselines(run: StageRun, contrast: Contrast) -> dict[str, Array]:
-    """Held-out scores of what is not a state, by name."""
+    """Return held-out scores of what is not a state, by name."""
     table = contrast.table
     features = {
         "auc_length": table["tokens"].to_numpy(dtype=float)[:, None],

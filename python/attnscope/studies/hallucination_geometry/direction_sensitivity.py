@@ -318,7 +318,9 @@ def _refusal_tests(
 
 
 def _gradients(steps: PromptSteps, refusal: list[int] | None) -> dict[str, Any]:
-    """Gradients of the logit of refusal and of the likeliest token's loss, by layer, at the last token."""
+    """Return gradients of the logit of refusal and of the likeliest token's loss, by layer, at the last
+    token.
+    """
 
     def refused(out: Any) -> Tensor:
         log_p = out.logits[0, -1].double().log_softmax(-1)
@@ -505,7 +507,7 @@ def p_values_of_layers(observed: Array, others: Array) -> tuple[Array, Array]:
 def _rows(
     run: StageRun, contrast: Contrast, name: str, layers: list[int], observed: Array, others: Array
 ) -> None:
-    """Logarithms of a number of the boundary [L] over the mean of random directions [m, L]."""
+    """Write logarithms of a number of the boundary [L] over the mean of random directions [m, L]."""
     centre = others.mean(0)
     p_values, adjusted = p_values_of_layers(observed, others)
     for at, layer in enumerate(layers):

@@ -128,7 +128,7 @@ def ask(
 
 
 def detectors(contrast: Contrast, states: Tensor, seed: int, random: Array | None = None) -> dict[str, Array]:
-    """Held-out chances [n] that a prompt is of the other bucket, of the probe and of its controls."""
+    """Return held-out chances [n] that a prompt is of the other bucket, of the probe and of its controls."""
 
     def chances(scores: Array) -> Array:
         return np.asarray(1 / (1 + np.exp(-np.clip(scores, -50, 50))))
@@ -255,7 +255,7 @@ def _move(
     answers: dict[int, AskedPrompt],
     how: InterventionOptions,
 ) -> None:
-    """Steering and compression: what each adds to the state, on the folds that it was not fitted to."""
+    """Write what steering and compression add to the state, on the folds that it was not fitted to."""
     place = {int(sample): at for at, sample in enumerate(contrast.table["sample"])}
     fitted: dict[int, _Fitted] = {}
     for sample in chosen["sample"]:
@@ -358,7 +358,7 @@ def steered(
     always: Tensor | None = None,
     raised: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Next-token logits [m, V] and continuations [m, tokens] of a prompt whose last state moves.
+    """Return next-token logits [m, V] and continuations [m, tokens] of a prompt whose last state moves.
 
     The moves are a batch on one cache.
 
@@ -411,7 +411,7 @@ def steered(
 
 
 def _ended(new: Tensor, model: Any) -> Tensor:
-    """Tokens behind the first that ends an answer become that token, which is not shown."""
+    """Return tokens in which all behind the first that ends an answer are that token, which is not shown."""
     ends = model.generation_config.eos_token_id
     if ends is None:
         return new

@@ -82,7 +82,7 @@ def measure(
 
 
 def padded(run: StageRun, samples: list[int]) -> dict[str, Tensor]:
-    """Prompts padded on the side that their tokenizer pads on."""
+    """Return prompts padded on the side that their tokenizer pads on."""
     ids = {text.sentence.sample: text.encoded.ids.tolist() for text in run.unit.inputs}
     rows = [ids[int(sample)] for sample in samples]
     width = max(map(len, rows))
@@ -113,7 +113,7 @@ def along(
 
 
 def _betti(ruscio2026: Any, points: Tensor, b: Tensor, draw: Any) -> tuple[float, float]:
-    """Bars at .15 near the boundary; NaN where a state is a zero vector."""
+    """Return bars at .15 near the boundary; NaN where a state is a zero vector."""
     try:
         betti = ruscio2026.topology(points, b, draw=draw)
     except ValueError:

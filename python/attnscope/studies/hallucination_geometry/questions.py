@@ -105,7 +105,7 @@ def _named(sentence: Sentence, options: HallucinationOptions) -> Sentence:
 def _matched(
     rows: list[Sentence], encoder: Encoder, model: str, plan: Plan, options: HallucinationOptions
 ) -> list[Sentence]:
-    """Prompts about something unknown in as many tokens as their partners; the others are left out."""
+    """Return prompts about something unknown in as many tokens as their partners; the others are left out."""
     if options.match_tokens is None:
         return rows
 
@@ -240,7 +240,7 @@ def as_table(rows: Sequence[Sentence]) -> pd.DataFrame:
 
 
 def words(question: str) -> list[str]:
-    """Lower-case words and marks."""
+    """Return lower-case words and marks."""
     return re.findall(r"\w+|[^\w\s]", question.lower())
 
 
@@ -341,7 +341,7 @@ def expectations(plan: Plan, options: HallucinationOptions) -> list[str]:
 
 
 def generated(prompts: int, counts: dict[Any, int], options: HallucinationOptions) -> int:
-    """Tokens that answers and interventions generate."""
+    """Return the number of tokens that answers and interventions generate."""
     total = 0 if options.answers is False else prompts * options.answers.tokens
     how = options.interventions
     if how is not False:

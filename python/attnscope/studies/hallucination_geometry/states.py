@@ -112,7 +112,7 @@ class Stored:
             raise MissingError("no states are stored")
 
     def layer(self, layer: int, samples: Any) -> torch.Tensor:
-        """[n, D] float64 of the samples, in their order."""
+        """Return [n, D] float64 of the samples, in their order."""
         if "states" not in self.files:
             sums = self.run.reduced(HELD, by=("sample",), layer=layer)
             rows = [sums[int(sample),].sum for sample in samples]
@@ -129,7 +129,7 @@ class Stored:
         return torch.from_numpy(states.astype(np.float64))
 
     def layers(self) -> list[int]:
-        """Numbers of the blocks that are stored."""
+        """Return numbers of the blocks that are stored."""
         return self._layers
 
     def _stored_layers(self) -> list[int]:

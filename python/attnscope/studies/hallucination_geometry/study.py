@@ -168,7 +168,7 @@ class HallucinationGeometry(Study):
     def prepare_texts(
         self, sentences: Sequence[Sentence], encoder: Encoder, model: str, plan: Plan
     ) -> Sequence[Sentence]:
-        """Questions inside their prompts."""
+        """Return questions inside their prompts."""
         return questions.format_questions(sentences, encoder, model, plan, self.options)
 
     def describe_plan(self, plan: Plan) -> list[str]:

@@ -134,7 +134,7 @@ class _Biases:
         self._after = None if adapter else WeightFolder(after)
 
     def change(self, entry: WeightEntry) -> float:
-        """‖Δb‖ of a matrix's own outputs; NaN where either side has no bias of this name."""
+        """Return ‖Δb‖ of a matrix's own outputs; NaN where either side has no bias of this name."""
         name = entry.tensor.removesuffix("weight") + "bias"
         if self._after is None or name not in self._base.shapes or name not in self._after.shapes:
             return math.nan

@@ -148,7 +148,7 @@ class Pair:
         return {int(group): float(value) for group, value in means.items()}
 
     def logit_isotropic(self, roles: Sequence[str]) -> float:
-        """Relative fraction that independent errors of all logits would give the last layer."""
+        """Return the relative fraction that independent errors of all logits would give the last layer."""
         rows = self._rows(roles, "out", "prediction", "")
         return float((rows["share_of_energy"] * rows["relative"] / rows["fraction"]).mean())
 

@@ -94,7 +94,7 @@ class _Draw:
         self.count = chosen.directions
 
     def gaussian(self, d: int) -> Tensor:
-        """[directions, d], any length."""
+        """Return [directions, d], any length."""
         return torch.from_numpy(self._generator.standard_normal((self.count, d)))
 
     def classes(self, basis: Tensor) -> dict[str, Tensor]:

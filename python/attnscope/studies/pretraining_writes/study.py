@@ -110,7 +110,9 @@ class PretrainingWrites(Study):
         self.subspaces: dict[str, Subspaces] = {}
 
     def stored_bytes(self, unit: Unit, plan: Plan) -> int:
-        """Two second moments of what each matrix reads, and of gradients at what it writes."""
+        """Return the bytes of two second moments of what each matrix reads, and of gradients at what it
+        writes.
+        """
         if unit.stage != "moments":
             return 0
         width, inner = plan.widths[unit.source]

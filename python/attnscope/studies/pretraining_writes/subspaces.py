@@ -63,11 +63,11 @@ class Directions:
         return sum(tensor.nelement() * tensor.element_size() for tensor in tensors)
 
     def share(self, k: int) -> float:
-        """Energy of the first k as a share of all."""
+        """Return the energy of the first k as a share of all."""
         return float(self.energies[:k].sum()) / self.trace
 
     def gap(self, k: int) -> float:
-        """(λ_k − λ_{k+1})/λ_k; NaN behind the last."""
+        """Return (λ_k − λ_{k+1})/λ_k; NaN behind the last."""
         if k >= len(self.energies):
             return float("nan")
         return float((self.energies[k - 1] - self.energies[k]) / self.energies[k - 1])
@@ -132,7 +132,7 @@ class Subspaces:
         return Directions(vectors[:, :keep], values, trace, complete, left_out)
 
     def mean_input(self, layer: int, role: str) -> Tensor:
-        """Mean input [d] of a matrix."""
+        """Return the mean input [d] of a matrix."""
         return self._sums.layer(layer).mean(layer, role)
 
     def prediction(self, draw: int | None = None) -> Directions | None:

@@ -27,7 +27,7 @@ KEPT_BYTES = 256 * 2**20
 
 
 def title_of(checkpoint: Checkpoint) -> str:
-    """Model and revision, which name a base in keys."""
+    """Return model and revision, which name a base in keys."""
     return checkpoint.title
 
 

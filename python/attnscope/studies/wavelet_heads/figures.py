@@ -64,7 +64,7 @@ DEPTH = (
 
 @style()
 def scalogram(signal: Sequence[float], *, ax: Axes | None = None) -> Axes:
-    """Morlet power of a query's attention by key and period, darker where its ends are not yet felt."""
+    """Draw Morlet power of a query's attention by key and period, darker where its ends are not yet felt."""
     ax = axes_or_new(ax)
     x = torch.tensor(list(signal), dtype=torch.float64, device="cpu")
     sizes = np.geomspace(2.0, max(len(x) / 4, 4.0), 48)
@@ -149,7 +149,7 @@ def _wide_and_middling(rows: pd.DataFrame) -> tuple[Any, Any]:
 
 @figure("harmonics")
 def harmonics(results: Results, options: Options) -> Drawn:
-    """Harmonics of RoPE's frequencies behind the activation, and interference in and out of phase."""
+    """Draw harmonics of RoPE's frequencies behind the activation, and interference in and out of phase."""
     table, _ = first_model(results, "harmonics")
     names = table["activation"].dropna() if "activation" in table else pd.Series(dtype=object)
     activation = str(names.iloc[0]).replace("Activation", "") if len(names) else "the activation"
@@ -179,7 +179,7 @@ def harmonics(results: Results, options: Options) -> Drawn:
 
 
 def _powers(ax: Axes, means: pd.DataFrame, activation: str) -> None:
-    """Power at each harmonic over power at the frequency itself, a line per harmonic."""
+    """Draw power at each harmonic over power at the frequency itself, a line per harmonic."""
     orders = [name for name in means if name != "distortion_before"]
     for order, color in zip(orders, layer_colors(len(orders)), strict=True):
         ax.plot(means.index, means[order], marker="o", markersize=3, color=color, label=f"{str(order)[-1]}θ")
@@ -217,7 +217,9 @@ def _pairs_of_bars(ax: Axes, means: pd.DataFrame, measure: str, rows: Any) -> No
 
 @style()
 def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Share of power over frequency, one line per layer, mean over heads with its interval over samples."""
+    """Draw the share of power over frequency, one line per layer, mean over heads with its interval over
+    samples.
+    """
     ax = axes_or_new(ax)
     layers = sorted(spectra["layer"].unique())
     table = estimate(spectra, "power_share", ["layer", "frequency"])
@@ -233,7 +235,9 @@ def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 @figure("spectra")
 def power_spectra(results: Results, options: Options) -> Drawn:
-    """Power spectra of attention along the keys by layer, one panel per series, at the last checkpoint."""
+    """Draw power spectra of attention along the keys by layer, one panel per series, at the last
+    checkpoint.
+    """
     spectra = in_series(require_table(results, "spectra", "power_share"), results)
     final, before = last_step(spectra), first_step(spectra)
     final = final[final["power_share"] > 0]
@@ -265,7 +269,7 @@ FIGURES["band_shares"] = depth(tuple((name, None) for name in DEPTH))
 
 @figure("heads")
 def phases(results: Results, options: Options) -> Drawn:
-    """Every number over training, mean over heads with its interval over samples: the phases."""
+    """Draw every number over training, mean over heads with its interval over samples: the phases."""
     heads, unknown = over_steps(measured_heads(results))
     present = with_values(heads, "heads", DEPTH)
     rho = optional(results, "uncertainty")
@@ -295,7 +299,9 @@ _BOUNDED = {
 
 @figure("heads")
 def uncertainty(results: Results, options: Options) -> Drawn:
-    """Position against frequency for every head at the last checkpoint, with the bounds of both pairs."""
+    """Draw position against frequency for every head at the last checkpoint, with the bounds of both
+    pairs.
+    """
     heads = measured_heads(results)
     final, before = last_step(heads), first_step(heads)
     panels_with_values = {
@@ -369,7 +375,7 @@ def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
 
 @figure("scale_sensitivity")
 def scale_sensitivity(results: Results, options: Options) -> Drawn:
-    """1 − cosine between the wavelet descriptions of a text and of its beginning, over depth."""
+    """Draw 1 − cosine between the wavelet descriptions of a text and of its beginning, over depth."""
     table = last_step(in_series(rows_of_protocol(require_table(results, "scale_sensitivity")), results))
     words = {
         "energy": ("energies of the scales", "energies of the common scales"),
@@ -406,7 +412,7 @@ def scale_sensitivity(results: Results, options: Options) -> Drawn:
 
 
 def _layer_legend(figure_: mpl.Figure, layers: Sequence[int]) -> None:
-    """Bound, untrained model and layers (first, middle and last of many)."""
+    """Draw the legend of bound, untrained model and layers (first, middle and last of many)."""
     few = layers if len(layers) <= 5 else [layers[0], layers[len(layers) // 2], layers[-1]]
     others = {f"layer {layer}" for layer in layers if layer not in few}
     named = named_artists(figure_.axes)

@@ -29,7 +29,7 @@ _ACTIVATIONS = ("act_fn", "act", "activation_fn", "intermediate_act_fn", "activa
 
 
 def rotary_frequencies(model: Any) -> Tensor | None:
-    """θ_k of the model's RoPE in radians per position, None without RoPE."""
+    """Return θ_k of the model's RoPE in radians per position, None without RoPE."""
     buffers = (getattr(module, "inv_freq", None) for module in model.modules())
     frequencies = (
         buffer for buffer in buffers if isinstance(buffer, Tensor) and buffer.ndim == 1 and len(buffer)
@@ -38,7 +38,7 @@ def rotary_frequencies(model: Any) -> Tensor | None:
 
 
 def model_activation(model: Any) -> tuple[str, Callable[[Tensor], Tensor]] | None:
-    """Name and function of the activation in the model's feed-forward layers, None without one."""
+    """Return the name and function of the activation in the model's feed-forward layers, None without one."""
     candidates = (getattr(module, name, None) for module in model.modules() for name in _ACTIVATIONS)
     functions = (
         candidate
@@ -63,7 +63,7 @@ def inputs_of(model: Any) -> Iterator[tuple[str, dict[str, Tensor]]]:
 def interference(
     first: Tensor, second: Tensor, theta: Tensor, activation: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """Two rotations of one frequency with amplitudes [...], added in phase and half a turn apart.
+    """Return two rotations of one frequency with amplitudes [...], added in phase and half a turn apart.
 
     `norm_aligned` and `norm_shifted` are root mean squares over positions behind the activation,
     `entropy_aligned` and `entropy_shifted` of attention over positions whose logits are the sum, in nats.
@@ -85,7 +85,8 @@ def interference(
 
 
 def harmonics(model: Any) -> dict[str, Any]:
-    """Columns of the table `harmonics`: one row per input, layer and resolved frequency, means over heads.
+    """Return columns of the table `harmonics`: one row per input, layer and resolved frequency, means over
+    heads.
 
     Empty for a model without RoPE or without an activation, or whose queries do not rotate.
     """
@@ -107,7 +108,9 @@ def harmonics(model: Any) -> dict[str, Any]:
 def _layer_rows(
     query: Tensor, key: Tensor, theta: Tensor, resolved: Tensor, function: Callable[[Tensor], Tensor]
 ) -> list[dict[str, Any]]:
-    """Rows of one layer, for the halves of each rotated pair together; queries and keys are [heads, n, d]."""
+    """Return rows of one layer, for the halves of each rotated pair together; queries and keys are [heads,
+    n, d].
+    """
     half = len(theta)
     position = torch.arange(query.shape[-2], dtype=torch.float64, device="cpu")
     rows = []

@@ -37,7 +37,7 @@ def correlated(heads: Mapping[str, Any]) -> dict[str, float]:
 
 
 def phases(results: Results) -> pd.DataFrame:
-    """Every number of every checkpoint: mean over heads, then over sentences, with its interval."""
+    """Return every number of every checkpoint: mean over heads, then over sentences, with its interval."""
     keys, parts = [*CHECKPOINT_KEYS, "sample"], []
     stored_tables = results.tables()
     if "heads" in stored_tables:

@@ -72,7 +72,7 @@ class WaveletOptions(Options):
         return not self.metrics or metric in self.metrics
 
     def of(self, metric: str) -> dict[str, Any]:
-        """Options of the calls of a metric of signals."""
+        """Return options of the calls of a metric of signals."""
         signal: dict[str, Any] = self.model_dump(include={"signal", "min_keys", "drop_first"})
         options: dict[str, dict[str, Any]] = {
             "power_spectrum": {**signal, "detrend": self.detrend, "padding": self.padding, "bands": BANDS},

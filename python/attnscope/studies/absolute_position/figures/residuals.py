@@ -133,7 +133,7 @@ def residual_depth(results: Results, options: Options) -> Drawn:
 
 @figure("position")
 def residual_maps(results: Results, options: Options) -> Drawn:
-    """Residual and advantage of key 0 of every head."""
+    """Draw residual and advantage of key 0 of every head."""
     table, subject = first_model(results, "position", "residual", "sink_advantage")
     table = where(table, queries="early", arm="base", input="windows")
     with_values(table, "position", ("residual", "sink_advantage"))

@@ -36,7 +36,7 @@ PROTOCOL_NAMES = {"exact": "exact", "ruscio2025": "as published"}
 
 
 def published_means(results: Results) -> pd.DataFrame:
-    """Head means under the published protocol with their series; no rows where there are none."""
+    """Return head means under the published protocol with their series; no rows where there are none."""
     means = optional(results, "head_means")
     if means is None or "protocol" not in means:
         return pd.DataFrame(columns=["model", "step"])
@@ -71,7 +71,7 @@ ALIGNMENTS = {
 
 
 def alignment(results: Results, options: Options) -> Drawn:
-    """Alignment over depth: value vectors, hidden states, without sinks, and as published."""
+    """Draw alignment over depth: value vectors, hidden states, without sinks, and as published."""
     heads = measured_heads(results)
     present = with_values(last_step(heads), "heads", list(ALIGNMENTS))
     over_layers(heads)
@@ -108,7 +108,9 @@ def alignment(results: Results, options: Options) -> Drawn:
 
 
 def spectra(results: Results, options: Options) -> Drawn:
-    """Spectra against their null law over depth: directions, distance, largest value over the law's edge."""
+    """Draw spectra against their null law over depth: directions, distance, largest value over the law's
+    edge.
+    """
     heads = measured_heads(results)
     over_layers(heads)
     if {"mp_largest", "mp_edge"} <= set(heads):
@@ -138,7 +140,9 @@ def spectra(results: Results, options: Options) -> Drawn:
 
 
 def reference(results: Results, options: Options) -> Drawn:
-    """Influence of the reference points over depth: share of the output, its direction, what they change."""
+    """Draw influence of the reference points over depth: share of the output, its direction, what they
+    change.
+    """
     heads = measured_heads(results)
     titles = {
         "reference_magnitude": r"size, $\|c_R\|/\|c\|$",
@@ -195,7 +199,7 @@ def protocol_profile(head_means: pd.DataFrame, column: str, ax: Axes) -> None:
 
 
 def protocols(results: Results, options: Options) -> Drawn:
-    """Each published quantity over depth with the exact one, on the head mean, one row per model."""
+    """Draw each published quantity over depth with the exact one, on the head mean, one row per model."""
     heads = require_table(results, "head_means", "protocol")
     if set(heads["protocol"]) < {"exact", "ruscio2025"}:
         raise NotDrawable("the run has one protocol; a comparison needs exact and ruscio2025")

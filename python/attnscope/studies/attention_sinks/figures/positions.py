@@ -22,7 +22,9 @@ _PANELS = (
 
 
 def positions(results: Results, options: Options) -> Drawn:
-    """Share of the first key and entropy by query, and incoming attention by key, a line per layer."""
+    """Draw the share of the first key and entropy by query, and incoming attention by key, a line per
+    layer.
+    """
     names = [name for name, _ in _PANELS]
     columns = ("position", "last_position", "layer", *names)
     profiles, others = first_model(results, "position_profiles", *columns)

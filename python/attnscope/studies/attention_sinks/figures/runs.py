@@ -51,7 +51,7 @@ def kl_by_threshold(rows_of_protocol: pd.DataFrame, colors: Mapping[str, str], a
 
 
 def sink_removal(results: Results, options: Options) -> Drawn:
-    """KL between heads without their sinks: over the sink percentile and over depth, both protocols."""
+    """Draw KL between heads without their sinks: over the sink percentile and over depth, both protocols."""
     layers = last_step(in_series(require_table(results, "layers", "protocol"), results))
     reductions = with_values(layers, "layers", list(REDUCTIONS.values()))
     of_kinds = {kind: where(layers, protocol=kind) for kind in PROTOCOL_NAMES}
@@ -118,7 +118,7 @@ NAMED = 0.85
 
 
 def ablation(results: Results, options: Options) -> Drawn:
-    """Sink keys masked inside the model: divergence of its output and change of its loss."""
+    """Draw sink keys masked inside the model: divergence of its output and change of its loss."""
     table = last_step(in_series(require_table(results, "ablation", "keys"), results))
     shown = with_values(table, "ablation", list(CHANGES))
     names = list(dict.fromkeys(table["series"]))
@@ -208,7 +208,7 @@ def power(value: float) -> str:
 
 
 def fisher(results: Results, options: Options) -> Drawn:
-    """Fisher information by block and kind of parameters: as published, exact, and per parameter."""
+    """Draw Fisher information by block and kind of parameters: as published, exact, and per parameter."""
     table = require_table(results, "fisher", "protocol").rename(columns={"group": "part"})
     table = last_step(in_series(table, results)).rename(columns={"group": "input", "part": "group"})
     shown = [

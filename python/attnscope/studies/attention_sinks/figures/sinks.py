@@ -34,14 +34,14 @@ from attnscope.study_api.selection import where
 
 
 def sinks(results: Results) -> pd.DataFrame:
-    """`measured_heads`, with `sink_share` in it."""
+    """Return `measured_heads`, with `sink_share` in it."""
     heads = measured_heads(results)
     with_values(heads, "heads", ["sink_share"])
     return heads
 
 
 def sink_emergence(results: Results, options: Options) -> Drawn:
-    """Attention to the first key over training, one line per head, one panel per input set."""
+    """Draw attention to the first key over training, one line per head, one panel per input set."""
     heads, unknown = over_steps(sinks(results))
     with_values(heads, "heads", ["sink_share"])
     baselines = optional(results, "baselines")
@@ -85,7 +85,9 @@ def _shown_steps(heads: pd.DataFrame) -> list[int]:
 
 
 def sink_maps(results: Results, options: Options) -> Drawn:
-    """Attention to the first key per layer and head from the first checkpoint to the last, by input set."""
+    """Draw attention to the first key per layer and head from the first checkpoint to the last, by input
+    set.
+    """
     heads = sinks(results)
     names = list(dict.fromkeys(heads["series"]))
     steps = _shown_steps(heads)
@@ -213,7 +215,9 @@ def frame_shares(evidence: pd.DataFrame, ax: Axes) -> None:
 
 
 def frames(results: Results, options: Options) -> Drawn:
-    """Share of the most frequent sink in each third of the layers, by position and by token; the verdict."""
+    """Draw the share of the most frequent sink in each third of the layers, by position and by token; the
+    verdict.
+    """
     evidence = require_table(results, "frame_evidence", "group", "protocol", "kind", "third", "top_1")
     verdicts = require_table(results, "frames", "group", "protocol", "frame", "token_frame")
     evidence, verdicts = (

@@ -210,7 +210,7 @@ def _over_all(name: str) -> Callable[[Matrix], Any]:
 
 
 def _trend(values: Matrix) -> Any:
-    """Spearman's correlation of the layer means of [draws, sentences, layers] with depth."""
+    """Return Spearman's correlation of the layer means of [draws, sentences, layers] with depth."""
     from scipy.stats import rankdata
 
     means = np.nanmean(values[..., np.isfinite(values).any(axis=(0, 1))], axis=1)

@@ -31,7 +31,7 @@ def controls(results: Results, name: str, model: str) -> pd.DataFrame | None:
 
 
 def layers_below(ax: Axes, n: int = 0) -> None:
-    """Whole numbers of layers on the horizontal axis, and of how many prompts the means are."""
+    """Put whole numbers of layers on the horizontal axis, with the number of prompts behind the means."""
     first = "−1: before the first" if ax.get_xlim()[0] < -0.5 else ""
     details = "; ".join(filter(None, (first, f"n = {n}" if n else "")))
     ax.set_xlabel(f"layer ({details})" if details else "layer")

@@ -18,7 +18,7 @@ DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
 
 @figure("interventions", "prompts")
 def bypass_curve(results: Results, options: Options) -> Drawn:
-    """Refusals of the other bucket against false refusals of the reference, over the gain."""
+    """Draw refusals of the other bucket against false refusals of the reference, over the gain."""
     table, subject = first_model(results, "interventions", "forced")
     prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = where(table, arm="bypass").merge(prompts, on=["model", "sample"], how="left")
@@ -95,7 +95,7 @@ def steering_curve(results: Results, options: Options) -> Drawn:
 
 @figure("interventions", "prompts")
 def compression_curve(results: Results, options: Options) -> Drawn:
-    """Refusals and changed answers when states are drawn to the reference's main directions."""
+    """Draw refusals and changed answers when states are drawn to the reference's main directions."""
     table, subject = first_model(results, "interventions", "refused", "changed")
     prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = where(table, arm="compression").merge(prompts, on=["model", "sample"], how="left")

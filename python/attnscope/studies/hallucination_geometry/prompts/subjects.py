@@ -162,6 +162,6 @@ PAIRS: tuple[tuple[tuple[str, str, str], tuple[str, str, str]], ...] = (
 
 
 def slots(listed: str) -> list[tuple[str, str]]:
-    """Subject and answer, by number of letters, then by letters."""
+    """Return subject and answer, by number of letters, then by letters."""
     pairs = [entry.strip().partition("=")[::2] for entry in listed.split(",")]
     return sorted(((a, b) for a, b in pairs), key=lambda pair: (len(pair[0]), pair[0]))

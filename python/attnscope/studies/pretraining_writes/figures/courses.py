@@ -112,7 +112,7 @@ def _arms(results: Results) -> pd.DataFrame:
 
 @figure("fractions")
 def objectives(results: Results, options: Options) -> Drawn:
-    """Both sides for every objective that was trained from one start."""
+    """Draw both sides for every objective that was trained from one start."""
     table = _arms(results)
     arms = list(dict.fromkeys(table["arm"]))
     drawn, axes = grid(len(_SIDES), options, 2.6, 2, 2.2)

@@ -128,10 +128,10 @@ def octaves(ax: Axes, *, along: str = "y") -> None:
 
 
 def spread_of(rows: pd.DataFrame) -> float:
-    """Mean Haar deviation of relative fractions."""
+    """Return the mean Haar deviation of relative fractions."""
     return float((rows["deviation"] * rows["relative"] / rows["fraction"]).mean())
 
 
 def mean_log2(values: pd.Series[float]) -> float:
-    """2^mean log2."""
+    """Return 2^mean log2."""
     return float(2.0 ** np.log2(values).mean())
