@@ -124,7 +124,12 @@ def test_a_job_writes_what_a_wheel_consists_of_and_another_signs_it():
     assert "wheelhouse/*.cdx.json" in steps["wheels"]["actions/upload-artifact"]["with"]["path"]
     signed = steps["attest"]["actions/attest-sbom"]["with"]
     assert signed == {"subject-path": "wheelhouse/*.whl", "sbom-path": "wheelhouse/attnscope.cdx.json"}
-    assert jobs["attest"]["strategy"]["matrix"] == jobs["wheels"]["strategy"]["matrix"]
+    built, attested = (
+        {system["system"]: system["packages"] for system in jobs[name]["strategy"]["matrix"]["include"]}
+        for name in ("wheels", "attest")
+    )
+    assert attested == built
+    assert steps["wheels"][writes]["if"] == steps["attest"]["actions/attest-sbom"]["if"] == "matrix.packages"
 
 
 def test_what_builds_may_not_sign_and_what_publishes_runs_no_code_of_the_package():
@@ -141,13 +146,20 @@ def test_what_builds_may_not_sign_and_what_publishes_runs_no_code_of_the_package
 
 
 def test_wheels_are_built_for_every_system_of_the_table():
-    jobs, _ = release_jobs()
-    assert jobs["wheels"]["strategy"]["matrix"]["runner"] == [
-        "ubuntu-latest",
-        "ubuntu-24.04-arm",
-        "macos-15",
-        "macos-15-intel",
-    ]
+    jobs, steps = release_jobs()
+    systems = {
+        system["system"]: (system["runner"], system["skip"])
+        for system in jobs["wheels"]["strategy"]["matrix"]["include"]
+    }
+    assert systems == {
+        "manylinux-x86_64": ("ubuntu-latest", "*-musllinux_*"),
+        "musllinux-x86_64": ("ubuntu-latest", "*-manylinux_*"),
+        "manylinux-aarch64": ("ubuntu-24.04-arm", "*-musllinux_*"),
+        "musllinux-aarch64": ("ubuntu-24.04-arm", "*-manylinux_*"),
+        "macos-arm64": ("macos-15", ""),
+        "macos-x86_64": ("macos-15-intel", ""),
+    }
+    assert steps["wheels"]["pypa/cibuildwheel"]["env"] == {"CIBW_SKIP": "${{ matrix.skip }}"}
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     table = text[text.index("[tool.cibuildwheel]") : text.index("[tool.ruff]")]
     assert not re.search(r"^skip = ", table, re.M)
