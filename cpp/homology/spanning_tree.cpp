@@ -27,7 +27,7 @@ void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t
   for (std::size_t k = 0; k < count; ++k) scratch[k] = keys[k] ^ kSign;
   std::fill(scratch.begin() + static_cast<std::ptrdiff_t>(count), scratch.end(), ~kSign);
   for (std::size_t k = 0; k < count; ++k) {
-    const LongVector own = static_cast<std::int64_t>(scratch[k]) - LongVector{};
+    const LongVector own = static_cast<long>(scratch[k]) - LongVector{};
     LongVector below{};
     for (std::size_t j = 0; j < padded; j += kWidth) {
       below += vector_at<LongVector>(scratch.data() + j) < own;  // −1 where it is
@@ -74,6 +74,7 @@ template <class Float, class Number>
 void SpanningTree::grow(Growth<Float, Number>& growth) {
   using Floats = typename VectorOf<Float>::Floats;
   using Numbers = typename VectorOf<Float>::Numbers;
+  using Lane = std::remove_reference_t<decltype(Numbers{}[0])>;
   constexpr std::size_t kWidth = kLanes<Float>;
   constexpr Float kInfinity = std::numeric_limits<Float>::infinity();
   const std::size_t width = (n_ + kWidth - 1) / kWidth * kWidth;
@@ -91,7 +92,7 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
     cap[vertex] = -kInfinity;
     best[vertex] = -kInfinity;
     const Float* row = growth.square.data() + vertex * stride_;
-    const Numbers self = static_cast<Number>(vertex) - Numbers{};
+    const Numbers self = static_cast<Lane>(vertex) - Numbers{};
     Floats largest = -kInfinity - Floats{};
     for (std::size_t j = 0; j < width; j += kWidth) {
       const Floats limit = vector_at<Floats>(cap + j);

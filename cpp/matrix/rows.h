@@ -43,7 +43,7 @@ inline Lanes load(const float* from) {
 inline LaneMask first_lanes(Index count) {
   LaneMask lane;
   for (Index k = 0; k < kPackWidth; ++k) lane[k] = k;
-  return lane < count - LaneMask{};
+  return lane < static_cast<long>(count) - LaneMask{};
 }
 
 // The first `count` entries and zeros behind them: zeros alone where count <= 0, from kPackWidth on

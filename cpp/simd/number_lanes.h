@@ -59,21 +59,22 @@ unsigned lane_bits(Vector mask) {
 }
 }  // namespace portable
 
-// Bit k is set where lane k of a comparison holds.
-inline unsigned lane_bits(IntVector mask) {
+// Bit k is set where lane k of a comparison holds. A template, because the type that clang gives a
+// comparison of vectors with attributes is neither of those above.
+template <class Vector>
+unsigned lane_bits(Vector mask) {
 #if defined(ATTNSCOPE_AVX512_PACKS)
-  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask));
+  if constexpr (sizeof(mask[0]) == sizeof(float)) {
+    return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask));
+  } else {
+    return _mm512_movepi64_mask(reinterpret_cast<__m512i>(mask));
+  }
 #elif defined(ATTNSCOPE_AVX_PACKS)
-  return static_cast<unsigned>(_mm256_movemask_ps(reinterpret_cast<__m256>(mask)));
-#else
-  return portable::lane_bits(mask);
-#endif
-}
-inline unsigned lane_bits(LongVector mask) {
-#if defined(ATTNSCOPE_AVX512_PACKS)
-  return _mm512_movepi64_mask(reinterpret_cast<__m512i>(mask));
-#elif defined(ATTNSCOPE_AVX_PACKS)
-  return static_cast<unsigned>(_mm256_movemask_pd(reinterpret_cast<__m256d>(mask)));
+  if constexpr (sizeof(mask[0]) == sizeof(float)) {
+    return static_cast<unsigned>(_mm256_movemask_ps(reinterpret_cast<__m256>(mask)));
+  } else {
+    return static_cast<unsigned>(_mm256_movemask_pd(reinterpret_cast<__m256d>(mask)));
+  }
 #else
   return portable::lane_bits(mask);
 #endif
