@@ -190,7 +190,7 @@ def _draw_untrained(ax: Axes, rows: pd.DataFrame) -> None:
 
 @figure("head_mean_associations")
 def copy_or_context(results: Results, options: Options) -> Drawn:
-    """Draw the likelihood under the mask given the probability at its position, and the reverse, of encoders."""
+    """Draw the likelihood under an encoder's mask given the probability at its position, and the reverse."""
     table = final(results, "head_mean_associations", "estimate", protocol="exact", design="within_given")
     if table["estimate"].isna().all():
         raise NotDrawable("no encoder with a vocabulary head was measured")

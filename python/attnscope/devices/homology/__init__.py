@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Homology of maps on the device that holds them."""
