@@ -234,45 +234,36 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
-    options = read_options()
-    device = options.device
-    if device == "none":
-        print("no accelerator: nothing was measured")
-        return 3
-    least = 0.05 if options.quick else 0.3
-    card = torch.cuda.get_device_name() if device == "cuda" else platform.processor()
-    facts: dict[str, Any] = {
-        "card": card,
+def machine_facts(device: str, peak: float) -> dict[str, Any]:
+    """Return what a reader must know to judge the numbers."""
+    return {
+        "card": torch.cuda.get_device_name() if device == "cuda" else platform.processor(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cpu threads": torch.get_num_threads(),
         "attnscope": asc.__version__,
+        "bandwidth (GB/s)": round(peak / 1e9),
     }
-    peak = bandwidth(device, least)
-    facts["bandwidth (GB/s)"] = round(peak / 1e9)
-    print(facts, flush=True)
-    torch.manual_seed(0)
-    layer = Layer().to(device, torch.bfloat16)
-    rows, lagging = [], []
-    for n in map(int, options.sizes.split(",")):
-        maps = causal_maps(n, device)
-        states = torch.randn(HEADS, n, WIDTH, device=device)
-        tokens = torch.randn(1, n, HIDDEN, device=device, dtype=torch.bfloat16)
-        with torch.no_grad():
-            forward = seconds(lambda: layer(tokens), least, device)  # noqa: B023
-        print(f"\nn = {n}: forward pass of the layer {1e3 * forward:.3f} ms, maps {maps.nbytes / 1e6:.0f} MB")
-        called = {**measures(maps, states), "whole analysis": None}
-        for name, call in called.items():
-            if n > LARGEST_SPECTRUM and name in ("laplacian_eigenvalues", "singular_values"):
-                continue
-            if call is None:
-                call = lambda maps: analysis(maps, states.to(maps.device))  # noqa: B023, E731
-            maps_on_device = maps
-            difference = largest_difference(call(maps_on_device), call(maps_on_device.cpu()))
-            on_device = seconds(lambda: call(maps_on_device), least, device)  # noqa: B023
-            copied = seconds(lambda: call(maps_on_device.to("cpu")), least / 3, device)  # noqa: B023
-            row: dict[str, Any] = {
+
+
+def rows_of_size(n: int, layer: Layer, least: float, peak: float, device: str) -> list[dict[str, Any]]:
+    """Time every measure of maps of n tokens on the device, on a copy and against the layer."""
+    maps = causal_maps(n, device)
+    states = torch.randn(HEADS, n, WIDTH, device=device)
+    tokens = torch.randn(1, n, HIDDEN, device=device, dtype=torch.bfloat16)
+    with torch.no_grad():
+        forward = seconds(lambda: layer(tokens), least, device)
+    print(f"\nn = {n}: forward pass of the layer {1e3 * forward:.3f} ms, maps {maps.nbytes / 1e6:.0f} MB")
+    calls = {**measures(maps, states), "whole analysis": lambda maps: analysis(maps, states.to(maps.device))}
+    rows = []
+    for name, call in calls.items():
+        if n > LARGEST_SPECTRUM and name in ("laplacian_eigenvalues", "singular_values"):
+            continue
+        difference = largest_difference(call(maps), call(maps.cpu()))
+        on_device = seconds(lambda: call(maps), least, device)  # noqa: B023
+        copied = seconds(lambda: call(maps.to("cpu")), least / 3, device)  # noqa: B023
+        rows.append(
+            {
                 "n": n,
                 "measure": name,
                 "ms": 1e3 * on_device,
@@ -282,32 +273,51 @@ def main() -> int:
                 "of the bandwidth": maps.nbytes / on_device / peak if name in ROW_MEASURES else None,
                 "largest difference": difference,
             }
-            rows.append(row)
-            share = (
-                ""
-                if row["of the bandwidth"] is None
-                else f"  {100 * row['of the bandwidth']:.0f} % of bandwidth"
-            )
-            print(
-                f"  {name:30s} {row['ms']:9.3f} ms  {row['faster than copying']:7.1f}x copying  "
-                f"{row['of the forward pass']:7.2f} of forward  difference {difference:.0e}{share}",
-                flush=True,
-            )
-            if on_device > copied:
-                lagging.append(f"{name} at n = {n}: {on_device / copied:.1f}x the time of copying to the CPU")
+        )
+        print_row(rows[-1])
+    return rows
+
+
+def print_row(row: dict[str, Any]) -> None:
+    """Print a row of the measures in one line."""
+    bandwidth_share = row["of the bandwidth"]
+    share = "" if bandwidth_share is None else f"  {100 * bandwidth_share:.0f} % of bandwidth"
+    print(
+        f"  {row['measure']:30s} {row['ms']:9.3f} ms  {row['faster than copying']:7.1f}x copying  "
+        f"{row['of the forward pass']:7.2f} of forward  difference {row['largest difference']:.0e}{share}",
+        flush=True,
+    )
+
+
+def main() -> int:
+    options = read_options()
+    device = options.device
+    if device == "none":
+        print("no accelerator: nothing was measured")
+        return 3
+    least = 0.05 if options.quick else 0.3
+    peak = bandwidth(device, least)
+    report: dict[str, Any] = {"facts": machine_facts(device, peak), "rows": []}
+    print(report["facts"], flush=True)
+
+    def write() -> None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1), encoding="utf-8")
-    from_queries_and_keys = lazy_rows(layer, options.lengths, least, device) if device == "cuda" else []
-    report = {
-        "facts": facts,
-        "rows": rows,
-        "from queries and keys": from_queries_and_keys,
-        "gradients": gradient_rows(options.gradient_sizes, least, device),
-    }
-    options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+        options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+
+    torch.manual_seed(0)
+    layer = Layer().to(device, torch.bfloat16)
+    for n in map(int, options.sizes.split(",")):
+        report["rows"] += rows_of_size(n, layer, least, peak, device)
+        write()
+    if device == "cuda":
+        report["from queries and keys"] = lazy_rows(layer, options.lengths, least, device)
+    report["gradients"] = gradient_rows(options.gradient_sizes, least, device)
+    write()
     print("\nmeasured where:", asc.devices.measured_where())
-    for line in lagging:
-        print("below target:", line)
+    for row in report["rows"]:
+        if row["faster than copying"] < 1:
+            slower = f"{1 / row['faster than copying']:.1f}x the time of copying to the CPU"
+            print(f"below target: {row['measure']} at n = {row['n']}: {slower}")
     return 0
 
 
