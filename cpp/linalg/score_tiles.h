@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "linalg/lazy_head.h"
+#include "linalg/lazy/lazy_head.h"
 #include "linalg/tile_products.h"
 #include "matrix/rows.h"
 
@@ -61,6 +61,12 @@ class ScoreTiles {
 
   bool is_real(Index lane) const { return real_[lane]; }
 
+  // Logarithm, to base 2, of what the learned sink adds to the sum of a query's weights.
+  double sink_score(Index) const { return head_.sink_logit / kLog2; }
+
+  // Called when all tiles of a block have been taken; they may be taken once more.
+  void finish() {}
+
   // Keys [first, last) are those that some query of the block may see; `first` is a multiple of the
   // tile.
   Index first_key() const {
@@ -68,7 +74,8 @@ class ScoreTiles {
     return std::max<Index>(0, nearest_ - head_.window + 1) / kScoreTile * kScoreTile;
   }
   Index last_key() const {
-    return head_.causal ? std::min(head_.length, farthest_ + 1) : head_.length;
+    return head_.sees_no_later() ? std::min(head_.length, farthest_ + head_.latest() + 1)
+                                 : head_.length;
   }
 
   // Positions of the queries in a vector of lanes, less that of a key.
@@ -289,19 +296,22 @@ class ScoreTiles {
     });
   }
 
-  // Keys up to the nearest query are no later than any query, and those within the window of the
-  // farthest are within every query's.
+  // Keys up to the last that the nearest query sees are too late for no query, and those within
+  // the window of the farthest are within every query's.
   void hide_far(Index start, Index count, Float* tile) const {
     const Index behind =
         head_.window > 0 ? std::clamp<Index>(farthest_ - head_.window + 1 - start, 0, count) : 0;
     const Index before =
-        head_.causal ? std::clamp<Index>(nearest_ + 1 - start, behind, count) : count;
+        head_.sees_no_later()
+            ? std::clamp<Index>(nearest_ + head_.latest() + 1 - start, behind, count)
+            : count;
     for (Index j = 0; j < behind; ++j) hide(start + j, tile + j * kWidth);
     for (Index j = before; j < count; ++j) hide(start + j, tile + j * kWidth);
   }
 
   void hide(Index key, Float* scores) const {
-    const Float earliest = head_.causal ? Float(0) : -std::numeric_limits<Float>::infinity();
+    const Float earliest = head_.sees_no_later() ? static_cast<Float>(-head_.latest())
+                                                 : -std::numeric_limits<Float>::infinity();
     const Float window = head_.window > 0 ? static_cast<Float>(head_.window)
                                           : std::numeric_limits<Float>::infinity();
     for (Index v = 0; v < kWidth; v += kLaneCount) {

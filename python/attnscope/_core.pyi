@@ -206,6 +206,7 @@ def lazy_measures(
     mask: Tensor | None,
     causal: bool,
     window: int,
+    after: int,
     exact: bool,
     asked: list[str],
     firsts: list[int],
@@ -216,6 +217,7 @@ def lazy_measures(
     top: int,
     right: Tensor | None,
     left: Tensor | None,
+    log_z: Tensor | None,
 ) -> dict[str, Tensor]: ...
 def lazy_weights(
     query: Tensor,
@@ -227,6 +229,7 @@ def lazy_weights(
     mask: Tensor | None,
     causal: bool,
     window: int,
+    after: int,
     exact: bool,
     log_z: Tensor,
     begin: int,

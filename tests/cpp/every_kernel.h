@@ -193,6 +193,12 @@ void record_lazy_attention(const RowMatrix<Scalar>& matrix, EveryWorkspace& work
   }
   write(entries.weights);
   for (const std::int32_t key : entries.keys) write(std::int64_t{key});
+  std::vector<double> divergence(log_z.size());
+  const LazyHeads heads{&head, 1, log_z.data(), divergence.data()};
+  const LazyRowNumbers of_mean(n, request);
+  measure_lazy_mean_rows(heads, 0, n, request, of_mean.rows(), columns, entries, work.lazy);
+  of_mean.record(write);
+  write(divergence);
   std::vector<double> tile(static_cast<std::size_t>(n * n));
   lazy_tile(head, 0, n, 0, n, request.exact, log_z.data(), tile.data(), work.lazy);
   write(tile);

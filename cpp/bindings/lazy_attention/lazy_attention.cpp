@@ -63,15 +63,23 @@ struct LazyBatch {
   MatrixBatch query, key, bias;
   Strided mask;
   std::vector<LazyHead> heads;
+  // What is measured is the mean of so many heads that follow each other, and each of them where
+  // there is no log Z of the heads.
+  Index heads_of_map = 1;
+  const double* log_z = nullptr;
+  std::vector<Index> sizes;  // of the results, before queries or keys
 
   Index queries() const { return query.rows; }
   Index keys() const { return key.rows; }
+  Index maps() const { return static_cast<Index>(heads.size()) / heads_of_map; }
+  const LazyHead& first_head(Index map) const { return heads[map * heads_of_map]; }
 };
 
 // `numbers`: scaling, softcap, slope and learned sink of each head, [count, 4]; `lengths`: [count];
 // `positions`: None or [count, queries].
 LazyBatch make_lazy(Argument query, Argument key, Argument numbers, Argument lengths,
-                    Argument positions, Argument bias, Argument mask, bool causal, Index window) {
+                    Argument positions, Argument bias, Argument mask, bool causal, Index window,
+                    Index after) {
   LazyBatch batch{make_matrices(query, "query"), make_matrices(key, "key"), {}, {}, {}};
   if (batch.query.sizes != batch.key.sizes || batch.query.columns != batch.key.columns) {
     throw py::value_error("query and key must have the same leading axes and width");
@@ -93,6 +101,7 @@ LazyBatch make_lazy(Argument query, Argument key, Argument numbers, Argument len
     head.length = sizes[index];
     head.causal = causal;
     head.window = window;
+    head.after = after;
     head.scaling = each[4 * index];
     head.softcap = each[4 * index + 1];
     head.slope = each[4 * index + 2];
@@ -105,7 +114,19 @@ LazyBatch make_lazy(Argument query, Argument key, Argument numbers, Argument len
     }
     batch.heads.push_back(head);
   }
+  batch.sizes = batch.query.sizes;
   return batch;
+}
+
+// Makes the batch one of means over the last two axes of heads, whose log Z is [..., queries].
+void average_heads(LazyBatch& batch, Argument log_z) {
+  const Index count = static_cast<Index>(batch.heads.size());
+  batch.log_z = numbers_of(log_z, count * batch.queries());
+  const Index rank = static_cast<Index>(batch.sizes.size());
+  if (rank < 2) throw py::value_error("heads must have two axes");
+  batch.heads_of_map = batch.sizes[rank - 2] * batch.sizes[rank - 1];
+  batch.sizes.resize(rank - 2);
+  batch.sizes.push_back(1);
 }
 
 // Sums of keys, to which each piece of a head adds in the order of pieces, whichever worker ends
@@ -133,18 +154,19 @@ class OrderedSums {
 };
 
 struct Piece {
-  Index head, number, begin, end;
+  Index map, number, begin, end;
 };
 
 // Borders follow from sizes alone, so that results do not depend on the number of threads.
 std::vector<Piece> pieces_of(const LazyBatch& batch, bool exact) {
   const Index step = lazy_rows(exact);
-  const Index rows = std::max<Index>(1, kPairs / std::max<Index>(1, batch.keys()) / step) * step;
+  const Index pairs = std::max<Index>(1, batch.keys()) * batch.heads_of_map;
+  const Index rows = std::max<Index>(1, kPairs / pairs / step) * step;
   std::vector<Piece> pieces;
-  for (Index head = 0; head < static_cast<Index>(batch.heads.size()); ++head) {
+  for (Index map = 0; map < batch.maps(); ++map) {
     Index number = 0;
     for (Index begin = 0; begin < batch.queries(); begin += rows) {
-      pieces.push_back({head, number++, begin, std::min(begin + rows, batch.queries())});
+      pieces.push_back({map, number++, begin, std::min(begin + rows, batch.queries())});
     }
   }
   return pieces;
@@ -163,14 +185,20 @@ class LazyResults {
     if (!wants_result(name)) return nullptr;
     std::vector<Index> trailing{rows};
     if (each >= 0) trailing.push_back(each);
-    const Result<double> result = make_result(batch_.query.sizes, trailing, kNaN);
+    const Result<double> result = make_result(batch_.sizes, trailing, kNaN);
     tensors_[name] = result.tensor;
     return result.data;
   }
   std::int64_t* integers(const char* name, Index rows, Index each) {
     if (!wants_result(name)) return nullptr;
-    const Result<std::int64_t> result =
-        make_result(batch_.query.sizes, {rows, each}, std::int64_t{-1});
+    const Result<std::int64_t> result = make_result(batch_.sizes, {rows, each}, std::int64_t{-1});
+    tensors_[name] = result.tensor;
+    return result.data;
+  }
+  // A number for each query of each head, where the mean of heads is measured.
+  double* of_heads(const char* name) {
+    if (!wants_result(name)) return nullptr;
+    const Result<double> result = make_result(batch_.query.sizes, {batch_.queries()}, kNaN);
     tensors_[name] = result.tensor;
     return result.data;
   }
@@ -205,15 +233,19 @@ const void* operand_of(Argument operand, bool exact, Index count, Index rows, bo
 
 // A dict of the results named in `asked`, [..., queries] or [..., keys] and an axis of their own.
 // `firsts`: [F]; `nears`: int64 [count, W]; `far`: int64 [count] or None; `right` [..., channels,
-// keys] and `left` [..., queries, channels] of float64 where `exact`, else float32.
+// keys] and `left` [..., queries, channels] of float64 where `exact`, else float32. With `log_z`,
+// of the heads, results are those of the mean over the last two axes, [..., 1, queries], but for
+// `divergence`.
 py::dict lazy_measures(Argument query, Argument key, Argument numbers, Argument lengths,
                        Argument positions, Argument bias, Argument mask, bool causal, Index window,
-                       bool exact, const std::vector<std::string>& asked,
+                       Index after, bool exact, const std::vector<std::string>& asked,
                        const std::vector<Index>& firsts, Argument nears, bool without_first,
-                       Argument far, double threshold, Index top, Argument right, Argument left) {
-  const LazyBatch batch =
-      make_lazy(query, key, numbers, lengths, positions, bias, mask, causal, window);
-  const Index count = static_cast<Index>(batch.heads.size());
+                       Argument far, double threshold, Index top, Argument right, Argument left,
+                       Argument log_z) {
+  LazyBatch batch =
+      make_lazy(query, key, numbers, lengths, positions, bias, mask, causal, window, after);
+  if (!log_z.is_none()) average_heads(batch, log_z);
+  const Index count = batch.maps();
   const Index queries = batch.queries(), keys = batch.keys();
   LazyResults results(batch, asked);
   LazyRequest request;
@@ -253,8 +285,9 @@ py::dict lazy_measures(Argument query, Argument key, Argument numbers, Argument 
   double* const squares = results.numbers("squares", keys, -1);
   double* const far_incoming = results.numbers("far_incoming", keys, -1);
   double* const transposed = results.numbers("transposed_product", keys, request.left_channels);
-  for (const LazyHead& head : batch.heads) {
-    const Index index = &head - batch.heads.data();
+  double* const divergence = batch.log_z == nullptr ? nullptr : results.of_heads("divergence");
+  for (Index index = 0; index < count; ++index) {
+    const LazyHead& head = batch.first_head(index);
     for (double* sums : {incoming, squares, far_incoming}) {
       if (sums != nullptr) std::fill_n(sums + index * keys, head.length, 0.0);
     }
@@ -272,7 +305,7 @@ py::dict lazy_measures(Argument query, Argument key, Argument numbers, Argument 
   const auto take = [&](Index index, const LazyColumns& columns) {
     const auto add = [&](double* to, const std::vector<double>& from, Index each) {
       if (to == nullptr || from.empty()) return;
-      const Index length = batch.heads[index].length * each;
+      const Index length = batch.first_head(index).length * each;
       for (Index k = 0; k < length; ++k) to[index * keys * each + k] += from[k];
     };
     add(incoming, columns.incoming, 1);
@@ -282,7 +315,7 @@ py::dict lazy_measures(Argument query, Argument key, Argument numbers, Argument 
   };
   run_blocks(piece_count, 1, [&](Index number, Index, int worker) {
     const Piece& piece = pieces[number];
-    const Index at = piece.head * queries;
+    const Index at = piece.map * queries;
     const auto from = [&](auto* to, Index each) {
       return to == nullptr ? nullptr : to + at * each;
     };
@@ -304,29 +337,38 @@ py::dict lazy_measures(Argument query, Argument key, Argument numbers, Argument 
     rows.top_keys = from(outputs.top_keys, top);
     LazyRequest request_of_head = request;
     const Index bytes = exact ? 8 : 4;
-    if (near_count > 0) request_of_head.nears = near_distances + piece.head * near_count;
-    if (far_distances != nullptr) request_of_head.far = far_distances[piece.head];
+    if (near_count > 0) request_of_head.nears = near_distances + piece.map * near_count;
+    if (far_distances != nullptr) request_of_head.far = far_distances[piece.map];
     if (rights != nullptr) {
       request_of_head.right =
-          static_cast<const char*>(rights) + piece.head * keys * request.right_channels * bytes;
+          static_cast<const char*>(rights) + piece.map * keys * request.right_channels * bytes;
     }
     if (lefts != nullptr) {
       request_of_head.left =
-          static_cast<const char*>(lefts) + piece.head * queries * request.left_channels * bytes;
+          static_cast<const char*>(lefts) + piece.map * queries * request.left_channels * bytes;
     }
     LazyColumns columns;
     LazyEntries piece_entries;
-    measure_lazy_rows(batch.heads[piece.head], piece.begin, piece.end, request_of_head, rows,
-                      columns, piece_entries, workspaces[worker]);
+    if (batch.log_z == nullptr) {
+      measure_lazy_rows(batch.heads[piece.map], piece.begin, piece.end, request_of_head, rows,
+                        columns, piece_entries, workspaces[worker]);
+    } else {
+      const Index first = piece.map * batch.heads_of_map;
+      const LazyHeads heads{batch.heads.data() + first, batch.heads_of_map,
+                            batch.log_z + first * queries,
+                            divergence == nullptr ? nullptr : divergence + first * queries};
+      measure_lazy_mean_rows(heads, piece.begin, piece.end, request_of_head, rows, columns,
+                             piece_entries, workspaces[worker]);
+    }
     if (request.columns || request.left_channels > 0)
-      sums.add(piece.head, piece.number, std::move(columns), take);
+      sums.add(piece.map, piece.number, std::move(columns), take);
     if (threshold > 0.0) entries[number] = std::move(piece_entries);
   });
 
   if (threshold > 0.0) {
     Index total = 0;
     for (const LazyEntries& part : entries) total += static_cast<Index>(part.keys.size());
-    const Result<std::int64_t> counts = make_empty<std::int64_t>(batch.query.sizes, {queries});
+    const Result<std::int64_t> counts = make_empty<std::int64_t>(batch.sizes, {queries});
     const Result<std::int32_t> columns = make_empty<std::int32_t>({}, {total});
     const Result<double> weights = make_empty<double>({}, {total});
     Index row = 0, entry = 0;
@@ -349,10 +391,10 @@ py::dict lazy_measures(Argument query, Argument key, Argument numbers, Argument 
 // padding.
 py::object lazy_weights(Argument query, Argument key, Argument numbers, Argument lengths,
                         Argument positions, Argument bias, Argument mask, bool causal, Index window,
-                        bool exact, Argument log_z, Index begin, Index end, Index start,
-                        Index stop) {
+                        Index after, bool exact, Argument log_z, Index begin, Index end,
+                        Index start, Index stop) {
   const LazyBatch batch =
-      make_lazy(query, key, numbers, lengths, positions, bias, mask, causal, window);
+      make_lazy(query, key, numbers, lengths, positions, bias, mask, causal, window, after);
   const Index count = static_cast<Index>(batch.heads.size());
   if (begin < 0 || end > batch.queries() || start < 0 || stop > batch.keys() || begin > end ||
       start > stop) {
@@ -372,10 +414,11 @@ py::object lazy_weights(Argument query, Argument key, Argument numbers, Argument
 
 void bind_lazy_attention(py::module_& module) {
   define(module, "lazy_measures", &lazy_measures, "query", "key", "numbers", "lengths", "positions",
-         "bias", "mask", "causal", "window", "exact", "asked", "firsts", "nears", "without_first",
-         "far", "threshold", "top", "right", "left");
+         "bias", "mask", "causal", "window", "after", "exact", "asked", "firsts", "nears",
+         "without_first", "far", "threshold", "top", "right", "left", "log_z");
   define(module, "lazy_weights", &lazy_weights, "query", "key", "numbers", "lengths", "positions",
-         "bias", "mask", "causal", "window", "exact", "log_z", "begin", "end", "start", "stop");
+         "bias", "mask", "causal", "window", "after", "exact", "log_z", "begin", "end", "start",
+         "stop");
 }
 
 }  // namespace attnscope

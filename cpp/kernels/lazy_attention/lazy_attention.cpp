@@ -6,7 +6,9 @@
 #include <cassert>
 #include <cmath>
 #include <limits>
+#include <utility>
 
+#include "linalg/lazy/lazy_mean_tiles.h"
 #include "linalg/score_tiles.h"
 #include "matrix/matrix_view.h"
 
@@ -27,17 +29,16 @@ constexpr double kLog2 = 0.69314718055994530942;
 // tile are in Float, those of tiles in float64, and these are brought to a new maximum once a tile.
 // What needs final weights (columns, entries, Aᵀ·x) takes no second product: the weights of the
 // block stay, each relative to its tile's maximum, and once log Z is known one factor a query and
-// tile makes them final.
-template <class Float>
+// tile makes them final. `Tiles` gives the scores: of a head, or of the mean of several.
+template <class Float, class Tiles>
 class BlockMeasures {
-  using Tiles = ScoreTiles<Float>;
   using Floats = FloatsOf<Float>;
   static constexpr Index kLaneCount = Tiles::kLaneCount;
   static constexpr Index kWidth = Tiles::kWidth;
   static constexpr Float kHidden = Tiles::kHidden;
 
  public:
-  BlockMeasures(const LazyHead& head, const LazyRequest& request, const LazyRows& rows,
+  BlockMeasures(Tiles tiles, const LazyHead& head, const LazyRequest& request, const LazyRows& rows,
                 LazyColumns& columns, LazyEntries& entries, LazyWorkspace& workspace)
       : head_(head),
         request_(request),
@@ -45,15 +46,15 @@ class BlockMeasures {
         columns_(columns),
         entries_(entries),
         hits_(workspace.hits),
-        tiles_(head, workspace.packed, workspace.widened),
+        tiles_(std::move(tiles)),
         stays_(request.wants_weights() &&
                kWidth * (head.keys + kScoreTile) * Index{sizeof(Float)} <= kLongestBlock) {
-    const Index tiles = head.keys / kScoreTile + 1;
+    const Index count = head.keys / kScoreTile + 1;
     const auto numbers = [](AlignedBuffer& buffer, Index size) {
       return reinterpret_cast<Float*>(buffer.resize((size * Index{sizeof(Float)} + 7) / 8));
     };
-    weights_ = numbers(workspace.weights, kWidth * kScoreTile * (stays_ ? tiles : 1));
-    maxima_ = numbers(workspace.maxima, kWidth * tiles);
+    weights_ = numbers(workspace.weights, kWidth * kScoreTile * (stays_ ? count : 1));
+    maxima_ = numbers(workspace.maxima, kWidth * count);
     product_ = numbers(workspace.product, kWidth * std::max<Index>(1, request.right_channels));
     ranks_ = numbers(workspace.ranks, kWidth * std::max(kFewRanks, request.top));
     left_ = numbers(workspace.sums, std::max<Index>(1, head.keys * request.left_channels));
@@ -115,6 +116,7 @@ class BlockMeasures {
       tile += kScoreTile * kWidth;
     }
     finish();
+    tiles_.finish();
     if (request_.wants_weights()) take_columns(first, last);
     if (request_.threshold > 0.0) store_entries();
     if (request_.top > 0) store_top();
@@ -337,7 +339,7 @@ class BlockMeasures {
       if (!tiles_.is_real(lane)) continue;
       const bool sees_nothing = mass_[lane] == 0.0;
       const double m = sees_nothing ? 0.0 : static_cast<double>(max_[lane]);
-      const double z = mass_[lane] + std::exp2(head_.sink_logit / kLog2 - m);
+      const double z = mass_[lane] + std::exp2(tiles_.sink_score(lane) - m);
       share_[lane] = sees_nothing ? Float(0) : static_cast<Float>(1.0 / z);
       non_finite_[lane] = std::isnan(z);
       write_row(lane, m, z);
@@ -616,34 +618,86 @@ Index lazy_rows(bool exact) { return exact ? kTileWidth<double> : kTileWidth<flo
 
 Index lazy_channels(bool exact) { return exact ? kFloatLanes<double> : kFloatLanes<float>; }
 
+namespace {
+
+template <class Float>
+void measure_rows(const LazyHead& head, Index begin, Index end, const LazyRequest& request,
+                  const LazyRows& rows, LazyColumns& columns, LazyEntries& entries,
+                  LazyWorkspace& workspace) {
+  ScoreTiles<Float> tiles(head, workspace.packed, workspace.widened);
+  BlockMeasures<Float, ScoreTiles<Float>>(std::move(tiles), head, request, rows, columns, entries,
+                                          workspace)
+      .run(begin, end);
+}
+
+template <class Float>
+void measure_mean_rows(const LazyHeads& heads, Index begin, Index end, const LazyRequest& request,
+                       const LazyRows& rows, LazyColumns& columns, LazyEntries& entries,
+                       LazyWorkspace& workspace) {
+  LazyMeanTiles<Float> tiles(heads, workspace.of_heads);
+  BlockMeasures<Float, LazyMeanTiles<Float>>(std::move(tiles), heads.heads[0], request, rows,
+                                             columns, entries, workspace)
+      .run(begin, end);
+}
+
+void clear_sums(Index keys, const LazyRequest& request, LazyColumns& columns,
+                LazyEntries& entries) {
+  columns.incoming.assign(request.columns ? keys : 0, 0.0);
+  columns.squares.assign(request.columns ? keys : 0, 0.0);
+  columns.far_incoming.assign(request.columns && request.far > 0 ? keys : 0, 0.0);
+  columns.product.clear();
+  entries = {};
+}
+
+}  // namespace
+
 void measure_lazy_rows(const LazyHead& head, Index begin, Index end, const LazyRequest& request,
                        const LazyRows& rows, LazyColumns& columns, LazyEntries& entries,
                        LazyWorkspace& workspace) {
   assert(begin % lazy_rows(request.exact) == 0);
-  columns.incoming.assign(request.columns ? head.keys : 0, 0.0);
-  columns.squares.assign(request.columns ? head.keys : 0, 0.0);
-  columns.far_incoming.assign(request.columns && request.far > 0 ? head.keys : 0, 0.0);
-  columns.product.clear();
-  entries = {};
+  clear_sums(head.keys, request, columns, entries);
   if (request.exact) {
-    BlockMeasures<double>(head, request, rows, columns, entries, workspace).run(begin, end);
+    measure_rows<double>(head, begin, end, request, rows, columns, entries, workspace);
   } else {
-    BlockMeasures<float>(head, request, rows, columns, entries, workspace).run(begin, end);
+    measure_rows<float>(head, begin, end, request, rows, columns, entries, workspace);
   }
 }
 
-void lazy_tile(const LazyHead& head, Index begin, Index end, Index start, Index stop, bool exact,
-               const double* log_z, double* out, LazyWorkspace& workspace) {
+void measure_lazy_mean_rows(const LazyHeads& heads, Index begin, Index end,
+                            const LazyRequest& request, const LazyRows& rows, LazyColumns& columns,
+                            LazyEntries& entries, LazyWorkspace& workspace) {
+  assert(begin % lazy_rows(request.exact) == 0 && heads.count > 0);
+  clear_sums(heads.heads[0].keys, request, columns, entries);
+  if (request.exact) {
+    measure_mean_rows<double>(heads, begin, end, request, rows, columns, entries, workspace);
+  } else {
+    measure_mean_rows<float>(heads, begin, end, request, rows, columns, entries, workspace);
+  }
+}
+
+namespace {
+
+template <class Float>
+void write_tile(const LazyHead& head, Index begin, Index end, Index start, Index stop,
+                const double* log_z, double* out, LazyWorkspace& workspace) {
   const LazyRequest request;
   const LazyRows rows;
   LazyColumns columns;
   LazyEntries entries;
+  ScoreTiles<Float> tiles(head, workspace.packed, workspace.widened);
+  BlockMeasures<Float, ScoreTiles<Float>>(std::move(tiles), head, request, rows, columns, entries,
+                                          workspace)
+      .write_tile(begin, end, start, stop, log_z, out);
+}
+
+}  // namespace
+
+void lazy_tile(const LazyHead& head, Index begin, Index end, Index start, Index stop, bool exact,
+               const double* log_z, double* out, LazyWorkspace& workspace) {
   if (exact) {
-    BlockMeasures<double>(head, request, rows, columns, entries, workspace)
-        .write_tile(begin, end, start, stop, log_z, out);
+    write_tile<double>(head, begin, end, start, stop, log_z, out, workspace);
   } else {
-    BlockMeasures<float>(head, request, rows, columns, entries, workspace)
-        .write_tile(begin, end, start, stop, log_z, out);
+    write_tile<float>(head, begin, end, start, stop, log_z, out, workspace);
   }
 }
 

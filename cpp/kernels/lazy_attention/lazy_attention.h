@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "linalg/lazy_head.h"
+#include "linalg/lazy/lazy_head.h"
+#include "linalg/lazy/lazy_heads.h"
 
 // Measures of attention from queries and keys, tile by tile, without the map; see LazyHead.
 namespace attnscope {
@@ -65,6 +66,7 @@ struct LazyEntries {
 
 struct LazyWorkspace {
   AlignedBuffer packed, widened, weights, maxima, product, sums, ranks;
+  LazyHeadsWorkspace of_heads;
   struct Hit {
     std::int32_t row;
     std::int32_t key;
@@ -86,6 +88,13 @@ Index lazy_channels(bool exact);
 void measure_lazy_rows(const LazyHead& head, Index begin, Index end, const LazyRequest& request,
                        const LazyRows& rows, LazyColumns& columns, LazyEntries& entries,
                        LazyWorkspace& workspace);
+
+// The same of the mean of the heads of a layer, whose log Z is known. `rows`, `columns` and
+// `entries` are those of the mean; log Z of the mean is the logarithm of what its rows sum to with
+// the learned sink, which is 0 but for rounding.
+void measure_lazy_mean_rows(const LazyHeads& heads, Index begin, Index end,
+                            const LazyRequest& request, const LazyRows& rows, LazyColumns& columns,
+                            LazyEntries& entries, LazyWorkspace& workspace);
 
 // Weights [end − begin, stop − start) of queries and keys in float64, for tiles that are looked at;
 // log_z is that of the head's queries.

@@ -128,7 +128,45 @@ def test_what_needs_the_map_is_named_and_the_way_is_stored(two_runs):
     assert "sink_share" not in notes
     assert "measured from queries and keys" in notes
     assert "attention: lazy" in (Path(results.path) / "study.yaml").read_text()
-    assert "head_means" not in results.tables()
+
+
+def test_rows_of_the_mean_over_heads_are_those_of_the_map(two_runs):
+    of_maps, of_queries = (
+        results.table("head_means").query("protocol == 'exact'").sort_values(["sample", "layer"])
+        for results in two_runs
+    )
+    assert len(of_queries) == len(of_maps) == 3 * 2
+    names = ("sink_share", "sink_rate", "sink_position", "sink_count", "top_mass", "entropy")
+    for name in names:
+        ours, theirs = (table[name].astype(float).to_numpy() for table in (of_queries, of_maps))
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-5, err_msg=name)
+
+
+ROWS_AND_COLUMNS = ("sink_share", "sink_rate", "sink_test", "attention_entropy", "head_divergence")
+
+
+def test_what_needs_no_map_is_measured_without(tmp_path):
+    """The default computes maps only where something that is asked for needs them."""
+    model = write_model(tmp_path / "model")
+    texts = write_texts(tmp_path, [70, 50])
+
+    def run(name, **settings):
+        folder = str(tmp_path / name)
+        models = {"models": str(model), "texts": str(texts), "output": folder, "progress": False}
+        return asc.run("attention_sinks", **models, metrics=ROWS_AND_COLUMNS, **settings)
+
+    plain, of_maps = run("auto", protocols="exact"), run("maps", protocols="exact", attention="maps")
+    assert "measured from queries and keys" in " ".join(plain.provenance["notes"])
+    assert "queries and keys" not in " ".join(of_maps.provenance["notes"])
+    for table, keys in (("heads", KEYS), ("head_means", KEYS[:2]), ("layers", KEYS[:2])):
+        ours, theirs = (results.table(table).sort_values(keys) for results in (plain, of_maps))
+        assert set(ours.columns) >= set(theirs.columns)
+        for name in theirs.select_dtypes("number").columns:
+            numbers = (rows[name].astype(float).to_numpy() for rows in (ours, theirs))
+            np.testing.assert_allclose(*numbers, rtol=2e-4, atol=1e-5, err_msg=f"{table}.{name}")
+    assert {*plain.tables()} == {*of_maps.tables()}
+    of_protocols = run("both", protocols="both")
+    assert "queries and keys" not in " ".join(of_protocols.provenance["notes"])
 
 
 def test_the_report_has_the_section_and_its_figure(two_runs, tmp_path):

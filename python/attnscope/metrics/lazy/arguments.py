@@ -16,6 +16,9 @@ from attnscope import _checks
 #: numbers.
 Bias = Tensor | Callable[[Tensor, Tensor], Tensor] | None
 
+#: Keys that a query sees: so many up to itself, or as many before and after as a pair says.
+Window = int | tuple[int | None, int | None] | None
+
 _NAME = "LazyAttention"
 
 
@@ -57,6 +60,18 @@ def positive_argument(function: str, name: str, value: Any) -> float:
     if number <= 0:
         raise ValueError(f"{function}: {name} must be above 0, got {value!r}")
     return number
+
+
+def window_argument(window: Any) -> tuple[int | None, int | None]:
+    """Return how many keys up to itself a query sees, and how many behind; None is no bound."""
+    if window is None:
+        return None, None
+    if not isinstance(window, (tuple, list)):
+        return _checks.at_least(_NAME, "window", window, 1), None
+    if len(window) != 2:
+        raise ValueError(f"{_NAME}: window must be a number or a pair (before, after), got {window!r}")
+    before, after = (None if side is None else _checks.at_least(_NAME, "window", side, 0) for side in window)
+    return None if before is None else before + 1, after
 
 
 def per_head_argument(name: str, value: Any, heads: int) -> Tensor:

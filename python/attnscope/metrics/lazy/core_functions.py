@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
-from attnscope.metrics.lazy.passes import Border, Key
+from attnscope.metrics.lazy.passes import Border, Key, share_result
 
 _SINK_TEST = Border("sink_test", 0.0)
 
@@ -80,26 +80,32 @@ def far_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]:
     """Return mass, expected, variance, largest, uniform and queries of each key's far queries."""
     attention = prepare(attention, lengths, support)
+    parts: tuple[Tensor, ...] = share_result(attention, "far_attention", lambda: _far_attention(attention))
+    *sums, of_queries = parts
+    mass, expected, variance, most, uniform, queries = (values.clone() for values in sums)
+    return mass, expected, variance, most, uniform, queries, _count_non_finite(attention, of_queries)
+
+
+def _far_attention(attention: LazyAttention) -> tuple[Tensor, ...]:
+    """Return the same, and far mass of every query in the place of a count."""
     names = ("far_mass", "far_squares", "far_largest", "far_incoming")
     sums, squares, largest, mass = attention.take([(name, _SINK_TEST) for name in names])
     visibility = attention.visibility
-    distances = _SINK_TEST.distances(attention.sizes)
-    count = visibility.far_counts(distances)
-    has_far = count > 0
-    mean = torch.where(has_far, sums / count, 0.0)
-    variance = torch.where(has_far, (squares / count - mean * mean).clamp(min=0.0), 0.0)
-    uniform = torch.where(has_far, 1.0 / visibility.key_counts().clamp(min=1).double(), 0.0)
-    largest = torch.where(has_far, largest, 0.0)
-    most = visibility.far_maxima(distances, largest)
-    queries = visibility.far_sums(distances, has_far.long())
+    pairs = visibility.far_pairs(_SINK_TEST)
+    has_far = pairs.keys > 0
+    mean = torch.where(has_far, sums / pairs.keys, 0.0)
+    variance = torch.where(has_far, (squares / pairs.keys - mean * mean).clamp(min=0.0), 0.0)
+    most = visibility.far_maxima(pairs.distances, torch.where(has_far, largest, 0.0))
     # Differences of cumulated sums leave their rounding where nothing is far.
     by_key = [
-        torch.where(queries > 0, visibility.far_sums(distances, values).clamp(min=0.0), 0.0)
-        for values in (mean, variance, uniform)
+        torch.where(pairs.queries > 0, visibility.far_sums(pairs.distances, values).clamp(min=0.0), 0.0)
+        for values in (mean, variance)
     ]
     inside = torch.arange(visibility.keys, device="cpu") < visibility.lengths[..., None]
-    mass, *by_key, most = (torch.where(inside, values, torch.nan) for values in (mass, *by_key, most))
-    return mass, by_key[0], by_key[1], most, by_key[2], queries, _count_non_finite(attention, sums)
+    mass, expected, variance, most, uniform = (
+        torch.where(inside, values, torch.nan) for values in (mass, *by_key, most, pairs.uniform)
+    )
+    return mass, expected, variance, most, uniform, pairs.queries, sums
 
 
 def sink_tokens(
@@ -151,7 +157,7 @@ def prepare(attention: LazyAttention, lengths: Tensor | None, support: Any) -> L
     """Return attention with the lengths of a call, whose support must be its own."""
     if lengths is not None:
         attention = attention.with_lengths(lengths)
-    is_plain = attention.window is None and attention.visibility.mask is None
+    is_plain = attention.window is None and attention.after is None and attention.visibility.mask is None
     plain_support = "causal" if attention.causal else "full"
     if isinstance(support, Tensor) or not (support == "auto" or (is_plain and support == plain_support)):
         kind = "a tensor" if isinstance(support, Tensor) else repr(support)

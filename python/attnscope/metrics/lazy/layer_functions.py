@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnscope.metrics.lazy.core_functions import prepare
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
+from attnscope.metrics.lazy.passes import HEAD_MEAN
 
 
 def head_divergence(
@@ -22,11 +23,7 @@ def head_divergence(
 ) -> tuple[Tensor, int]:
     """Return each head's divergence from the head mean, the mean over its queries, [..., h]."""
     heads = prepare(heads, lengths, support)
-    # results at hand between slabs would keep the heap from giving their memory back
-    rows = torch.empty(heads.shape[:-1], dtype=torch.float64, device="cpu")
-    for begin, maps in heads.row_slabs():
-        inside = slice(begin, begin + maps.shape[-2])
-        rows[..., inside] = _divergence(maps, maps.mean(-3, keepdim=True))
+    (rows,) = heads.take([(HEAD_MEAN, ("divergence", None))])
     real = heads.visibility.real
     total = torch.where(real, rows, 0.0).sum(-1)
     non_finite = _non_finite_layers(heads, rows)

@@ -15,6 +15,7 @@ from attnscope._placement import Unmaterialized
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.lazy.arguments import (
     Bias,
+    Window,
     bias_argument,
     check_shapes,
     finite_argument,
@@ -24,20 +25,24 @@ from attnscope.metrics.lazy.arguments import (
     positive_argument,
     slice_argument,
     vectors_argument,
+    window_argument,
 )
 from attnscope.metrics.lazy.device_pass import measure_on_device
 from attnscope.metrics.lazy.passes import (
     FUNCTIONS,
+    HEAD_MEAN,
     ROW_MEASURES,
     SHARED,
     Key,
     Noted,
+    find_shared,
     join_slabs,
     select_compatible,
 )
-from attnscope.metrics.lazy.visibility import Visibility
+from attnscope.metrics.lazy.visibility import Visibility, visibility_of
 
 _NAME = "LazyAttention"
+_LOG_Z: Key = ("log_z", None)
 
 #: Bytes of a callable bias that are evaluated together.
 _BIAS_BYTES = 8 << 20
@@ -85,7 +90,8 @@ class LazyAttention(Unmaterialized):
         key: [..., kv, k, d] of the same leading axes; kv divides h (grouped queries).
         scaling: of the products; None: 1/√d.
         causal: a query sees no key behind its position.
-        window: query i sees key j only if i − window < j.
+        window: query i sees key j only if i − window < j; of a pair (before, after) only if i − before <= j
+            <= i + after, where None is no bound. The attributes are `window` (before + 1) and `after`.
         bias: ALiBi slopes [h] (the score loses slope·|i − j|), a float tensor that broadcasts to
             [..., h, q, k], or a function (queries, keys) of their numbers, int64, that returns such a tile.
         softcap: c of c·tanh(score/c).
@@ -120,6 +126,7 @@ class LazyAttention(Unmaterialized):
         "_numbers",
         "_slopes",
         "_visibility",
+        "after",
         "causal",
         "heads",
         "key",
@@ -137,6 +144,7 @@ class LazyAttention(Unmaterialized):
     key: Tensor
     causal: bool
     window: int | None
+    after: int | None
     scaling: float
     softcap: float | None
     sink_logits: Tensor | None
@@ -159,7 +167,7 @@ class LazyAttention(Unmaterialized):
         *,
         scaling: float | None = None,
         causal: bool = True,
-        window: int | None = None,
+        window: Window = None,
         bias: Bias = None,
         softcap: float | None = None,
         sink_logits: Any = None,
@@ -182,8 +190,8 @@ class LazyAttention(Unmaterialized):
         set_field("key", key)
         set_field("heads", heads)
         set_field("causal", _checks.flag(_NAME, "causal", causal))
-        least = 1
-        set_field("window", None if window is None else _checks.at_least(_NAME, "window", window, least))
+        for side, tokens in zip(("window", "after"), window_argument(window), strict=True):
+            set_field(side, tokens)
         set_field("scaling", width**-0.5 if scaling is None else finite_argument(_NAME, "scaling", scaling))
         set_field("softcap", None if softcap is None else positive_argument(_NAME, "softcap", softcap))
         slopes, bias = bias_argument(bias, shape)
@@ -208,7 +216,8 @@ class LazyAttention(Unmaterialized):
         set_field("_log_z", log_sums)
         set_field("_numbers", self._numbers_of_heads())
         set_field("_host_views", None)
-        set_field("_visibility", self._make_visibility())
+        places = (lengths_of_heads, positions, self.causal, self.window, self.after, seen)
+        set_field("_visibility", visibility_of(shape, *places))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"LazyAttention cannot be changed: {name} is set when it is made")
@@ -219,7 +228,8 @@ class LazyAttention(Unmaterialized):
     def __repr__(self) -> str:
         words = [f"shape={tuple(self.shape)}"]
         words += ["causal"] * self.causal
-        words += [f"{name}={getattr(self, name)}" for name in ("window", "softcap") if getattr(self, name)]
+        numbers = {name: getattr(self, name) for name in ("window", "after", "softcap")}
+        words += [f"{name}={value}" for name, value in numbers.items() if value is not None]
         words += ["bias"] * (self._slopes is not None or self._bias is not None)
         words += ["sink_logits"] * (self.sink_logits is not None) + ["mask"] * (self._mask is not None)
         return f"LazyAttention({', '.join(words)}, precision={self.precision!r})"
@@ -242,7 +252,8 @@ class LazyAttention(Unmaterialized):
     @property
     def is_plain(self) -> bool:
         """True if causal, window, softcap, slopes, learned sinks and lengths say all of the scores."""
-        return self._bias is None and self._mask is None and self.query_positions is None
+        is_one_sided = self.after is None and self.query_positions is None
+        return self._bias is None and self._mask is None and is_one_sided
 
     @property
     def dtype(self) -> torch.dtype:
@@ -461,6 +472,7 @@ class LazyAttention(Unmaterialized):
         if shared is None:
             results = self._measure(dict.fromkeys(keys))
             return [results[key] for key in keys]
+        shared.derived.setdefault((id(self), ""), self)  # its id stays its own
         noted = shared.noted.setdefault(id(self), {})
         if shared.collecting[0]:
             noted |= dict.fromkeys(keys)
@@ -499,7 +511,7 @@ class LazyAttention(Unmaterialized):
         options = {
             "scaling": self.scaling,
             "causal": self.causal,
-            "window": self.window,
+            "window": self._window_argument(),
             "bias": self._slopes if self._slopes is not None else self._bias,
             "softcap": self.softcap,
             "sink_logits": self.sink_logits,
@@ -511,17 +523,11 @@ class LazyAttention(Unmaterialized):
         query, key = changes.pop("query", self.query), changes.pop("key", self.key)
         return LazyAttention(query, key, **{**options, **changes})
 
-    def _make_visibility(self) -> Visibility:
-        *leading, queries, keys = self.shape
-        lengths = torch.full(leading, keys, dtype=torch.int64, device="cpu")
-        if self.lengths is not None:
-            lengths = self.lengths.expand(leading).contiguous()
-        positions = self.query_positions
-        if positions is None:
-            positions = torch.arange(queries, device="cpu") + (keys - queries)
-        return Visibility(
-            positions.expand(*leading, queries), lengths, keys, self.causal, self.window, self._mask
-        )
+    def _window_argument(self) -> Window:
+        """Return the window as it is given."""
+        if self.after is None:
+            return self.window
+        return (None if self.window is None else self.window - 1, self.after)
 
     def _numbers_of_heads(self) -> Tensor:
         """Return scaling, softcap, slope and learned sink of each head, [..., h, 4]."""
@@ -576,6 +582,7 @@ class LazyAttention(Unmaterialized):
             None if mask is None else self._split_heads(mask[..., begin:end, :]),
             self.causal,
             self.window or 0,
+            -1 if self.after is None else self.after,
             self.precision == "exact",
         )
 
@@ -600,9 +607,23 @@ class LazyAttention(Unmaterialized):
         return self._host_views
 
     def _measure(self, keys: dict[Key, None]) -> dict[Key, Tensor]:
-        """Return results of as few passes as their options allow."""
-        results = measure_on_device(self, keys)
-        keys = {key: None for key in keys if key not in results}
+        """Return results of as few passes as their options allow, of heads and of their mean."""
+        of_mean = [key for name, key in keys if name == HEAD_MEAN]
+        log_z = find_shared(self, _LOG_Z) if of_mean else None
+        of_heads = {key: None for key in keys if key[0] != HEAD_MEAN}
+        if of_heads or (of_mean and log_z is None):
+            of_heads[_LOG_Z] = None  # of every pass, because the mean may be asked for later
+        results = measure_on_device(self, of_heads)
+        results |= self._measure_on_host([key for key in of_heads if key not in results])
+        if of_mean:
+            log_z = results[_LOG_Z] if log_z is None else log_z
+            of_layer = self._measure_on_host(of_mean, log_z)
+            results |= {(HEAD_MEAN, key): value for key, value in of_layer.items()}
+        return results
+
+    def _measure_on_host(self, keys: Sequence[Key], log_z: Tensor | None = None) -> dict[Key, Tensor]:
+        """Return results of the core's passes: of heads, or of their mean where log Z of heads is given."""
+        results: dict[Key, Tensor] = {}
         firsts = sorted({option for name, option in keys if name == "first"})
         pending = [key for key in keys if key[0] != "first"]
         first_names = ["first"] if firsts else []
@@ -610,7 +631,7 @@ class LazyAttention(Unmaterialized):
             chosen = select_compatible(pending)
             pending = [key for key in pending if key not in chosen]
             raw = self._pass(
-                [*first_names, *dict.fromkeys(name for name, _ in chosen)], firsts, chosen, self.sizes
+                [*first_names, *dict.fromkeys(name for name, _ in chosen)], firsts, chosen, log_z=log_z
             )
             for place, first in enumerate(firsts if first_names else ()):
                 results["first", first] = raw["first"][..., place]
@@ -625,16 +646,20 @@ class LazyAttention(Unmaterialized):
         names: list[str],
         firsts: Sequence[int] = (),
         chosen: Sequence[Key] = (),
-        sizes: Tensor | None = None,
         right: Tensor | None = None,
         left: Tensor | None = None,
+        log_z: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Visit all visible pairs once, a slab of queries after another where a function gives the bias."""
+        """Visit all visible pairs once, a slab of queries after another where a function gives the bias.
+
+        With log Z of the heads, results are those of their mean, of one head.
+        """
+        sizes = self.sizes if log_z is None else self.sizes[..., :1]
         options = {name: option for name, option in chosen}
         near: Any = options.get("near", options.get("beyond"))
         far = options.get("far_mass", options.get("far_incoming"))
-        nears = None if near is None else near.distances(self.sizes).reshape(-1, 1).contiguous()
-        fars = None if far is None else far.distances(self.sizes).reshape(-1).contiguous()
+        nears = None if near is None else near.distances(sizes).reshape(-1, 1).contiguous()
+        fars = None if far is None else far.distances(sizes).reshape(-1).contiguous()
         outputs = {*names} - {"counts", "keys", "weights"}
         if near is not None:
             outputs |= {"near", "beyond"}
@@ -649,12 +674,19 @@ class LazyAttention(Unmaterialized):
             arguments = self._arguments(begin, end, bias, positions)
             part = None if left is None else left[..., begin:end, :].contiguous()
             options_of_pass = (sorted(outputs), list(firsts), nears, without_first, fars, threshold, top)
-            slabs.append(measure(*arguments, *options_of_pass, right, part))
+            sums = None if log_z is None else log_z[..., begin:end].contiguous()
+            slabs.append(measure(*arguments, *options_of_pass, right, part, sums))
         joined = slabs[0] if len(slabs) == 1 else join_slabs(slabs)
-        leading = self.shape[:-2]
-        split = self.query.ndim - 1
+        *leading, heads = self.shape[:-2]
+        axes = self.query.ndim - 1  # heads are in two axes
+
+        def of_maps(name: str, value: Tensor) -> Tensor:
+            if log_z is None or name == "divergence":
+                return value.reshape(*leading, heads, *value.shape[axes:])
+            return value.reshape(*leading, 1, *value.shape[axes - 1 :])
+
         return {
-            name: value if name in ("keys", "weights") else value.reshape(*leading, *value.shape[split:])
+            name: value if name in ("keys", "weights") else of_maps(name, value)
             for name, value in joined.items()
         }
 

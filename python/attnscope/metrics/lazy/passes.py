@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: Metrics of the exact protocol that one pass over queries and keys measures: of rows and columns of a map.
+#: Metrics of the exact protocol that one pass over queries and keys measures: of rows and columns of a map,
+#: and how far heads are from their mean, which takes a second pass.
 ROW_AND_COLUMN_METRICS = frozenset(
     {
         "attention_entropy",
+        "head_divergence",
         "incoming_attention",
         "local_global_ratio",
         "sink_excess",
@@ -35,19 +37,44 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 Key = tuple[str, Any]
 
 
+#: Name of results of the mean over heads: their option is the result's own name and option.
+HEAD_MEAN = "head_mean"
+
+
 class Noted(Exception):
     """Raised in the place of a pass while `shared_pass` collects what is to be measured."""
 
 
 class SharedResults(NamedTuple):
-    """Results of passes over lazy attention, and what is still to be collected, inside `shared_pass`."""
+    """Results of passes over lazy attention, and what is still to be collected, inside `shared_pass`.
+
+    `derived` holds what several metrics make of results, by attention and name.
+    """
 
     results: dict[tuple[int, Key], Tensor]
     noted: dict[int, dict[Key, None]]
     collecting: list[bool]
+    derived: dict[tuple[int, str], Any]
 
 
 SHARED: ContextVar[SharedResults | None] = ContextVar("passes over lazy attention", default=None)
+
+
+def find_shared(attention: object, key: Key) -> Tensor | None:
+    """Return a result that an earlier pass over this attention has left, None without one."""
+    shared = SHARED.get()
+    return None if shared is None else shared.results.get((id(attention), key))
+
+
+def share_result(attention: object, name: str, make: Callable[[], Any]) -> Any:
+    """Return what `make` gives, once for all metrics of one pass; nobody may write into it."""
+    shared = SHARED.get()
+    if shared is None:
+        return make()
+    key = (id(attention), name)
+    if key not in shared.derived:
+        shared.derived[key] = make()
+    return shared.derived[key]
 
 
 @contextmanager
@@ -58,7 +85,7 @@ def shared_pass() -> Iterator[Callable[[Callable[[], Any]], None]]:
     A block inside another one shares the results of that one.
     """
     outer = SHARED.get()
-    shared = SharedResults({}, {}, [False]) if outer is None else outer
+    shared = SharedResults({}, {}, [False], {}) if outer is None else outer
     token = SHARED.set(shared)
 
     def note(function: Callable[[], Any]) -> None:
@@ -145,4 +172,4 @@ def join_slabs(slabs: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return joined
 
 
-_LAST_AXIS = {*ROW_MEASURES, "far_mass", "far_squares", "far_largest", "counts"}
+_LAST_AXIS = {*ROW_MEASURES, "divergence", "far_mass", "far_squares", "far_largest", "counts"}

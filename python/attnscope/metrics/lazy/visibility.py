@@ -3,18 +3,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attnscope.metrics.lazy.passes import Border
+
+#: Queries of all maps up to which what is counted of a visibility stays for the next attention alike.
+_FEW_QUERIES = 1 << 16
 #: Pairs of a mask that are looked at together.
 _PAIRS = 1 << 24
 
 
-class Visibility(NamedTuple):
-    """The keys of each query: key j is visible at i if j < length, j <= i, i − j < window, and by the mask.
+class FarPairs(NamedTuple):
+    """Counts of keys far from their queries, and what equal weights would give them.
+
+    distances: int64 [...], the smallest that are far. keys: int64 [..., q], far keys that each query sees.
+    queries: int64 [..., k], far queries that see each key. uniform: float64 [..., k], the sum of equal
+    weights of those.
+    """
+
+    distances: Tensor
+    keys: Tensor
+    queries: Tensor
+    uniform: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Visibility:
+    """The keys of each query: key j is visible at i if j < length, by causality, window and mask.
+
+    Causal is j <= i, a window i − j < window and j − i <= after, where these are not None. Results are
+    kept for the next question; nobody may write into them.
 
     positions: int64 [..., q]. lengths: int64 [...]. mask: bool [..., q, k] or None.
     """
@@ -24,20 +48,36 @@ class Visibility(NamedTuple):
     keys: int
     causal: bool
     window: int | None
+    after: int | None
     mask: Tensor | None
+    _counted: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def real(self) -> Tensor:
         """Queries that are no padding, bool [..., q]."""
-        return self.positions < self.lengths[..., None]
+        return self._once("real", lambda: self.positions < self.lengths[..., None])
+
+    def of_any_head(self) -> Visibility:
+        """Return what the queries see in some head, [..., 1, q], of heads of one length."""
+        mask = None if self.mask is None else self.mask.any(-3, keepdim=True)
+        return replace(self, positions=self.positions[..., :1, :], lengths=self.lengths[..., :1], mask=mask)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Return the first key and the one behind the last that each query may see, int64 [..., q]."""
+        return self._once("bounds", self._bounds)
+
+    def _once(self, name: Hashable, count: Callable[[], Any]) -> Any:
+        if name not in self._counted:
+            self._counted[name] = count()
+        return self._counted[name]
+
+    def _bounds(self) -> tuple[Tensor, Tensor]:
         lengths = self.lengths[..., None].expand(self.positions.shape)
         first = torch.zeros_like(self.positions)
         if self.window is not None:
             first = (self.positions - self.window + 1).clamp(min=0)
-        last = torch.minimum(lengths, self.positions + 1) if self.causal else lengths
+        later = 0 if self.causal else self.after
+        last = lengths if later is None else torch.minimum(lengths, self.positions + (later + 1))
         last = torch.where(self.real, last, 0)
         return torch.minimum(first, last), last
 
@@ -50,6 +90,9 @@ class Visibility(NamedTuple):
 
     def key_counts(self, first: int | None = None) -> Tensor:
         """Return how many keys each query sees, int64 [..., q], among the leading `first` keys if given."""
+        return self._once(("keys", first), lambda: self._key_counts(first))
+
+    def _key_counts(self, first: int | None) -> Tensor:
         if self.mask is None:
             start, stop = self.bounds()
             if first is not None:
@@ -59,6 +102,23 @@ class Visibility(NamedTuple):
 
     def query_counts(self) -> Tensor:
         """Return how many queries see each key, int64 [..., k]."""
+        return self._once("queries", self._query_counts)
+
+    def far_pairs(self, border: Border) -> FarPairs:
+        """Return what is counted of pairs beyond a border."""
+        return self._once(border, lambda: self._far_pairs(border))
+
+    def _far_pairs(self, border: Border) -> FarPairs:
+        distances = border.distances(self.lengths)
+        keys = self.far_counts(distances)
+        has_far = keys > 0
+        equal = torch.where(has_far, 1.0 / self.key_counts().clamp(min=1).double(), 0.0)
+        queries = self.far_sums(distances, has_far.long())
+        # Differences of cumulated sums leave their rounding where nothing is far.
+        uniform = torch.where(queries > 0, self.far_sums(distances, equal).clamp(min=0.0), 0.0)
+        return FarPairs(distances, keys, queries, uniform)
+
+    def _query_counts(self) -> Tensor:
         if self.mask is None:
             start, stop = self.bounds()
             return self._add_between(start, stop, torch.ones_like(start))
@@ -109,13 +169,17 @@ class Visibility(NamedTuple):
         positions = self.positions.contiguous()
         queries = self.real.sum(-1, keepdim=True)
         later = torch.searchsorted(positions, key + border)
-        end = queries.expand_as(key)
-        if self.window is not None:
-            end = torch.minimum(end, torch.searchsorted(positions, key + self.window))
-        largest = _largest_between(values, later, end)
+        if self.window is None:
+            largest = _largest_from(values, later)
+        else:
+            end = torch.minimum(queries, torch.searchsorted(positions, key + self.window))
+            largest = _largest_between(values, later, end)
         if not self.causal:
             earlier = torch.minimum(torch.searchsorted(positions, key - border, right=True), queries)
-            largest = torch.maximum(largest, _largest_between(values, torch.zeros_like(key), earlier))
+            begin = torch.zeros_like(key)
+            if self.after is not None:
+                begin = torch.minimum(torch.searchsorted(positions, key - self.after), earlier)
+            largest = torch.maximum(largest, _largest_between(values, begin, earlier))
         return torch.where(key < self.lengths[..., None], largest, 0.0)
 
     def _add_between(self, start: Tensor, stop: Tensor, values: Tensor) -> Tensor:
@@ -136,6 +200,76 @@ class Visibility(NamedTuple):
         position = self.positions[..., begin : begin + seen.shape[-2], None]
         distance = (position - torch.arange(self.keys, device="cpu")).abs()
         return seen & (distance >= border[..., None])
+
+
+@lru_cache(maxsize=4)
+def _default_visibility(
+    leading: tuple[int, ...],
+    queries: int,
+    keys: int,
+    causal: bool,
+    window: int | None,
+    after: int | None,
+    lengths: tuple[int, ...],
+) -> Visibility:
+    """Return the visibility of queries at the last keys, without a mask."""
+    positions = (torch.arange(queries, device="cpu") + (keys - queries)).expand(*leading, queries)
+    sizes = torch.tensor(lengths, dtype=torch.int64, device="cpu").reshape(leading)
+    return Visibility(positions, sizes, keys, causal, window, after, None)
+
+
+def visible_keys(seen: Visibility, n: int) -> str:
+    """Return the keys that queries of a text of n tokens see, as the visibility of a captured layer says it.
+
+    >>> sides = visibility_of((1, 9, 9), None, None, False, 3, 4, None)
+    >>> visible_keys(sides, 9), visible_keys(sides, 4)
+    ('window 2+4', 'window 2+')
+    """
+    if n < 2:
+        return "causal"
+    if seen.mask is not None:
+        return "mask"
+    before = None if seen.window is None or seen.window >= n else seen.window - 1
+    after = 0 if seen.causal else seen.after
+    after = None if after is None or after >= n - 1 else after
+    if before is None and not after:
+        return "full" if after is None else "causal"
+    if after == 0 and before is not None:
+        return f"window {before + 1}"
+    return "window " + "+".join("" if side is None else str(side) for side in (before, after))
+
+
+def visibility_of(
+    shape: tuple[int, ...],
+    lengths: Tensor | None,
+    positions: Tensor | None,
+    causal: bool,
+    window: int | None,
+    after: int | None,
+    mask: Tensor | None,
+) -> Visibility:
+    """Return the visibility of attention [..., h, q, k]; that of few queries is made once for all alike.
+
+    Args:
+        lengths: that broadcast to [..., h]; None: all keys.
+        positions: that broadcast to [..., h, q]; None: the queries are at the last keys.
+    """
+    *leading, queries, keys = shape
+    sizes = torch.full(leading, keys, dtype=torch.int64, device="cpu")
+    if lengths is not None:
+        sizes = lengths.expand(leading).contiguous()
+    if positions is None and mask is None and sizes.numel() * queries <= _FEW_QUERIES:
+        counts = tuple(sizes.flatten().tolist())
+        return _default_visibility(tuple(leading), queries, keys, causal, window, after, counts)
+    if positions is None:
+        positions = torch.arange(queries, device="cpu") + (keys - queries)
+    return Visibility(positions.expand(*leading, queries), sizes, keys, causal, window, after, mask)
+
+
+def _largest_from(values: Tensor, start: Tensor) -> Tensor:
+    """Return the largest of values from each start on, 0 of none."""
+    later = torch.nn.functional.pad(values, (0, 1)).flip(-1).cummax(-1).values.flip(-1)
+    return later.gather(-1, start)
 
 
 def _largest_between(values: Tensor, start: Tensor, stop: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Rows of the study from queries and keys: no map is computed, so texts may be as long as the model allows.
 
-A layer's heads get the quantities of rows and columns, and profiles over positions: the share of the first
-key and the entropy by query, incoming attention by key, means over bins that are equally wide on a
-logarithmic axis.
+A layer's heads and their mean get the quantities of rows and columns, and heads get profiles over positions:
+the share of the first key and the entropy by query, incoming attention by key, means over bins that are
+equally wide on a logarithmic axis.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.metrics.lazy.head_mean import HeadMeanAttention
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
 from attnscope.metrics.lazy.passes import ROW_AND_COLUMN_METRICS, Key, shared_pass
+from attnscope.metrics.lazy.visibility import visible_keys
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import measure_layer
-from attnscope.studies.attention_sinks.layer_rows import write_rows
+from attnscope.studies.attention_sinks.layer_rows import of_single_maps, write_rows
 from attnscope.studies.supports import LayerVisibility
 from attnscope.study_api.forward import Batch
 from attnscope.study_api.stage_run import StageRun
@@ -28,9 +30,8 @@ from attnscope.study_api.stage_run import StageRun
 if TYPE_CHECKING:
     from attnscope.capture.lazy.lazy_layer import LazyLayer
 
-#: Metrics that take more than one pass, which are measured where the user names them: the divergence takes
-#: rows of all heads, and graphs hold up to n/threshold entries of each head.
-NAMED_METRICS = frozenset({"head_divergence", "graph_statistics", "betti_numbers"})
+#: Metrics of graphs that hold up to n/threshold entries of each head, measured where the user names them.
+NAMED_METRICS = frozenset({"graph_statistics", "betti_numbers"})
 #: Bins of positions from 1 to n, of which neighbours that hold no position are dropped.
 _BINS = 48
 
@@ -46,19 +47,8 @@ class LazyStates(LayerVisibility):
     def of(cls, layer: LazyLayer) -> LazyStates:
         """Read a captured layer."""
         learned = None if layer.sink_logits is None else layer.sink_mass.cpu()
-        supports = tuple(visible_keys(layer.attention, n) for n in layer.lengths.tolist())
+        supports = tuple(visible_keys(layer.attention.visibility, n) for n in layer.lengths.tolist())
         return cls("auto", learned, supports, layer.attention, tuple(layer.heads))
-
-
-def visible_keys(attention: LazyAttention, n: int) -> str:
-    """Return the keys that queries of a text of n tokens see, as `Visibility.name` says it."""
-    if n < 2:
-        return "causal"
-    if attention.visibility.mask is not None:
-        return "mask"
-    if attention.window is not None and attention.window < n:
-        return f"window {attention.window}" if attention.causal else f"window {attention.window - 1}+"
-    return "causal" if attention.causal else "full"
 
 
 def select_lazily(quantities: Sequence[Quantity], metrics: Sequence[str]) -> tuple[list[Quantity], list[str]]:
@@ -73,6 +63,11 @@ def select_lazily(quantities: Sequence[Quantity], metrics: Sequence[str]) -> tup
     return chosen, sorted(left_out - {quantity.metric for quantity in chosen})
 
 
+def needs_no_map(quantities: Sequence[Quantity]) -> bool:
+    """Return True if one pass over queries and keys gives all of the quantities, at any length."""
+    return bool(quantities) and all(_needs_no_map(quantity, ()) for quantity in quantities)
+
+
 def _needs_no_map(quantity: Quantity, metrics: Sequence[str]) -> bool:
     if quantity.protocol != "exact" or quantity.needs != ("attention",):
         return False
@@ -80,18 +75,32 @@ def _needs_no_map(quantity: Quantity, metrics: Sequence[str]) -> bool:
 
 
 def write_lazy_layer(
-    states: LazyStates, number: int, quantities: Sequence[Quantity], batch: Batch, run: StageRun
+    states: LazyStates,
+    number: int,
+    quantities: Sequence[Quantity],
+    batch: Batch,
+    run: StageRun,
+    *,
+    profiles: bool,
 ) -> None:
-    """Write the rows of a layer's heads, and its profiles over positions."""
+    """Write the rows of a layer's heads and of their mean, and where asked its profiles over positions."""
     attention = states.attention
-    keys: list[Key] = [("entropy", None), ("first", 1), ("incoming", None)]
+    keys: list[Key] = [("entropy", None), ("first", 1), ("incoming", None)] if profiles else []
+    of_mean = [quantity for quantity in of_single_maps(quantities) if _needs_no_map(quantity, ())]
     with shared_pass() as note:
         # so that the first pass of the quantities measures them too
-        note(lambda: attention.take(keys))
+        note(lambda: attention.take(keys) if keys else None)
         sites: dict[str, Any] = {"attention": attention}
         measured = measure_layer(sites, quantities, states, heads=states.names)
-        entropy, first, incoming = attention.take(keys)
+        measured_profiles = attention.take(keys) if profiles else []
+        sites = {"attention": HeadMeanAttention(attention)}
+        mean = measure_layer(sites, of_mean, states, mean=True) if of_mean else None
     write_rows(run, measured, batch, "exact", number, states.names, supports=states.supports)
+    if mean is not None:
+        write_rows(run, mean, batch, "exact", number, None, supports=states.supports)
+    if not measured_profiles:
+        return
+    entropy, first, incoming = measured_profiles
     received = incoming / attention.visibility.query_counts().clamp(min=1)
     for place, n in enumerate(batch.lengths):
         columns = {

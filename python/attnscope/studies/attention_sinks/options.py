@@ -47,7 +47,8 @@ class SinkOptions(Options):
         metrics: names of metrics; empty takes all.
         attention: "maps" computes every attention map. "lazy" measures rows and columns from queries and
             keys, in memory that does not grow with the square of a text; metrics that need the map are left
-            out and named.
+            out and named. "auto" computes maps where anything that is asked for needs them, and measures
+            from queries and keys where nothing does; the notes of a run say which.
         thresholds: of the attention graphs: numbers in (0, 1), or "k/n" for multiples of uniform attention.
         bars: store every persistence bar.
         controls: random initialisations compared with the model under "random_weights"; fewer than eight
@@ -62,7 +63,7 @@ class SinkOptions(Options):
     """
 
     metrics: Annotated[tuple[str, ...], one_of(metric_names())] = ()
-    attention: Literal["maps", "lazy"] = "maps"
+    attention: Literal["auto", "maps", "lazy"] = "auto"
     thresholds: Annotated[tuple[Threshold, ...], BeforeValidator(_listed)] = THRESHOLDS
     bars: bool = False
     controls: Annotated[int, Field(ge=1)] = FEWEST

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from attnscope.errors import ConfigError
+from attnscope.errors import ConfigError, LoadError
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
@@ -25,6 +25,7 @@ from attnscope.studies.attention_sinks.ablation_and_fisher import ablation, fish
 from attnscope.studies.attention_sinks.layer_rows import States, write_rows
 from attnscope.studies.attention_sinks.lazy_rows import (
     LazyStates,
+    needs_no_map,
     select_lazily,
     uniform_attention,
     write_lazy_layer,
@@ -74,8 +75,8 @@ def texts_and_controls(units: Units, study: SinkStudy) -> Cut:
 @STAGES.stage(texts_and_controls, name="texts", writes=(*MEASURED, *CONTROLS, *FURTHER, *PROFILES))
 def measure_texts(study: SinkStudy, unit: Unit, run: StageRun) -> None:
     """Measure every layer of a block of texts, in each protocol."""
-    if not study.holds_maps:
-        return measure_lazily(study, unit, run)
+    if not study.holds_maps and measure_lazily(study, unit, run):
+        return
     loaded, extra = run.model(), () if unit.variant else study.options.extra
     last, sums = depth(loaded.model) - 1, SinkSums(run)
     tested = not study.options.metrics or {"sink_test", "classify_frames"} & set(study.options.metrics)
@@ -106,22 +107,36 @@ def measure_texts(study: SinkStudy, unit: Unit, run: StageRun) -> None:
     sums.write()
 
 
-def measure_lazily(study: SinkStudy, unit: Unit, run: StageRun) -> None:
-    """Write rows and columns of the heads of a block of texts from queries and keys."""
-    run.note("attention: measured from queries and keys, without maps; the mean over heads has no rows")
+def measure_lazily(study: SinkStudy, unit: Unit, run: StageRun) -> bool:
+    """Write rows and columns of a block of texts from queries and keys.
+
+    Returns:
+        False, with nothing written, where the model does not hand them over and the user did not ask for it.
+    """
+    sums, written = SinkSums(run), 0
+    try:
+        for batch in run.batches():
+            for number, layer in run.lazy_layers(batch):
+                states = LazyStates.of(layer)
+                has_sink = states.learned is not None
+                quantities = study.lazily if has_sink else without_learned_sink(study.lazily)
+                profiles = study.options.attention == "lazy"
+                write_lazy_layer(states, number, quantities, batch, run, profiles=profiles)
+                written += 1
+                if not unit.variant:
+                    sums.add(states, number, batch)
+                # while the next layer is computed, this one must be free
+                del states, layer
+    except LoadError as error:
+        if written or study.options.attention == "lazy":
+            raise
+        run.note(f"attention: maps, because {error}")
+        return False
+    sums.write()
+    run.note("attention: measured from queries and keys, without maps")
     if study.left_out:
         run.note(f"attention: lazy leaves out {', '.join(study.left_out)}, which need the map")
-    sums = SinkSums(run)
-    for batch in run.batches():
-        for number, layer in run.lazy_layers(batch):
-            states = LazyStates.of(layer)
-            quantities = study.lazily if states.learned is not None else without_learned_sink(study.lazily)
-            write_lazy_layer(states, number, quantities, batch, run)
-            if not unit.variant:
-                sums.add(states, number, batch)
-            # while the next layer is computed, this one must be free
-            del states, layer
-    sums.write()
+    return True
 
 
 @STAGES.stage(
@@ -293,7 +308,15 @@ class SinkStudy(Study):
     @property
     def holds_maps(self) -> bool:
         """False where attention is measured from queries and keys."""
-        return bool(self.options.attention == "maps")
+        if self.options.attention != "auto":
+            return bool(self.options.attention == "maps")
+        return bool(self._needing_maps()) or not needs_no_map(self.selected.get("exact", []))
+
+    def _needing_maps(self) -> list[str]:
+        """Return the settings that need maps, whatever the metrics are."""
+        options: SinkOptions = self.options
+        unfit = [f"protocols: {protocol}" for protocol in self.selected if protocol != "exact"]
+        return unfit + [f"extra: {name}" for name in options.extra] + ["bars: true"] * options.bars
 
     def _select_lazily(self, options: SinkOptions) -> tuple[list[Quantity], list[str]]:
         """Return the quantities that are measured from queries and keys, and metrics that are left out.
@@ -302,9 +325,7 @@ class SinkStudy(Study):
         """
         if self.holds_maps:
             return [], []
-        unfit = [f"protocols: {protocol}" for protocol in self.selected if protocol != "exact"]
-        unfit += [f"extra: {name}" for name in options.extra] + ["bars: true"] * options.bars
-        if unfit:
+        if unfit := self._needing_maps():
             raise ConfigError(f"attention: lazy has no maps, which {unfit[0]} needs; use attention: maps")
         chosen, left_out = select_lazily(self.selected.get("exact", []), options.metrics)
         if not chosen:

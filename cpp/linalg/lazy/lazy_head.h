@@ -8,7 +8,7 @@
 // Attention of one head that is given by its queries and keys. A score is s = scaling·q·k, capped
 // to c·tanh(s/c), less slope·|i − j|, plus bias; a weight is e^(s − log Z) over the visible keys
 // and the learned sink, if any. Key j is visible to a query at position i when j < length, and j <=
-// i where causal, and i − j < window, and the mask says so.
+// i where causal, and i − j < window, and j − i <= after, and the mask says so.
 namespace attnscope {
 
 enum class VectorType { float16, bfloat16, float32, float64 };
@@ -33,6 +33,7 @@ struct LazyHead {
   Index length = 0;  // keys from here on, and queries at them, are padding
   bool causal = true;
   Index window = 0;  // 0: none
+  Index after = -1;  // below 0: none
   double scaling = 1.0;
   double softcap = 0.0;  // 0: none
   double slope = 0.0;
@@ -45,11 +46,16 @@ struct LazyHead {
   Index position(Index query) const {
     return positions == nullptr ? query + keys - queries : positions[query];
   }
+  // Whether there is a last key that a query sees, and how far behind its position it is.
+  bool sees_no_later() const { return causal || after >= 0; }
+  Index latest() const { return causal ? 0 : after; }
   bool is_padding(Index query) const { return position(query) >= length; }
   bool sees(Index query, Index key) const {
     const Index distance = position(query) - key;
-    if (key >= length || (causal && distance < 0) || (window > 0 && distance >= window))
+    if (key >= length || (sees_no_later() && distance < -latest()) ||
+        (window > 0 && distance >= window)) {
       return false;
+    }
     return mask == nullptr || mask[query * mask_row_stride + key * mask_column_stride];
   }
 };
