@@ -475,3 +475,46 @@ def test_a_repr_names_what_changes_scores():
         query, key, causal=False, window=3, bias=torch.ones(1), softcap=2, precision="exact"
     )
     assert repr(lazy) == "LazyAttention(shape=(1, 64, 64), window=3, softcap=2.0, bias, precision='exact')"
+
+
+def sides_mask(n, before, after):
+    back = torch.arange(n)[:, None] - torch.arange(n)
+    return (back <= before) & (-back <= after)
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize(("before", "after"), [(5, 9), (0, 0), (40, 0), (0, 40), (200, 3), (2, 200)])
+def test_a_window_of_two_sides_is_its_mask(before, after, precision):
+    query, key = random_vectors(heads=2, rows=131)
+    lazy = asc.LazyAttention(query, key, causal=False, window=(before, after), precision=precision)
+    log_z, maps = dense_attention(query, key, causal=False, mask=sides_mask(131, before, after))
+    tolerance = 1e-12 if precision == "exact" else 1e-5
+    np.testing.assert_allclose(lazy.dense().numpy(), maps, atol=tolerance)
+    np.testing.assert_allclose(lazy.tile(slice(40, 70), slice(30, 90)), maps[:, 40:70, 30:90], atol=tolerance)
+    np.testing.assert_allclose(lazy.row_measures("log_z")["log_z"].numpy(), log_z, atol=10 * tolerance)
+    x = torch.randn(131, 3, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_allclose((lazy @ x).numpy(), maps @ x.numpy(), atol=10 * tolerance)
+    np.testing.assert_allclose((lazy.T @ x).numpy(), maps.swapaxes(1, 2) @ x.numpy(), atol=10 * tolerance)
+    masked = asc.LazyAttention(
+        query, key, causal=False, mask=sides_mask(131, before, after), precision=precision
+    )
+    for test in (asc.sink_test, asc.sink_rate, asc.incoming_attention):
+        for ours, theirs in zip(
+            *(torch.utils._pytree.tree_leaves(test(a)) for a in (lazy, masked)), strict=True
+        ):
+            assert torch.allclose(ours.double(), theirs.double(), atol=1e-5, equal_nan=True), test
+
+
+def test_a_window_without_a_bound_on_one_side_is_causal_or_full():
+    query, key = random_vectors(heads=2, rows=50)
+    causal, full = asc.LazyAttention(query, key), asc.LazyAttention(query, key, causal=False)
+    assert torch.equal(asc.LazyAttention(query, key, causal=False, window=(None, 0)).dense(), causal.dense())
+    assert torch.equal(asc.LazyAttention(query, key, causal=False, window=(None, None)).dense(), full.dense())
+    one_sided = asc.LazyAttention(query, key, window=7)
+    assert torch.equal(asc.LazyAttention(query, key, causal=False, window=(6, 0)).dense(), one_sided.dense())
+
+
+@pytest.mark.parametrize("window", [(1, 2, 3), (-1, 2), (2, -1), (1.5, 2)])
+def test_windows_of_other_shapes_are_refused(window):
+    with pytest.raises((ValueError, TypeError), match="LazyAttention: window must be"):
+        asc.LazyAttention(*random_vectors(rows=20), window=window)

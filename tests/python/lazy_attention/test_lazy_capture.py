@@ -102,6 +102,12 @@ def test_what_changes_scores_is_taken_from_the_model():
     assert bool((attention["learned sink"].sink_mass > 0).all())
 
 
+def test_a_window_on_both_sides_takes_no_mask():
+    """ModernBERT's local layers see half of their width on either side, 4 of 8."""
+    _, local = (layer.attention for layer in _layers(build("window on both sides"))[:2])
+    assert (local.window, local.after, local.visibility.mask) == (5, 4, None)
+
+
 def _layers(model, **options):
     with asc.capture(model, lazy=True, **options) as recording:
         return list(recording.run(**inputs_with("none")))
@@ -192,6 +198,12 @@ MEMORY = """
         vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, max_position_embeddings=16384, sliding_window={window})
     model = transformers.MistralModel(config).eval()
+    if {two_sided}:
+        config = transformers.ModernBertConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+            max_position_embeddings=16384, local_attention=1000, pad_token_id=0, bos_token_id=1,
+            eos_token_id=1, cls_token_id=1, sep_token_id=1)
+        model = transformers.ModernBertModel(config).eval()
     ids = torch.randint(0, 64, (1, 16384))
     def measure(inputs):
         with asc.capture(model, lazy=True) as recording:
@@ -205,9 +217,9 @@ MEMORY = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 1000])
-def test_nothing_of_the_size_of_a_map_is_allocated(window):
+@pytest.mark.parametrize(("window", "two_sided"), [(None, False), (1000, False), (None, True)])
+def test_nothing_of_the_size_of_a_map_is_allocated(window, two_sided):
     """One head's map of 16,384 tokens has 268 million entries: 262,144 KB as booleans."""
-    script = textwrap.dedent(MEMORY.format(window=window))
+    script = textwrap.dedent(MEMORY.format(window=window, two_sided=two_sided))
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(finished.stdout) < 131_072

@@ -2,7 +2,7 @@
 """Rules for the keys that a model lets its queries see, in the place of masks.
 
 transformers describes a mask by a function of query and key numbers before anything of size n² exists. Where
-that function is causal, a causal window or everything, the rule takes its place and the model gets a tensor
+that function is causal, a window or everything, the rule takes its place and the model gets a tensor
 of one entry, expanded to the shape of the mask, by which its attention finds the rule again.
 """
 
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from attnscope.metrics.lazy.arguments import Window
 
 #: Pairs for which the function of a mask is evaluated together.
 _PAIRS = 1 << 22
@@ -30,7 +32,7 @@ class MaskRule:
     """
 
     causal: bool
-    window: int | None
+    window: Window
     real: Tensor | None
     is_dense: bool = False
 
@@ -89,10 +91,28 @@ def _rule_of(description: dict[str, Any]) -> MaskRule | None:
     if function is bidirectional_mask_function:
         return MaskRule(False, None, real)
     window = description.get("local_size")
+    batch = int(description["batch_size"])
     for causal, width in ((True, window), (True, None), (False, None)):
-        if _agrees(function, int(description["batch_size"]), keys, causal, width):
+        later = 0 if causal else None
+        if _agrees(function, batch, keys, None if width is None else width - 1, later):
             return MaskRule(causal, None if width is None or width >= keys else int(width), real)
-    return None
+    before, after = _sides(function, keys)
+    return MaskRule(False, (before, after), real) if _agrees(function, batch, keys, before, after) else None
+
+
+def _sides(function: MaskFunction, keys: int) -> tuple[int, int]:
+    """Return how many keys before itself the last query sees, and how many after itself the first."""
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu")
+    key = torch.arange(keys, device="cpu")[None, None, None, :]
+    counts = []
+    for query in (keys - 1, 0):
+        try:
+            visible = function(zero, zero, zero + query, key)
+        except (RuntimeError, IndexError, TypeError):
+            return 0, 0
+        counts.append(int(visible.sum()) - 1 if torch.is_tensor(visible) else 0)
+    before, after = (max(0, count) for count in counts)
+    return before, after
 
 
 def _real_keys(description: dict[str, Any]) -> Tensor | None:
@@ -106,17 +126,19 @@ def _real_keys(description: dict[str, Any]) -> Tensor | None:
     return None if bool(real.all()) else real
 
 
-def _agrees(function: MaskFunction, batch: int, keys: int, causal: bool, window: int | None) -> bool:
-    """Return True if the function of a mask is that rule for every pair."""
+def _agrees(function: MaskFunction, batch: int, keys: int, before: int | None, after: int | None) -> bool:
+    """Return True if, by the function of a mask, every query sees so many keys before and after itself."""
     key = torch.arange(keys, device="cpu")[None, None, None, :]
     text = torch.arange(batch, device="cpu")[:, None, None, None]
     head = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu")
     step = max(1, _PAIRS // max(1, batch * keys))
     for begin in range(0, keys, step):
         query = torch.arange(begin, min(begin + step, keys), device="cpu")[None, None, :, None]
-        expected = key <= query if causal else torch.ones(1, dtype=torch.bool, device="cpu")
-        if window is not None:
-            expected = expected & (key > query - window)
+        expected = torch.ones(1, dtype=torch.bool, device="cpu")
+        if after is not None:
+            expected = expected & (key <= query + after)
+        if before is not None:
+            expected = expected & (key >= query - before)
         try:
             visible = function(text, head, query, key)
         except (RuntimeError, IndexError, TypeError):
