@@ -37,6 +37,18 @@ MODULES = {
     "span_attention": "span_attention",
 }
 
+#: Functions of MODULES that take rectangles; those of other functions are copied to the CPU.
+TAKES_RECTANGLES = frozenset(
+    {
+        "attention_entropy",
+        "head_divergence",
+        "local_global_ratio",
+        "sink_removal",
+        "sink_statistics",
+        "sink_tokens",
+    }
+)
+
 #: Public functions whose maps stay on their device, because a function of MODULES computes them.
 STAYS_ON_DEVICE = frozenset(
     {
@@ -197,9 +209,8 @@ class _Placed:
             tensor.shape[-1] <= CUDA_IS_SLOWER.get(name, 0)
             or tensor.numel() * tensor.element_size() < FEWEST_BYTES
         )
-        # an extent of rectangles, which only the core measures
-        square = not isinstance(lengths, tuple)
-        if name in MODULES and square and not slower:
+        fits = name in TAKES_RECTANGLES or not isinstance(lengths, tuple)
+        if name in MODULES and fits and not slower:
             module = importlib.import_module(f"attnscope.devices.{MODULES[name]}")
             try:
                 result = getattr(module, name)(tensor, lengths, *arguments)

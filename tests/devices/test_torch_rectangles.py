@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Maps of fewer queries than keys give the same numbers in torch operations as in the core."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 
 import attnscope as asc
+from attnscope._placement import count_calls
 from every_call import answer
 
 QUERIES, KEYS = 3, 7
@@ -61,3 +63,71 @@ def _tensors(result: Any) -> list[torch.Tensor]:
         return [result]
     fields = vars(result).values() if hasattr(result, "__dict__") and vars(result) else result
     return [part for field in fields for part in _tensors(field)]
+
+
+#: Metrics whose rectangles torch operations measure, and what they need besides one.
+IN_TORCH: dict[str, dict[str, Any]] = {
+    "attention_entropy": {"normalized": True},
+    "incoming_attention": {},
+    "sink_share": {"first": 2, "queries": 3},
+    "sink_position": {"rule": "largest", "min_visibility": 0.5},
+    "top_mass": {"k": 2},
+    "head_divergence": {},
+    "sink_removal": {"keys": [0, 2]},
+    "local_global_ratio": {"window": 2},
+}
+#: Where the queries stand, and how many are real.
+PLACES: dict[str, dict[str, Any]] = {
+    "at the last keys": {},
+    "ragged": {"lengths": [7, 5], "query_lengths": [3, 2]},
+    "without a query": {"lengths": [7, 5], "query_lengths": [3, 0]},
+    "at keys in the middle": {"query_positions": [2, 3, 4]},
+    "at keys that do not follow each other": {"query_positions": [0, 3, 6]},
+    "at none": {"cross": True},
+}
+
+
+#: Of cross attention nothing is near or far.
+CASES = [(n, p) for n in IN_TORCH for p in PLACES if (n, p) != ("local_global_ratio", "at none")]
+
+
+@pytest.mark.parametrize(("name", "places"), CASES)
+def test_places_of_queries_are_those_of_the_core(name: str, places: str) -> None:
+    scores = torch.randn(2, 2, QUERIES, KEYS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    options = dict(PLACES[places])
+    stand = torch.tensor(options.get("query_positions", [4, 5, 6]))
+    if places == "ragged":
+        stand = torch.tensor([[4, 5, 6], [3, 4, 5]])[:, None]
+    if places != "at none":
+        scores = scores.masked_fill(torch.arange(KEYS) > stand[..., None], -torch.inf)
+    causal = torch.softmax(scores, -1)
+    dense = torch.softmax(scores.nan_to_num(neginf=0.0), -1)
+    by_layer = name in ("head_divergence", "sink_removal")
+    for option in ("lengths", "query_lengths"):
+        if option in options:
+            sizes = torch.tensor(options[option])
+            options[option] = sizes if by_layer else sizes[:, None]
+    for maps in (causal, dense):
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            arguments = {"heads" if by_layer else "attention": maps.to(dtype), **IN_TORCH[name], **options}
+            core = answer(getattr(asc, name), arguments)
+            calls: Counter[str] = Counter()
+            with asc.devices.use("torch"), count_calls(calls):
+                other = answer(getattr(asc, name), arguments)
+            copied = name == "local_global_ratio" and "query_positions" in options
+            assert bool(calls) is not copied, calls
+            for expected, result in zip(_tensors(core), _tensors(other), strict=True):
+                torch.testing.assert_close(result, expected, atol=1e-12, rtol=1e-12, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore::attnscope.errors.NonFiniteWarning")
+def test_a_rectangle_that_is_not_finite_leaves_its_neighbours_alone(maps: torch.Tensor) -> None:
+    maps = maps.clone()
+    maps[0, 1, 2] = torch.nan
+    for name in ("attention_entropy", "incoming_attention", "sink_share", "top_mass"):
+        core = answer(getattr(asc, name), {"attention": maps})
+        with asc.devices.use("torch"):
+            other = answer(getattr(asc, name), {"attention": maps})
+        for expected, result in zip(_tensors(core), _tensors(other), strict=True):
+            assert bool(expected[0].isnan().all()), name
+            torch.testing.assert_close(result, expected, atol=1e-12, rtol=1e-12, equal_nan=True)

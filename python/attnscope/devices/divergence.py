@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from attnscope.arguments.maps import Extent
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
@@ -30,7 +31,7 @@ def _divergence(rows: Tensor, mean: Tensor) -> Tensor:
 
 
 def head_divergence(
-    heads: Tensor, lengths: Tensor | None, support: str | Tensor, entropy: Tensor | None
+    heads: Tensor, lengths: Tensor | Extent | None, support: str | Tensor, entropy: Tensor | None
 ) -> tuple[Tensor, int]:
     """Return each head's divergence from the head mean, the mean over its queries [..., h]."""
     count = heads.shape[-3]
@@ -40,11 +41,11 @@ def head_divergence(
         mean = maps.mean(1, keepdim=True)
         if entropy_of_rows is None:
             entropy_of_rows = slab.row_entropy
-        rows = -_by_layer(torch.where(slab.inside, entropy_of_rows, 0.0), count) - torch.xlogy(
+        rows = -_by_layer(torch.where(slab.rows_inside, entropy_of_rows, 0.0), count) - torch.xlogy(
             maps, mean
         ).sum(-1)
-        rows = torch.where(_by_layer(slab.inside, count), rows, 0.0)
-        means = rows.sum(-1) / _by_layer(slab.lengths, count)
+        rows = torch.where(_by_layer(slab.rows_inside, count), rows, 0.0)
+        means = rows.sum(-1) / _by_layer(slab.queries, count)
         finite = _finite_layers(slab, count)
         means = torch.where(finite[:, None], means, math.nan)
         return means.flatten(), finite
@@ -64,7 +65,7 @@ def head_divergence(
 
 def sink_removal(
     heads: Tensor,
-    lengths: Tensor | None,
+    lengths: Tensor | Extent | None,
     support: str | Tensor,
     keys: Tensor,
     keep_attention: bool,
@@ -96,7 +97,7 @@ def sink_removal(
             mean_rest = rest.sum(1, keepdim=True) / survivors
             after = after + torch.xlogy(rest, rest) - torch.xlogy(rest, mean_rest)
         finite = _finite_layers(slab, count)
-        valid = _by_layer(slab.inside, count) & finite[:, None, None]
+        valid = _by_layer(slab.rows_inside, count) & finite[:, None, None]
         numbers = [
             torch.where(valid, torch.where(survives, part, 0.0), math.nan).flatten(0, 1)
             for part in (before, after)

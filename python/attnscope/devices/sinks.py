@@ -11,13 +11,14 @@ import math
 import torch
 from torch import Tensor
 
+from attnscope.arguments.maps import Extent
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
 
 def _required_queries(slab: Slab, min_visibility: float) -> Tensor:
-    """Return ⌈min_visibility·length⌉ of each map, [m, 1]; rounding must not lift it over a whole number."""
-    return torch.ceil(min_visibility * slab.lengths.to(slab.dtype) - 1e-9)[:, None]
+    """Return ⌈min_visibility·queries⌉ of each map, [m, 1]; rounding must not lift it over a whole number."""
+    return torch.ceil(min_visibility * slab.queries.to(slab.dtype) - 1e-9)[:, None]
 
 
 def _incoming(slab: Slab, mass: Tensor) -> Tensor:
@@ -37,7 +38,7 @@ def _strongest_key(slab: Slab, incoming: Tensor, min_visibility: float) -> Tenso
 
 def _share(slab: Slab, first: int, queries: int) -> tuple[Tensor, Tensor]:
     """Return the mean mass on the first keys over the last queries, and its value for uniform attention."""
-    counted = slab.inside & (slab.positions >= slab.lengths[:, None] - queries) & (slab.visible_keys > 0)
+    counted = slab.rows_inside & (slab.rows >= slab.queries[:, None] - queries) & (slab.visible_keys > 0)
     number = counted.sum(-1)
     entries, seen = slab.first_keys(first)
     mass = entries.sum(-1)
@@ -54,7 +55,7 @@ def _top_mass(slab: Slab, mass: Tensor, k: int) -> Tensor:
 
 def sink_statistics(
     attention: Tensor,
-    lengths: Tensor | None,
+    lengths: Tensor | Extent | None,
     support: str | Tensor,
     incoming: bool,
     entropy: bool,
@@ -74,7 +75,7 @@ def sink_statistics(
         if incoming:
             results.append(slab.undefined_outside(received))
         if entropy:
-            results.append(slab.undefined_outside(slab.row_entropy))
+            results.append(slab.undefined_outside_rows(slab.row_entropy))
         if min_visibility is not None:
             results.append(_strongest_key(slab, received, min_visibility))
         if first_and_queries is not None:
@@ -93,7 +94,7 @@ def sink_statistics(
 
 def sink_tokens(
     attention: Tensor,
-    lengths: Tensor | None,
+    lengths: Tensor | Extent | None,
     support: str | Tensor,
     tau: float | None,
     gamma: float,

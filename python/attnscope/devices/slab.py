@@ -16,24 +16,36 @@ def states_by_head(states: Tensor, maps: Tensor) -> Tensor:
 
 
 class Slab:
-    """Some maps of a batch, [m, n, n], and what a measure asks about them; each answer is computed once.
+    """Some maps of a batch, [m, q, k], and what a measure asks about them; each answer is computed once.
 
     Attributes:
         maps: as the caller holds them, any of the four element types.
-        lengths: tokens of each map, int64 [m].
-        support: "auto", "causal", "full", or bool [m, n, n].
-        is_ragged: False if every map is known to have n tokens.
+        lengths: keys of each map, int64 [m]; of square maps its tokens.
+        support: "auto", "causal", "full", or bool [m, q, k].
+        is_ragged: False if every map is known to have k keys and q queries.
         needs_entropy: whether the measure asks for entropies of rows.
+        queries: of each map, int64 [m]; None: as many as it has keys.
+        shift: query i stands at key i + shift, int64 [m]; None: at key i.
     """
 
     def __init__(
-        self, maps: Tensor, lengths: Tensor, support: str | Tensor, *, is_ragged: bool, needs_entropy: bool
+        self,
+        maps: Tensor,
+        lengths: Tensor,
+        support: str | Tensor,
+        *,
+        is_ragged: bool,
+        needs_entropy: bool,
+        queries: Tensor | None = None,
+        shift: Tensor | None = None,
     ) -> None:
         self.maps, self.lengths, self.support = maps, lengths, support
         self.is_ragged, self.needs_entropy = is_ragged, needs_entropy
+        self.queries, self.shift = lengths if queries is None else queries, shift
 
     @property
     def n(self) -> int:
+        """Number of keys."""
         return int(self.maps.shape[-1])
 
     @functools.cached_property
@@ -47,13 +59,28 @@ class Slab:
 
     @functools.cached_property
     def inside(self) -> Tensor:
-        """True for tokens that belong to their map, [m, n]."""
+        """True for keys that belong to their map, [m, k]."""
         return self.positions < self.lengths[:, None]
 
     @functools.cached_property
+    def rows(self) -> Tensor:
+        """Numbers of the queries, [q]."""
+        return torch.arange(self.maps.shape[-2], device=self.maps.device)
+
+    @functools.cached_property
+    def rows_inside(self) -> Tensor:
+        """True for queries that belong to their map, [m, q]."""
+        return self.inside if self.shift is None else self.rows < self.queries[:, None]
+
+    @functools.cached_property
+    def places(self) -> Tensor:
+        """The key at which each query stands, [q], or [m, q] where maps differ."""
+        return self.rows if self.shift is None else self.rows + self.shift[:, None]
+
+    @functools.cached_property
     def _block(self) -> Tensor:
-        """True for the entries of each map's own block, [m, n, n]."""
-        return self.inside[:, :, None] & self.inside[:, None, :]
+        """True for the entries of each map's own block, [m, q, k]."""
+        return self.rows_inside[:, :, None] & self.inside[:, None, :]
 
     @functools.cached_property
     def finite(self) -> Tensor:
@@ -76,13 +103,16 @@ class Slab:
     @functools.cached_property
     def causal(self) -> Tensor:
         """True for maps that are judged causal: everything above the diagonal is exactly 0, [m]."""
-        above = (self.wide.triu(1) != 0).flatten(1).any(-1)
-        return ~above & (self.lengths >= 2)
+        if self.shift is None:
+            above = self.wide.triu(1) != 0
+        else:
+            above = (self.wide != 0) & (self.positions > self.places[..., None])
+        return ~above.flatten(1).any(-1) & (self.lengths >= 2)
 
     @functools.cached_property
     def seen(self) -> Tensor:
-        """True where a query sees a key, [m, n, n]; always within the map's own block."""
-        lower = self.positions[:, None] >= self.positions
+        """True where a query sees a key, [m, q, k]; always within the map's own block."""
+        lower = self.places[..., None] >= self.positions
         if isinstance(self.support, Tensor):
             visible = self.support
         elif self.support == "causal":
@@ -107,45 +137,56 @@ class Slab:
 
     @functools.cached_property
     def visible_keys(self) -> Tensor:
-        """Number of keys that each query sees, [m, n]."""
+        """Number of keys that each query sees, [m, q]."""
         if isinstance(self.support, Tensor):
             return self.seen.sum(-1)
-        count = torch.where(self.is_causal[:, None], self.positions + 1, self.lengths[:, None])
-        return torch.where(self.inside, count, 0)
+        earlier = self.places + 1
+        if self.shift is not None:
+            earlier = torch.minimum(earlier.clamp(min=0), self.lengths[:, None])
+        count = torch.where(self.is_causal[:, None], earlier, self.lengths[:, None])
+        return torch.where(self.rows_inside, count, 0)
 
     @functools.cached_property
     def visible_queries(self) -> Tensor:
-        """Number of queries that see each key, [m, n]."""
+        """Number of queries that see each key, [m, k]."""
         if isinstance(self.support, Tensor):
             return self.seen.sum(-2)
-        later = self.lengths[:, None] - self.positions
-        count = torch.where(self.is_causal[:, None], later, self.lengths[:, None])
+        queries = self.queries[:, None]
+        if self.shift is None:
+            later = queries - self.positions
+        else:
+            later = queries - torch.minimum((self.positions - self.shift[:, None]).clamp(min=0), queries)
+        count = torch.where(self.is_causal[:, None], later, queries)
         return torch.where(self.inside, count, 0)
 
     @functools.cached_property
     def key_mass(self) -> Tensor:
-        """Attention that each key receives from all queries, [m, n]."""
+        """Attention that each key receives from all queries, [m, k]."""
         return self.attention.sum(-2)
 
     @functools.cached_property
     def row_entropy(self) -> Tensor:
-        """−Σ_j A_ij log A_ij of every row in nats, [m, n]; a negative entry makes its row NaN."""
+        """−Σ_j A_ij log A_ij of every row in nats, [m, q]; a negative entry makes its row NaN."""
         return -torch.xlogy(self.attention, self.attention).sum(-1)
 
     def first_keys(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the first `count` columns of the maps, wide, and where they are seen, [m, n, count]."""
+        """Return the first `count` columns of the maps, wide, and where they are seen, [m, q, count]."""
         keys = self.positions[:count]
         if isinstance(self.support, Tensor):
             seen = self.seen[..., :count]
         else:
-            seen = (self.positions[:, None] >= keys) | ~self.is_causal[:, None, None]
-            seen = seen & self.inside[:, :, None] & self.inside[:, None, :count]
+            seen = (self.places[..., None] >= keys) | ~self.is_causal[:, None, None]
+            seen = seen & self.rows_inside[:, :, None] & self.inside[:, None, :count]
         entries = torch.where(seen & self.finite[:, None, None], self.maps[..., :count].to(self.dtype), 0.0)
         return entries, seen
 
-    def undefined_outside(self, rows: Tensor) -> Tensor:
-        """Return numbers per token [m, n] with NaN behind the lengths and in maps that are not finite."""
-        return torch.where(self.inside & self.finite[:, None], rows, math.nan)
+    def undefined_outside(self, columns: Tensor) -> Tensor:
+        """Return numbers per key [m, k] with NaN behind the lengths and in maps that are not finite."""
+        return torch.where(self.inside & self.finite[:, None], columns, math.nan)
+
+    def undefined_outside_rows(self, rows: Tensor) -> Tensor:
+        """Return numbers per query [m, q] with NaN behind each map's queries and in maps not finite."""
+        return torch.where(self.rows_inside & self.finite[:, None], rows, math.nan)
 
     def undefined_where_not_finite(self, values: Tensor) -> Tensor:
         """Return numbers per map [m, ...] with NaN in maps that are not finite."""

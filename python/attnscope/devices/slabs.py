@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attnscope.arguments.maps import Extent
 from attnscope.devices.slab import Slab
 
 #: Copies of a slab in float64 that a measure may hold at a time.
@@ -28,7 +29,7 @@ MOST_TOGETHER = 1 << 20
 def per_map(
     compute: Callable[..., Sequence[Tensor]],
     attention: Tensor,
-    lengths: Tensor | None,
+    lengths: Tensor | Extent | None,
     support: Any = "full",
     beside: Sequence[Tensor | None] = (),
     *,
@@ -41,8 +42,8 @@ def per_map(
     Args:
         compute: takes a `Slab` and the slab's part of each tensor `beside`, and returns tensors [m, ...]. Its
             last one is bool, False for what counts as not finite.
-        attention: maps [..., n, n] on any device.
-        lengths: tokens of each map, or None.
+        attention: maps [..., q, k] on any device.
+        lengths: tokens of each square map, or None; of rectangles their keys, queries and places.
         support: as the core takes it.
         beside: tensors [..., *shape] with the leading axes of `attention`, or None.
         maps_together: consecutive maps that belong together, such as the heads of a layer.
@@ -56,17 +57,14 @@ def per_map(
     Raises:
         MemoryError: the device has no memory for the fewest maps that can be measured at a time.
     """
-    leading, n, device = attention.shape[:-2], attention.shape[-1], attention.device
+    leading, device = attention.shape[:-2], attention.device
     count = math.prod(leading)
-    maps = attention.reshape(count, n, n)
-    if lengths is None:
-        sizes = torch.full((count,), n, device=device)
-    else:
-        sizes = lengths.expand(leading).reshape(count).to(device)
-    masks = support.expand(attention.shape).reshape(count, n, n) if isinstance(support, Tensor) else None
+    maps = attention.reshape(count, *attention.shape[-2:])
+    sizes = _sizes(attention, lengths)
+    masks = support.expand(attention.shape).reshape(maps.shape) if isinstance(support, Tensor) else None
     parts = [None if part is None else part.reshape(count, *part.shape[len(leading) :]) for part in beside]
-    step = _slab_size(n, count, device, temporaries)
-    slab_type = _slab_type(device, masks)
+    step = _slab_size(maps, temporaries)
+    slab_type = Slab if sizes.shift is not None else _slab_type(device, masks)
     results: list[list[Tensor]] = []
     first = 0
     while first < count or not results:
@@ -78,15 +76,17 @@ def per_map(
         try:
             slab = slab_type(
                 maps[first:last],
-                sizes[first:last],
+                sizes.keys[first:last],
                 support if masks is None else masks[first:last].to(device),
-                is_ragged=lengths is not None,
+                is_ragged=sizes.is_ragged,
                 needs_entropy=needs_entropy,
+                queries=part_of(sizes.queries),
+                shift=part_of(sizes.shift),
             )
             results.append(_to_host(compute(slab, *map(part_of, parts))))
         except torch.OutOfMemoryError as error:
             if step <= maps_together:
-                words = f"{device} has no memory for {maps_together} map(s) of {n} tokens"
+                words = f"{device} has no memory for {maps_together} map(s) of {maps.shape[-1]} tokens"
                 raise MemoryError(f"{words} next to what it holds: {error}") from None
             step //= 2
             continue
@@ -100,6 +100,37 @@ def per_map(
         for tensor in tensors
     )
     return *shaped, int((~defined).sum())
+
+
+class _Sizes(NamedTuple):
+    """The size of every map of a batch on its device, int64 [count] each; see `Slab`."""
+
+    keys: Tensor
+    queries: Tensor | None
+    shift: Tensor | None
+    is_ragged: bool
+
+
+def _sizes(attention: Tensor, lengths: Tensor | Extent | None) -> _Sizes:
+    """Return the sizes of the maps of a batch; queries follow each other from that at key `shift` on."""
+    leading, device = attention.shape[:-2], attention.device
+    count = math.prod(leading)
+
+    def of_maps(sizes: Tensor | None, largest: int) -> Tensor:
+        if sizes is None:
+            return torch.full((count,), largest, device=device)
+        return sizes.expand(leading).reshape(count).to(device)
+
+    if not isinstance(lengths, tuple):
+        return _Sizes(of_maps(lengths, attention.shape[-1]), None, None, lengths is not None)
+    keys = of_maps(lengths.keys, attention.shape[-1])
+    queries = of_maps(lengths.queries, attention.shape[-2])
+    if lengths.positions is None:
+        shift = keys - queries
+    else:
+        shift = of_maps(lengths.positions[..., 0], 0)
+    is_ragged = lengths.keys is not None or lengths.queries is not None
+    return _Sizes(keys, queries, shift, is_ragged)
 
 
 def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -125,9 +156,10 @@ def _slab_type(device: torch.device, masks: Tensor | None) -> type[Slab]:
     return Slab
 
 
-def _slab_size(n: int, count: int, device: torch.device, temporaries: int) -> int:
+def _slab_size(maps: Tensor, temporaries: int) -> int:
     """Return how many maps fit at a time: their temporaries take at most an eighth of the free memory."""
-    bytes_of_map = temporaries * 8 * n * n
+    count, device = len(maps), maps.device
+    bytes_of_map = temporaries * 8 * maps.shape[-2] * maps.shape[-1]
     if (
         count * bytes_of_map <= DEFAULT_BYTES
     ):  # asking a device for its free memory takes longer than a small slab
