@@ -25,9 +25,11 @@ MODULES = {
     "laplacian_eigenvalues": "laplacian",
     "local_global_ratio": "locality",
     "lookback": "answers.lookback",
+    "morlet_scalogram": "signals.wavelet",
     "participation_ratio": "participation_ratio",
     "pattern_share": "pattern_share",
     "persistence": "homology.persistence",
+    "power_spectrum": "signals.power_spectrum",
     "prompt_divergence": "answers.prompt_divergence",
     "reference_influence": "reference_influence",
     "singular_values": "singular_values",
@@ -35,6 +37,8 @@ MODULES = {
     "sink_statistics": "sinks",
     "sink_tokens": "sinks",
     "span_attention": "span_attention",
+    "spectral_uncertainty": "signals.uncertainty",
+    "wavelet_transform": "signals.wavelet",
 }
 
 #: Functions of MODULES that take rectangles; those of other functions are copied to the CPU.
@@ -68,10 +72,13 @@ STAYS_ON_DEVICE = frozenset(
         "lookback",
         "measure",
         "measure_quantities",
+        "morlet_scalogram",
         "participation_ratio",
         "pattern_share",
         "persistence",
+        "power_spectrum",
         "reference_influence",
+        "scale_sensitivity",
         "singular_values",
         "sink_position",
         "sink_rate",
@@ -82,8 +89,10 @@ STAYS_ON_DEVICE = frozenset(
         "span_attention",
         "spectral_gap",
         "spectral_ratio",
+        "spectral_uncertainty",
         "stable_rank",
         "top_mass",
+        "wavelet_transform",
     }
 )
 
