@@ -64,7 +64,7 @@ class LazyMeanTiles {
 
   LazyMeanTiles(const LazyHeads& heads, LazyHeadsWorkspace& workspace)
       : heads_(heads), log2_z_(heads.count * kWidth), divergence_(heads.count * kWidth) {
-    workspace.packed.resize(std::max(workspace.packed.size(), log2_z_.size() / kWidth));
+    workspace.packed.resize(std::max<Index>(workspace.packed.size(), log2_z_.size() / kWidth));
     for (Index head = 0; head < heads.count; ++head)
       tiles_.emplace_back(heads.heads[head], workspace.packed[head], workspace.widened);
     const Index size = kTileSize * (diverges() ? heads.count : 1);
