@@ -98,7 +98,7 @@ def agree(peer: str, ours: float, theirs: float) -> None:
 def main() -> None:
     from harness import Benchmark
 
-    benchmark = Benchmark("commits", __doc__ or "", clock=lambda: Commit.spent)
+    benchmark = Benchmark("commits", __doc__ or "", peers_compete=False, clock=lambda: Commit.spent)
     other = os.environ.get("OTHER_TREE")
     if not other or not DATA.is_dir():
         print(f"OTHER_TREE={other}, inputs in {DATA}: nothing to measure")

@@ -23,6 +23,9 @@ import torch
 
 import attnscope as asc
 from attnscope import _isa
+from machine.limits import limit_in_words, share_in_core
+from machine.load import load_of_others
+from machine.rates import bytes_per_second, multiply_adds_per_second
 
 FOLDER = Path(__file__).resolve().parent
 PEERS = ("torch", "numpy", "scipy", "gudhi", "ripser", "giotto-ph", "networkx")
@@ -57,15 +60,30 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
+#: Processors that others may keep busy at the start of a row.
+MOST_LOAD = 0.5
+#: What a script ends with where a row is slower than a peer, and where one was not measured.
+SLOWER_THAN_A_PEER = 3
+
 # Inputs that others stand for when time is short: an easy trained model, easy regimes.
 NOT_QUICK = {"llama2xs", "local", "diffuse", "peaky"}
 
 
 class Benchmark:
-    """One concept's comparisons; reads --quick, --threads, --seconds, --json and --only."""
+    """One concept's comparisons; reads --quick, --threads, --seconds, --json, --only and --busy.
+
+    `peers_compete`: a row that is slower than its best peer is an error of the run. False where what stands
+    beside ours is no peer, but for instance a forward pass.
+    """
 
     def __init__(
-        self, concept: str, description: str, *, wall: bool = False, clock: Callable[[], float] | None = None
+        self,
+        concept: str,
+        description: str,
+        *,
+        wall: bool = False,
+        clock: Callable[[], float] | None = None,
+        peers_compete: bool = True,
     ) -> None:
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("--quick", action="store_true", help="fewer sizes, less time each")
@@ -73,8 +91,12 @@ class Benchmark:
         parser.add_argument("--seconds", type=float, help="time per comparison (default 0.3, quick 0.05)")
         parser.add_argument("--json", type=Path, default=FOLDER / "results" / f"{concept}.json")
         parser.add_argument("--only", default="", help="run the comparisons whose name holds this text")
+        parser.add_argument(
+            "--busy", action="store_true", help="measure whatever else the machine does at the start of a row"
+        )
         self.options = parser.parse_args()
         self.concept = concept
+        self.peers_compete = peers_compete
         wall = wall or self.options.threads != 1
         # On a shared machine the wall time of a long call holds other people's work, that of a short one
         # does not: one thread is timed by its own processor time, more than one by the wall clock.
@@ -91,6 +113,8 @@ class Benchmark:
             threadpool_limits(self.options.threads, user_api="blas")
         self.rows: list[dict[str, Any]] = []
         self.missed: list[str] = []
+        self.slower: list[str] = []
+        self.refused: list[str] = []
         print(f"{description}\n{json.dumps(machine_facts())}", flush=True)
 
     def wants(self, name: str) -> bool:
@@ -112,6 +136,9 @@ class Benchmark:
         limit: float | None = None,
         against: str | None = None,
         facts: Mapping[str, Any] | None = None,
+        reads: int | None = None,
+        multiply_adds: float | None = None,
+        peers_compete: bool | None = None,
     ) -> None:
         """Runs ours and every peer in turn and records milliseconds per map and the ratio to the best peer.
 
@@ -126,8 +153,16 @@ class Benchmark:
             limit: the ratio that the machine allows, as far as it is known.
             against: the peer that target and limit refer to.
             facts: stored with the row, e.g. bars per map.
+            reads: bytes of the inputs of one call of `ours`, for the share of the rate of reading.
+            multiply_adds: that one call of `ours` cannot do without, for the share of the machine's rate.
+            peers_compete: of this row, where it is not that of the benchmark.
         """
         if not self.wants(name):
+            return
+        load = load_of_others()
+        if load > MOST_LOAD and not self.options.busy:
+            self.refused.append(f"{name}: others keep {load:.2f} processors busy, at most {MOST_LOAD} may be")
+            print(f"not measured: {self.refused[-1]}", flush=True)
             return
         answer = ours()
         for peer, call in peers.items():
@@ -142,6 +177,7 @@ class Benchmark:
         row: dict[str, Any] = {
             "name": name,
             "maps": maps,
+            "load": round(load, 2),
             "best_ms": best,
             "median_ms": median,
             "runs": {key: len(values) for key, values in times.items()},
@@ -150,33 +186,82 @@ class Benchmark:
             "target": target,
             "limit": limit,
             "against": against,
+            **self._shares(1e-3 * best["attnscope"] * maps, reads, multiply_adds),
             **dict(facts or {}),
         }
+        competes = self.peers_compete if peers_compete is None else peers_compete
+        is_slower = competes and bool(ratios) and min(ratios.values()) < 1.0
+        if is_slower or self._misses(row):
+            in_core = share_in_core(ours, self.clock)
+            row["limited_by"] = limit_in_words(in_core, row["of_reading"], row["of_multiply_adds"])
+        if is_slower:
+            peer = min(ratios, key=lambda key: ratios[key])
+            self.slower.append(f"{name}: {ratios[peer]:.2f}x of {peer}, {row['limited_by']}")
         self.rows.append(row)
         print(self._line(row), flush=True)
 
+    def _shares(self, seconds: float, reads: int | None, multiply_adds: float | None) -> dict[str, Any]:
+        """Return which shares of the machine's rates a call of so many seconds reaches."""
+        threads = self.options.threads
+        reading = None if reads is None else reads / seconds / bytes_per_second(reads, threads)
+        rate = multiply_adds_per_second(threads)
+        multiplying = None if multiply_adds is None else multiply_adds / seconds / rate
+        return {"of_reading": reading, "of_multiply_adds": multiplying}
+
+    @staticmethod
+    def _judged_ratio(row: dict[str, Any]) -> float | None:
+        """Return the ratio that a row's target refers to; None without a target or a peer."""
+        if row["target"] is None or not row["ratio"]:
+            return None
+        against = row["against"]
+        return float(row["ratio"][against] if against else min(row["ratio"].values()))
+
+    def _misses(self, row: dict[str, Any]) -> bool:
+        ratio = self._judged_ratio(row)
+        return ratio is not None and ratio < row["target"]
+
     def finish(self) -> None:
-        """Writes the JSON and says which targets were missed."""
+        """Write the JSON and list missed targets, rows slower than a peer and rows that were not measured.
+
+        Ends the process with `SLOWER_THAN_A_PEER` where there is one of the last two.
+        """
         self.options.json.parent.mkdir(parents=True, exist_ok=True)
-        report = {"concept": self.concept, "machine": machine_facts(), "quick": self.quick, "rows": self.rows}
+        report = {
+            "concept": self.concept,
+            "machine": machine_facts(),
+            "quick": self.quick,
+            "multiply_adds_per_second": multiply_adds_per_second(self.options.threads),
+            "refused": self.refused,
+            "rows": self.rows,
+        }
         self.options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {self.options.json}")
-        for line in self.missed:
-            print(f"below target: {line}")
+        for heading, lines in (
+            ("below target", self.missed),
+            ("slower than a peer", self.slower),
+            ("not measured", self.refused),
+        ):
+            for line in lines:
+                print(f"{heading}: {line}")
+        if self.slower or self.refused:
+            sys.exit(SLOWER_THAN_A_PEER)
 
     def _line(self, row: dict[str, Any]) -> str:
         ours = row["best_ms"]["attnscope"]
         parts = [f"{row['name']:<28} {ours:9.4f} ms ({row['median_ms']['attnscope']:.4f})"]
         parts += [f"{peer} {row['best_ms'][peer]:.3f} ({ratio:.1f}x)" for peer, ratio in row["ratio"].items()]
-        if row["target"] is not None and row["ratio"]:
-            against = row["against"]
-            ratio = row["ratio"][against] if against else min(row["ratio"].values())
-            verdict = "reached" if ratio >= row["target"] else "below"
+        for key, words in (("of_reading", "read rate"), ("of_multiply_adds", "multiply-add rate")):
+            if row[key] is not None:
+                parts.append(f"{row[key]:.0%} of the {words}")
+        ratio = self._judged_ratio(row)
+        if ratio is not None:
+            verdict = "below" if self._misses(row) else "reached"
             parts.append(f"target {row['target']:g}x {verdict}")
             if row["limit"] is not None:
                 parts.append(f"limit ~{row['limit']:g}x")
-            if ratio < row["target"]:
-                self.missed.append(f"{row['name']}: {ratio:.1f}x of {row['target']:g}x")
+            if self._misses(row):
+                self.missed.append(f"{row['name']}: {ratio:.1f}x of {row['target']:g}x, {row['limited_by']}")
+        parts.append(f"load {row['load']:g}")
         return " | ".join(parts)
 
 

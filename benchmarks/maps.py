@@ -69,12 +69,34 @@ def all_maps(
     return inputs
 
 
+#: The regimes of which there are variants, one causal and one not.
+WITH_VARIANTS = ("sink", "bidirectional")
+
+
+def variants(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inputs, and synthetic ones in the other types and with their heads as the fastest axis."""
+    result = dict(inputs)
+    for name, maps in inputs.items():
+        if name.split()[0] not in WITH_VARIANTS:
+            continue
+        for dtype in (torch.float64, torch.bfloat16, torch.float16):
+            result[f"{name} {str(dtype).removeprefix('torch.')}"] = maps.to(dtype)
+        result[f"{name} head-fastest"] = maps.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    return result
+
+
 def wanted_maps(
-    benchmark: Benchmark, full: Sequence[int], quick: Sequence[int], **options: Any
+    benchmark: Benchmark,
+    full: Sequence[int],
+    quick: Sequence[int],
+    *,
+    with_variants: bool = False,
+    **options: Any,
 ) -> Iterator[tuple[int, str, torch.Tensor]]:
     """Size, name and maps of every input of these sizes that `--only` and `--quick` leave in."""
     for n in sizes(benchmark, full, quick):
-        for name, attention in all_maps(n, **options).items():
+        inputs = all_maps(n, **options)
+        for name, attention in (variants(inputs) if with_variants else inputs).items():
             if benchmark.wants(name):
                 yield n, name, attention
 

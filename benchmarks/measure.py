@@ -88,6 +88,7 @@ def main() -> None:
                 target=TARGET,
                 limit=LIMIT,
                 against="torch float32",
+                reads=heads.nbytes,
                 facts={"n": n, "heads": HEADS},
             )
     benchmark.finish()

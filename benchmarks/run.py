@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Runs every benchmark, each in a process of its own, and ends with the targets that were missed.
+"""Runs every benchmark, each in a process of its own, and ends with what fell short.
+
+Kernels run with the best instruction set of the processor and, where that is AVX-512, with AVX2 once more. A
+row that is slower than its best peer, and one that was not measured because others kept the machine busy, is
+an error: the exit code is 1.
 
 python benchmarks/run.py [NAME …] [OPTION …]
 
-Options go to every benchmark: --quick, --seconds S, --only TEXT, --threads N, --json FILE.
+Options go to every benchmark: --quick, --seconds S, --only TEXT, --threads N, --json FILE, --busy.
 """
 
 from __future__ import annotations
@@ -16,7 +20,13 @@ import sys
 import time
 from pathlib import Path
 
+from harness import SLOWER_THAN_A_PEER
+
 FOLDER = Path(__file__).resolve().parent
+# What a script's lines may begin with that are kept for the end.
+HEADINGS = ("below target", "slower than a peer", "not measured", "failed")
+AVX512, AVX2 = "x86_64_v4", "x86_64_v3"
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 OF_THREADS = {"threads"}  # these ask for more than one
 # Models and whole analyses, which a quick run is too short for.
 LONG = {"attention_likelihood", "commits", "sensitivity", "study", "sweep", "whole"}
@@ -27,6 +37,66 @@ def names() -> list[str]:
     """Every benchmark: a kernel each, then those of several."""
     folders = ("clouds", "kernels", "lazy", "peers")
     return [*sorted(path.stem for folder in folders for path in (FOLDER / folder).glob("*.py")), *WHOLES]
+
+
+def instruction_sets(name: str) -> list[str]:
+    """Return the instruction sets with which a benchmark runs, the best of the processor first."""
+    from attnscope import _isa
+
+    best, *others = _isa.runnable()
+    is_kernel = name not in WHOLES
+    return [best, *(isa for isa in others if is_kernel and isa == AVX2 and best == AVX512)]
+
+
+class Summary:
+    """What the scripts of a run ended with, each line with the script's name."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, list[str]] = {heading: [] for heading in HEADINGS}
+        self.seconds: dict[str, float] = {}
+
+    def run(self, name: str, isa: str, passed: list[str]) -> None:
+        """Run a script, print what it prints and keep what fell short."""
+        label = f"{name} ({isa})"
+        print(f"\n=== {label}", flush=True)
+        # BLAS threads of NumPy and SciPy spin while they wait, on the clock of whoever runs next.
+        quiet = {} if name in OF_THREADS else dict.fromkeys(THREAD_VARIABLES, "1")
+        others = ["--json", str(FOLDER / "results" / isa / f"{name}.json")] if isa == AVX2 else []
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, str(next(FOLDER.rglob(f"{name}.py"))), *others, *passed],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(FOLDER), "ATTNSCOPE_ISA": isa, **quiet},
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            heading, _, rest = line.partition(": ")
+            # a row that is refused is named when it is its turn, too
+            if heading in HEADINGS and f"{label}: {rest.strip()}" not in self.lines[heading]:
+                self.lines[heading].append(f"{label}: {rest.strip()}")
+        if process.wait() not in (0, SLOWER_THAN_A_PEER):
+            self.lines["failed"].append(label)
+        self.seconds[label] = time.monotonic() - began
+        print(f"--- {label}: {self.seconds[label]:.0f} s", flush=True)
+
+    def print(self) -> None:
+        """Print the time of each script and what fell short."""
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(
+            f"\n{sum(self.seconds.values()):.0f} s ({used.ru_utime + used.ru_stime:.0f} s of processor time)"
+        )
+        for label, seconds in sorted(self.seconds.items(), key=lambda item: -item[1]):
+            print(f"  {seconds:6.0f} s {label}")
+        for heading, lines in self.lines.items():
+            print(f"{heading}: {len(lines)}")
+            for line in lines:
+                print(f"  {line}")
+
+    @property
+    def is_error(self) -> bool:
+        return any(self.lines[heading] for heading in HEADINGS if heading != "below target")
 
 
 def main() -> int:
@@ -41,34 +111,13 @@ def main() -> int:
     if unknown:
         parser.error(f"no benchmark is called {unknown[0]!r}; there are {', '.join(names())}")
     quick = "--quick" in passed
-    # BLAS threads of NumPy and SciPy spin while they wait, on the clock of whoever runs next.
-    quiet = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    failed, missed, started = [], [], time.monotonic()
+    summary = Summary()
     for name in options.names or [name for name in names() if not (quick and name in LONG)]:
-        print(f"\n=== {name}", flush=True)
-        start_time = time.monotonic()
-        process = subprocess.Popen(
-            [sys.executable, str(next(FOLDER.rglob(f"{name}.py"))), *passed],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(FOLDER), **({} if name in OF_THREADS else quiet)},
-        )
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            if line.startswith("below target: "):
-                missed.append(f"{name}: {line.removeprefix('below target: ').strip()}")
-        if process.wait() != 0:
-            failed.append(name)
-        print(f"--- {name}: {time.monotonic() - start_time:.0f} s", flush=True)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = f"{time.monotonic() - started:.0f} s ({used.ru_utime + used.ru_stime:.0f} s of processor time)"
-    print(f"\n{spent}; targets missed: {len(missed)}")
-    for line in missed:
-        print(f"  {line}")
-    if failed:
-        print(f"failed: {', '.join(failed)}")
-    return 1 if failed else 0
+        sets = instruction_sets(name)
+        for isa in sets[:1] if "--json" in passed else sets:
+            summary.run(name, isa, passed)
+    summary.print()
+    return 1 if summary.is_error else 0
 
 
 if __name__ == "__main__":

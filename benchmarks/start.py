@@ -25,7 +25,7 @@ def agree(peer: str, ours: int, theirs: int) -> None:
 
 
 def main() -> None:
-    benchmark = Benchmark("start", __doc__ or "", clock=children)
+    benchmark = Benchmark("start", __doc__ or "", peers_compete=False, clock=children)
     peers = {"import torch": lambda: run("-c", "import torch")}
     benchmark.compare(
         "import torch, attnscope",

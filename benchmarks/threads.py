@@ -75,6 +75,7 @@ def main() -> None:
             {"one thread": with_threads(1, solver)},
             agree=compare_nothing,
             facts={"n": n, "ours": "two threads of torch itself"},
+            peers_compete=False,
         )
     shape = (1024, 2752) if benchmark.quick else (4096, 11008)
     draw = torch.Generator().manual_seed(0)

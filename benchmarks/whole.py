@@ -67,7 +67,7 @@ def agree(peer: str, ours: dict[str, Any], heads: torch.Tensor) -> None:
 
 
 def main() -> None:
-    benchmark = Benchmark("whole", __doc__ or "")
+    benchmark = Benchmark("whole", __doc__ or "", peers_compete=False)
     if not installed("transformers"):
         return
     model = gpt2(512)

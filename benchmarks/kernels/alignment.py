@@ -63,6 +63,9 @@ def main() -> None:
                     },
                     agree=agree,
                     target=10.0,
+                    reads=attention.nbytes,
+                    # cosines of the visible pairs, computed once for heads that share a state
+                    multiply_adds=len(heads) * count * float(mask.sum()) * width,
                     facts={"n": n, "width": width, "states": count, "heads": HEADS},
                 )
     benchmark.finish()

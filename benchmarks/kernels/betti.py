@@ -54,6 +54,7 @@ def main() -> None:
             lambda a=attention: asc.betti_numbers(a, THRESHOLDS),
             peers,
             agree=agree,
+            reads=attention.nbytes,
             facts={"n": n},
         )
     benchmark.finish()

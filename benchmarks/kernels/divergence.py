@@ -66,6 +66,7 @@ def main() -> None:
                         "torch float64": lambda a=wide, f=theirs: f(a),
                     },
                     agree=agree,
+                    reads=attention.nbytes,
                     facts={"n": n, "heads": HEADS},
                 )
     benchmark.finish()

@@ -63,7 +63,9 @@ def main() -> None:
                 peers["networkx"] = lambda graphs=graphs: [
                     np.sort(nx.laplacian_spectrum(graph))[1] for graph in graphs
                 ]
-            common = {"peer_maps": few, "against": "torch", "facts": {"n": n}}
+            common: dict[str, Any] = {"against": "torch", "facts": {"n": n}, "reads": attention.nbytes}
+            # a Cholesky factor
+            common["multiply_adds"] = len(attention) * n**3 / 6
             benchmark.compare(
                 name,
                 len(attention),
@@ -72,6 +74,7 @@ def main() -> None:
                 agree=agree(1e-9),
                 target=TARGET.get(n),
                 limit=LIMIT.get(n),
+                peer_maps=few,
                 **common,
             )
             benchmark.compare(
@@ -82,8 +85,7 @@ def main() -> None:
                 agree=agree(1e-6),
                 target=FAST if n >= 32 else None,
                 limit=35,
-                against="torch",
-                facts={"n": n},
+                **common,
             )
     benchmark.finish()
 

@@ -90,6 +90,7 @@ def main() -> None:
             peers,
             agree=agree,
             peer_maps=few,
+            reads=attention.nbytes,
             facts={"n": n, "thresholds": len(THRESHOLDS)},
         )
     benchmark.finish()

@@ -88,6 +88,7 @@ def main() -> None:
             target=TARGETS.get(n),
             limit=13.0,
             against="torch svdvals",
+            reads=attention.nbytes,
             facts={"n": n},
         )
     benchmark.finish()

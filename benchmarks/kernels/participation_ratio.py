@@ -46,6 +46,9 @@ def main() -> None:
             target=3.0,
             limit=5.0,
             against="torch float32",
+            reads=attention.nbytes,
+            # a symmetric product: half of n³
+            multiply_adds=len(attention) * n**3 / 2,
             facts={"n": n},
         )
     benchmark.finish()

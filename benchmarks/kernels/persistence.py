@@ -111,6 +111,7 @@ def main() -> None:
                     target=target if on_model else None,
                     limit=limit if on_model else None,
                     against="gudhi" if "gudhi" in peers else None,
+                    reads=attention.nbytes,
                     facts={
                         "n": n,
                         "max_dimension": max_dimension,

@@ -73,6 +73,7 @@ def main() -> None:
             agree=agree,
             peer_maps={"scipy loop": len(few)},
             target=TARGET,
+            reads=attention.nbytes,
             facts={"n": n},
         )
     benchmark.finish()

@@ -60,6 +60,7 @@ def main() -> None:
                     },
                     agree=agree,
                     target=10.0,
+                    reads=attention.nbytes,
                     facts={"n": n, "width": width, "states": count, "heads": HEADS},
                 )
     benchmark.finish()

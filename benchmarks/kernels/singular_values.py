@@ -46,6 +46,9 @@ def main() -> None:
             target=TARGETS[n],
             limit=10.0,
             against="torch",
+            reads=attention.nbytes,
+            # bidiagonalisation: 4/3 n³
+            multiply_adds=len(attention) * 4 * n**3 / 3,
             facts={"n": n},
         )
     benchmark.finish()

@@ -51,6 +51,7 @@ def main() -> None:
             {"numpy loop": lambda a=few, c=causal: loop(a, c)},
             agree=agree,
             peer_maps={"numpy loop": len(few)},
+            reads=attention.nbytes,
             facts={"n": n},
         )
     benchmark.finish()

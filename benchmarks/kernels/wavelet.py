@@ -58,6 +58,7 @@ def main() -> None:
             agree=agree,
             peer_maps={"pywt loop": len(few)},
             target=TARGET,
+            reads=attention.nbytes,
             facts={"n": n},
         )
     benchmark.finish()

@@ -19,8 +19,21 @@ std::vector<Index> batch_order(const Batch& batch) {
   return order;
 }
 
-Index block_size(const Batch& batch, Index width) {
-  const Index matrices = (Index{1} << 16) / std::max<Index>(1, batch.queries * batch.n);
+Index side_by_side(const Batch& batch) {
+  // Two copies of which both stay in the third-level cache.
+  constexpr Index kMostBytes = Index{1} << 23;
+  constexpr Index kLine = 64;
+  if (batch.sizes.empty() || batch.lengths != nullptr || batch.count == 0) return 1;
+  const Index heads = batch.sizes.back();
+  if (batch.strides.back() != 1 || heads < 2) return 1;
+  if (batch.column_stride < heads || batch.row_stride < heads) return 1;
+  const Index bytes = batch.dtype == Dtype::float64 ? 8 : batch.dtype == Dtype::float32 ? 4 : 2;
+  const Index width = std::min(heads, kLine / bytes);
+  return width * batch.queries * batch.n * bytes <= kMostBytes ? width : 1;
+}
+
+Index block_size(const Batch& batch, Index width, Index entries) {
+  const Index matrices = entries / std::max<Index>(1, batch.queries * batch.n);
   return std::max<Index>(1, matrices / width) * width;
 }
 
@@ -31,7 +44,8 @@ int worker_count(Index count) {
 void run_blocks(Index count, Index grain,
                 const std::function<void(Index begin, Index end, int worker)>& work, Index most) {
   if (count <= 0) return;
-  const int workers = worker_count(count);
+  // None is woken that would find no block.
+  const int workers = worker_count((count + grain - 1) / grain);
   // A quarter of a worker's share of what is left.
   const auto block_at = [&](Index begin) {
     return std::clamp((count - begin) / (4 * workers), grain, std::max(grain, most));

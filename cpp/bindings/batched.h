@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings/tensors.h"
+#include "matrix/widen.h"
 
 // The one loop over a batch. It knows shapes, dtypes, strides, lengths, the GIL, threads and
 // Ctrl-C, and no mathematics.
@@ -62,9 +63,52 @@ void visit_matrix(const Batch& batch, Index index, Visit&& visit) {
 // together.
 std::vector<Index> batch_order(const Batch& batch);
 
-// Matrices in a block of work, a multiple of `width`: about 64k entries, small enough to share out
-// and to answer Ctrl-C, large enough that handing it out costs nothing.
-Index block_size(const Batch& batch, Index width);
+// Entries in a block of work: few enough to share out and to answer Ctrl-C, so many that handing it
+// out costs nothing.
+inline constexpr Index kBlockEntries = Index{1} << 16;
+
+// The same for kernels that take some tenths of a nanosecond an entry: a second worker is woken for
+// what takes longer than to wake it, which takes 5 to 10 µs where a processor waits for it
+// (benchmarks/threads.py, small batches).
+inline constexpr Index kBlockEntriesOfSums = Index{1} << 18;
+
+// Matrices in a block of work, a multiple of `width`.
+Index block_size(const Batch& batch, Index width, Index entries = kBlockEntries);
+
+// How many matrices that follow each other lie side by side in memory, entry by entry as heads do
+// that are the fastest axis, and are worked off together: as many as a cache line holds, 1 where
+// they do not lie so, where lengths order them otherwise or where their copies would not stay in a
+// cache.
+Index side_by_side(const Batch& batch);
+
+// Calls visit(view, index, worker) for matrices of which `width` lie side by side, on contiguous
+// copies of so many at a time; `block`: matrices handed out at a time.
+template <class Visit>
+void per_separated(const Batch& batch, Index width, Index block, Visit&& visit) {
+  const Index heads = batch.sizes.back();
+  const Index groups = (heads + width - 1) / width;  // of a layer
+  const Index all = batch.count / heads * groups;
+  std::vector<AlignedBuffer> copies(worker_count(all));
+  run_blocks(all, std::max<Index>(1, block / width), [&](Index begin, Index end, int worker) {
+    visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
+      const Index each = batch.queries * batch.n;
+      const Index numbers = (width * each * static_cast<Index>(sizeof(Scalar)) + 7) / 8;
+      auto* const copy = reinterpret_cast<Scalar*>(copies[worker].resize(numbers));
+      for (Index group = begin; group < end; ++group) {
+        const Index head = group % groups * width;
+        const Index first = group / groups * heads + head;
+        const Index count = std::min(width, heads - head);
+        separate(matrix_view(data + batch.offset(first), batch.queries, batch.n, batch.row_stride,
+                             batch.column_stride),
+                 count, copy);
+        for (Index m = 0; m < count; ++m) {
+          visit(matrix_view(copy + m * each, batch.query_length(first + m), batch.n, batch.n, 1),
+                first + m, worker);
+        }
+      }
+    });
+  });
+}
 
 // Calls kernel(view, index, next, worker) for every matrix, where worker is the worker's own
 // element of `workers`, which holds worker_count(batch.count) of them, and next is the matrix that
@@ -75,16 +119,24 @@ Index block_size(const Batch& batch, Index width);
 template <class Worker, class Kernel>
 Index per_matrix_in_turn(const Batch& batch, std::vector<Worker>& workers, Index block, Index most,
                          Kernel&& kernel) {
-  const std::vector<Index> order = batch_order(batch);
   std::atomic<Index> non_finite{0};
+  const auto visit = [&](const auto& view, Index index, Index next, Worker& worker) {
+    if (view.rows() > 0 && !kernel(view, index, next, worker))
+      non_finite.fetch_add(1, std::memory_order_relaxed);
+  };
+  if (const Index width = side_by_side(batch); width > 1) {
+    per_separated(batch, width, block, [&](const auto& view, Index index, int number) {
+      visit(view, index, -1, workers[number]);
+    });
+    return non_finite.load();
+  }
+  const std::vector<Index> order = batch_order(batch);
   const auto work = [&](Index begin, Index end, int number) {
-    Worker& worker = workers[number];
     const Index known = workers.size() == 1 ? batch.count : end;
     for (Index position = begin; position < end; ++position) {
       const Index next = position + 1 < known ? order[position + 1] : -1;
       visit_matrix(batch, order[position], [&](const auto& view, Index index) {
-        if (view.rows() > 0 && !kernel(view, index, next, worker))
-          non_finite.fetch_add(1, std::memory_order_relaxed);
+        visit(view, index, next, workers[number]);
       });
     }
   };

@@ -51,6 +51,19 @@ py::object finite_matrices(Argument attention, Argument lengths) {
   return result.tensor;
 }
 
+// Whether a call can take `attention` as it is: a plain batch of square maps of fewer than `most`
+// entries, whose last map's last row sums to 1 within `tolerance`. Reads that row alone.
+bool is_usual_attention(Argument attention, Index most, double tolerance) {
+  if (!is_plain_batch(attention)) return false;
+  const Batch batch = make_batch(attention, py::none());
+  if (batch.count == 0 || batch.count * batch.n * batch.n >= most) return false;
+  double sum = 0.0;
+  visit_matrix(batch, batch.count - 1, [&](const auto& view, Index) {
+    for (Index j = 0; j < batch.n; ++j) sum += static_cast<double>(view(batch.n - 1, j));
+  });
+  return std::abs(sum - 1.0) <= tolerance;
+}
+
 // The power of two for each matrix [..., m, n] that brings its largest magnitude near 1, float64
 // with the leading axes, or None where squares of no matrix leave float64's range as they are. Only
 // the first `lengths` rows count, and as many columns of a square matrix; NaN and infinite entries
@@ -86,6 +99,7 @@ py::object power_scales(Argument matrices, Argument lengths) {
 
 void bind_validity(py::module_& module) {
   define(module, "is_plain_batch", &is_plain_batch, "attention");
+  define(module, "is_usual_attention", &is_usual_attention, "attention", "most", "tolerance");
   define(module, "holds_memory", &holds_memory, "tensor");
   define(module, "power_scales", &power_scales, "matrices", "lengths");
   define(module, "first_invalid", &first_invalid, "attention", "lengths", "upper");

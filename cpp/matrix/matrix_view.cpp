@@ -169,6 +169,50 @@ void read_contiguous_lines(const MatrixView<Scalar>& lines, bool by_rows, Index 
   }
 }
 
+// Whether an entry of the hidden runs of contiguous lines is not 0: whole vectors, and of the one
+// in which a run begins or ends the lanes that are its own. What was seen is looked at after every
+// few lines, so that a map that is not causal costs little.
+template <class Scalar>
+bool any_hidden_nonzero(const MatrixView<Scalar>& lines, bool by_rows, Index shift) {
+  constexpr Index kBlock = kBlockBytes / static_cast<Index>(sizeof(Scalar));
+  constexpr Index kLines = 8;
+  typedef Bits<Scalar> Block __attribute__((vector_size(kBlockBytes)));
+  const Index length = lines.cols();
+  const auto block_at = [](const Scalar* from) {
+    Block block;
+    std::memcpy(&block, from, sizeof(block));
+    return block & std::numeric_limits<Bits<Scalar>>::max();
+  };
+  Block lane;
+  for (Index k = 0; k < kBlock; ++k) lane[k] = static_cast<Bits<Scalar>>(k);
+  for (Index first = 0; first < lines.rows(); first += kLines) {
+    Block seen{};
+    Bits<Scalar> few = 0;  // of lines at the start of the memory, before which nothing may be read
+    for (Index k = first; k < std::min(first + kLines, lines.rows()); ++k) {
+      const Scalar* line = lines.data() + k * lines.outerStride();
+      const HiddenRun hidden = hidden_run(k, by_rows, shift, length);
+      if (hidden.count == 0) continue;
+      const Index end = hidden.begin + hidden.count;
+      Index j = hidden.begin;
+      for (; j + kBlock <= end; j += kBlock) seen |= block_at(line + j);
+      if (j == end) continue;
+      // A whole vector that ends with the run lies in the memory of this line and those before it.
+      if (k * lines.outerStride() + end >= kBlock) {
+        const Block own = lane >= static_cast<Bits<Scalar>>(kBlock - (end - j)) - Block{};
+        seen |= block_at(line + end - kBlock) & own;
+      } else {
+        for (; j < end; ++j) few |= magnitude_bits(line + j);
+      }
+    }
+    std::int64_t words[kBlockBytes / sizeof(std::int64_t)];
+    std::memcpy(words, &seen, sizeof(words));
+    std::int64_t all = few;
+    for (const std::int64_t word : words) all |= word;
+    if (all != 0) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 template <class Scalar>
@@ -212,6 +256,8 @@ bool is_causal(const MatrixView<Scalar>& matrix, Index shift) {
   // contiguous.
   const bool by_rows = lines_are_rows(matrix);
   const MatrixView<Scalar> lines = along_memory(matrix);
+  if (lines.innerStride() == 1 && lines.outerStride() > 0)
+    return !any_hidden_nonzero(lines, by_rows, shift);
   for (Index k = 0; k < lines.rows(); ++k) {
     const HiddenRun hidden = hidden_run(k, by_rows, shift, lines.cols());
     const Scalar* run = lines.data() + k * lines.outerStride();

@@ -34,17 +34,26 @@ double row_entropy(const WideType* row, Index end, Index n, double* mass) {
   Lanes even{};
   Lanes odd{};
   LaneMask signs{};  // the sign bit of every lane that met one
-  for_each_two_lanes(row, end, n, [&](Lanes a, Lanes b, Index j) {
-    if (mass != nullptr) {
-      store(mass + j, load(mass + j) + a);
-      store(mass + j + kPackWidth, load(mass + j + kPackWidth) + b);
-    }
-    signs |= reinterpret_cast<LaneMask>(a) | reinterpret_cast<LaneMask>(b);
-    even = multiply_add(a, bounded_log(a), even);
-    odd = multiply_add(b, bounded_log(b), odd);
-  });
+  const auto add = [&](Lanes x, Index j, Lanes& sum) {
+    if (mass != nullptr) store(mass + j, load(mass + j) + x);
+    signs |= reinterpret_cast<LaneMask>(x);
+    sum = multiply_add(x, bounded_log(x), sum);
+  };
+  Index j = 0;
+  for (; j + 2 * kPackWidth <= end; j += 2 * kPackWidth) {
+    add(load(row + j), j, even);
+    add(load(row + j + kPackWidth), j + kPackWidth, odd);
+  }
+  // A vector of zeros would add nothing, and the rows of a short map end with many.
+  if (j < end) {
+    const bool is_whole = j + kPackWidth <= end;
+    add(is_whole ? load(row + j) : load_head(row + j, end - j, n - j), j, even);
+    j += kPackWidth;
+  }
+  if (j < end) add(load_head(row + j, end - j, n - j), j, odd);
   // −0 has a sign too, and is no negative entry.
-  if (any(signs < 0) && std::any_of(row, row + end, [](WideType x) { return x < 0; })) {
+  if (lane_bits(reinterpret_cast<LongVector>(signs)) != 0 &&
+      std::any_of(row, row + end, [](WideType x) { return x < 0; })) {
     return kNaN;
   }
   return 0.0 - sum_of_lanes(even + odd);

@@ -80,7 +80,7 @@ inline void pack_rows(const double* rows, Index count, Index row_stride, Index d
                       double* tile) {
   assert(0 <= count && count <= kTileWidth);
   Index c = 0;
-#if defined(ATTNSCOPE_AVX_PACKS)
+#if defined(__AVX__)
   for (; c + 4 <= count; c += 4) {
     const double* from = rows + c * row_stride;
     Index k = 0;

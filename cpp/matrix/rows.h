@@ -39,6 +39,37 @@ inline Lanes load(const float* from) {
 #endif
 }
 
+// Half types are widened on the way, as widen_run does it.
+inline Lanes load(const Eigen::bfloat16* from) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  const __m256i halves = _mm256_cvtepu16_epi32(vector_at<__m128i>(from));
+  return reinterpret_cast<Lanes>(
+      _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(halves, 16))));
+#elif defined(ATTNSCOPE_AVX_PACKS)
+  const __m128i halves =
+      _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  return reinterpret_cast<Lanes>(_mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(halves, 16))));
+#else
+  Lanes lanes;
+  for (Index k = 0; k < kPackWidth; ++k)
+    lanes[k] = static_cast<double>(static_cast<float>(from[k]));
+  return lanes;
+#endif
+}
+inline Lanes load(const Eigen::half* from) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  return reinterpret_cast<Lanes>(_mm512_cvtps_pd(_mm256_cvtph_ps(vector_at<__m128i>(from))));
+#elif defined(ATTNSCOPE_AVX_PACKS) && defined(__F16C__)
+  return reinterpret_cast<Lanes>(
+      _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)))));
+#else
+  Lanes lanes;
+  for (Index k = 0; k < kPackWidth; ++k)
+    lanes[k] = static_cast<double>(static_cast<float>(from[k]));
+  return lanes;
+#endif
+}
+
 // All bits set in the first `count` lanes: in none where count <= 0, in all from kPackWidth on.
 inline LaneMask first_lanes(Index count) {
   LaneMask lane;

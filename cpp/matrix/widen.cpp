@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 
@@ -113,6 +114,59 @@ double widen(const MatrixView<Scalar>& matrix, double* out, Index ld) {
   return scale;
 }
 
+namespace {
+
+constexpr auto kSide = static_cast<Index>(kTile);
+
+// to[m·to_stride + j] = from[j·from_stride + m] for kSide of either.
+template <class Scalar>
+void turn_tile(const Scalar* from, Index from_stride, Scalar* to, Index to_stride) {
+  if constexpr (std::is_same_v<Scalar, Wide<Scalar>>) {
+    transpose_tile(from, from_stride, to, to_stride);
+  } else {
+    typedef std::uint16_t Halves __attribute__((vector_size(16)));
+    Halves rows[kSide];
+    for (Index j = 0; j < kSide; ++j) rows[j] = vector_at<Halves>(from + j * from_stride);
+    // Entries, pairs and fours of two rows in turn; three times makes columns of rows.
+    for (int step = 0; step < 3; ++step) {
+      Halves mixed[kSide];
+      for (Index j = 0; j < kSide / 2; ++j) {
+        const Halves a = rows[j];
+        const Halves b = rows[j + kSide / 2];
+        mixed[2 * j] = Halves{a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]};
+        mixed[2 * j + 1] = Halves{a[4], b[4], a[5], b[5], a[6], b[6], a[7], b[7]};
+      }
+      std::copy_n(mixed, kSide, rows);
+    }
+    for (Index m = 0; m < kSide; ++m) put(static_cast<void*>(to + m * to_stride), rows[m]);
+  }
+}
+
+}  // namespace
+
+template <class Scalar>
+void separate(const MatrixView<Scalar>& first, Index count, Scalar* out) {
+  const Index columns = first.cols();
+  const Index step = first.innerStride();
+  const Index each = first.size();
+  const bool in_tiles = count >= kSide && columns >= kSide;
+  for (Index i = 0; i < first.rows(); ++i) {
+    const Scalar* row = first.data() + i * first.outerStride();
+    Scalar* to = out + i * columns;
+    for (Index j = 0; in_tiles && j < columns; j += kSide) {
+      // The last tile of either may overlap the one before.
+      const Index left = std::min(j, columns - kSide);
+      for (Index m = 0; m < count; m += kSide) {
+        const Index top = std::min(m, count - kSide);
+        turn_tile(row + left * step + top, step, to + top * each + left, each);
+      }
+    }
+    for (Index m = 0; !in_tiles && m < count; ++m) {
+      for (Index j = 0; j < columns; ++j) to[m * each + j] = row[j * step + m];
+    }
+  }
+}
+
 template <class Scalar>
 bool widen_states(const Scalar* states, Index row_stride, Index column_stride, Index width,
                   Index begin, Index end, bool unit, double* out) {
@@ -140,6 +194,7 @@ bool widen_states(const Scalar* states, Index row_stride, Index column_stride, I
 ATTNSCOPE_COMPILE(widen_row);
 ATTNSCOPE_COMPILE(interleave_row);
 ATTNSCOPE_COMPILE(widen);
+ATTNSCOPE_COMPILE(separate);
 ATTNSCOPE_COMPILE(widen_states);
 
 }  // namespace attnscope

@@ -24,6 +24,12 @@ template <class Scalar>
 void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index count,
                     double* lines, double* out);
 
+// Copies `count` matrices that lie side by side in memory, entry (i, j) of matrix m being m entries
+// behind that of `first`, to contiguous ones, one after another. Every line of memory is read once,
+// where reading the matrices one by one fetches it for each of them.
+template <class Scalar>
+void separate(const MatrixView<Scalar>& first, Index count, Scalar* out);
+
 // The largest |x| of `count` numbers; 0 when there is none.
 double largest_magnitude(const double* values, Index count);
 
@@ -36,7 +42,7 @@ double unit_power(double magnitude);
 
 // Rows of a map of n tokens that are worked on together beside their states.
 inline Index state_rows(Index n) {
-  return std::clamp<Index>((Index{1} << 16) / n / 16 * 16, 16, 64);
+  return std::clamp<Index>((Index{1} << 16) / n / 16 * 16, 16, 128);
 }
 
 // Rows [begin, end) of token states of `width` numbers each, widened to float64, to out[i·width +

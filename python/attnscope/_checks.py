@@ -27,7 +27,7 @@ from attnscope.arguments.maps import DEFAULT_PLACES as DEFAULT_PLACES
 from attnscope.arguments.maps import Attention as Attention
 from attnscope.arguments.maps import Places as Places
 from attnscope.arguments.maps import Queries, place_queries
-from attnscope.arguments.row_sums import check_row_sums
+from attnscope.arguments.row_sums import TOLERANCE, check_row_sums
 from attnscope.errors import NonFiniteWarning
 from attnscope.gradients import dispatch
 
@@ -60,6 +60,8 @@ def attention_argument(
     With `places`, which says where queries stand, maps may be rectangles [..., q, k]. Maps on an
     accelerator stay there if the function is measured there.
     """
+    if _is_usual(attention, lengths, validate, name, rows, places):
+        return Attention(attention, None)
     tensor = map_tensor(function, name, attention, square=places is None)
     checked_lengths = None
     if lengths is not None:
@@ -91,6 +93,22 @@ def attention_argument(
         maps = tensor.detach() if tensor.requires_grad else tensor
         check_row_sums(function, maps, checked_lengths, refuse=validate, queries=checked.query_lengths)
     return checked
+
+
+def _is_usual(
+    attention: Any, lengths: Lengths, validate: bool, name: str, rows: bool, places: Places | None
+) -> bool:
+    """Return True for what most calls give: square maps in the CPU's memory, and no option beside them.
+
+    One call of the core answers what takes ten steps otherwise, which on maps of few tokens are most of a
+    call. What it does not know is checked step by step.
+    """
+    if lengths is not None or validate is not False or torch.compiler.is_compiling():
+        return False
+    if not rows or name not in ("attention", "heads") or not (places is None or places.is_default):
+        return False
+    settle_forked_child()
+    return _core.is_usual_attention(attention, SMALLEST_BATCH, TOLERANCE)
 
 
 def _queries_argument(function: str, places: Places, attention: Attention) -> Queries:

@@ -345,7 +345,10 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
     write(bar.death);
   }
 
-  write(local_global_ratio(view, support, 4, false, work.local));
+  double ratio = kNaN;
+  Support of_ratio = support;
+  local_global_ratio(view, false, of_ratio, 4, false, ratio, work.local);
+  write(ratio);
   SignalOptions signal;
   signal.kind = SignalOptions::Kind::last;
   signal.min_keys = 8;

@@ -8,6 +8,54 @@
 namespace attnscope {
 namespace {
 
+// Whether the heads of a layer are the fastest axis, without gaps, and all maps are whole.
+bool heads_lie_together(const Batch& batch) {
+  return !batch.sizes.empty() && batch.count > 0 && batch.strides.back() == 1 &&
+         batch.sizes.back() > 1 && batch.column_stride == batch.sizes.back() &&
+         batch.row_stride >= batch.n * batch.column_stride && batch.lengths == nullptr &&
+         batch.query_lengths == nullptr && batch.positions == nullptr;
+}
+
+// The shares of such heads, of which few entries are needed once a layer is known to be finite, and
+// the numbers under uniform attention. Returns how many matrices are not finite.
+Index shares_of_layers(const Batch& batch, const SupportBatch& supports, const SinkRequest& asked,
+                       double* shares, double* uniforms) {
+  const Index heads = batch.sizes.back();
+  const Index layers = batch.count / heads;
+  std::vector<SinkWorkspace> workspaces(worker_count(layers));
+  std::atomic<Index> non_finite{0};
+  const Index block = std::max<Index>(1, block_size(batch, 1, kBlockEntriesOfSums) / heads);
+  run_blocks(layers, block, [&](Index begin, Index end, int worker) {
+    visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
+      for (Index layer = begin; layer < end; ++layer) {
+        const Index first = layer * heads;
+        Support support = supports.given(first);
+        const bool together =
+            read_heads_together(matrix_view(data + batch.offset(first), batch.queries,
+                                            batch.n * heads, batch.row_stride, Index{1}),
+                                heads, support.shift, supports.automatic, support.kind);
+        for (Index index = first; index < first + heads; ++index) {
+          const MatrixView<Scalar> view = view_of(batch, data, index);
+          SinkAnswers answers;
+          if (together) {
+            answers.share = sink_share(view, support, asked.first, asked.queries);
+          } else {
+            Support own = supports.given(index);
+            if (!sink_statistics(view, supports.automatic, own, asked, answers,
+                                 workspaces[worker])) {
+              non_finite.fetch_add(1, std::memory_order_relaxed);
+              continue;
+            }
+          }
+          shares[index] = answers.share.share;
+          uniforms[index] = answers.share.uniform;
+        }
+      }
+    });
+  });
+  return non_finite.load();
+}
+
 // (incoming, entropy, position, share, uniform share, top mass, non_finite), None for what is not
 // asked for.
 py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument support, bool incoming,
@@ -28,8 +76,15 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
   const Result<double> tops = numbers(top > 0, {});
   Result<std::int64_t> positions{py::none()};
   if (asked.position) positions = make_result(batch.sizes, {}, std::int64_t{-1});
+  if (asked.first > 0 && !incoming && !entropy && !asked.position && top == 0 &&
+      heads_lie_together(batch) && supports.data == nullptr) {
+    const Index non_finite = shares_of_layers(batch, supports, asked, shares.data, uniforms.data);
+    return py::make_tuple(incomings.tensor, entropies.tensor, positions.tensor, shares.tensor,
+                          uniforms.tensor, tops.tensor, non_finite);
+  }
   const Index non_finite = per_matrix_checked_by_kernel<SinkWorkspace>(
-      batch, [&](const auto& view, Index index, auto& workspace) {
+      batch,
+      [&](const auto& view, Index index, auto& workspace) {
         SinkAnswers answers;
         if (incoming) answers.incoming = incomings.data + index * batch.n;
         if (entropy) answers.entropy = entropies.data + index * batch.queries;
@@ -43,7 +98,8 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
         }
         if (top > 0) tops.data[index] = answers.top_mass;
         return true;
-      });
+      },
+      block_size(batch, 1, entropy ? kBlockEntries : kBlockEntriesOfSums));
   return py::make_tuple(incomings.tensor, entropies.tensor, positions.tensor, shares.tensor,
                         uniforms.tensor, tops.tensor, non_finite);
 }

@@ -13,14 +13,19 @@ py::tuple ratio(Argument attention, Argument lengths, Argument support, double w
                 bool drop_first) {
   const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
-  return result_per_matrix<RowScratch>(
-      batch, {}, kNaN, [&](const auto& view, Index index, double* out, auto& scratch) {
+  const Result<double> result = make_result(batch.sizes, {}, kNaN);
+  const Index non_finite = per_matrix_checked_by_kernel<RowScratch>(
+      batch,
+      [&](const auto& view, Index index, auto& scratch) {
         const auto keys = static_cast<double>(view.cols());
         // A window beyond the map holds all of it, whatever number an integer ends at.
         const double width = window < 1.0 ? window * keys : std::min(window, keys);
-        *out = local_global_ratio(view, supports.of(index, view), static_cast<Index>(width),
-                                  drop_first, scratch);
-      });
+        Support own = supports.given(index);
+        return local_global_ratio(view, supports.automatic, own, static_cast<Index>(width),
+                                  drop_first, result.data[index], scratch);
+      },
+      block_size(batch, 1, kBlockEntriesOfSums));
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

@@ -89,6 +89,36 @@ FarRow far_row(const WideType* row, Index left, Index right, Index end, Index n)
   return found;
 }
 
+// visible_queries as float64 numbers, to workspace.visible, unless they are there already.
+void count_visible(const Support& support, Index queries, Index n, SinkWorkspace& workspace) {
+  VisibleCounts& counts = workspace.visible;
+  const bool is_known = support.kind != Support::Kind::mask && counts.kind == support.kind &&
+                        counts.shift == support.shift && counts.rows == queries &&
+                        counts.queries.size() == static_cast<std::size_t>(n);
+  if (is_known) return;
+  visible_queries(support, queries, n, workspace.queries);
+  counts.queries.assign(workspace.queries.begin(), workspace.queries.end());
+  counts.kind = support.kind;
+  counts.shift = support.shift;
+  counts.rows = queries;
+}
+
+// Whether nothing is asked for that sums of whole rows or columns answer.
+bool asks_for_share_alone(const SinkRequest& asked, const SinkAnswers& answers) {
+  return answers.entropy == nullptr && answers.incoming == nullptr && !asked.position &&
+         asked.top == 0;
+}
+
+// Finds out the support, where that is asked for, without a sum. Returns whether all entries are
+// finite.
+template <class Scalar>
+bool read_support(const MatrixView<Scalar>& attention, bool find_support, Support& support) {
+  MatrixReading reading{true, find_support && attention.cols() >= 2};
+  read_lines(attention, 0, along_memory(attention).rows(), reading, support.shift);
+  if (find_support) support.kind = reading.causal ? Support::Kind::causal : Support::Kind::full;
+  return reading.finite;
+}
+
 }  // namespace
 
 Index far_distance(Index n) {
@@ -156,17 +186,21 @@ bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Sup
   const Index queries = attention.rows();
   const Index n = attention.cols();
   std::vector<double>& mass = workspace.rows.sums;
+  if (asks_for_share_alone(asked, answers)) {
+    if (!read_support(attention, find_support, support)) return false;
+    answers.share = sink_share(attention, support, asked.first, asked.queries);
+    return true;
+  }
   if (!row_statistics(attention, find_support, support, answers.entropy, workspace.rows)) {
     if (answers.entropy != nullptr) std::fill(answers.entropy, answers.entropy + queries, kNaN);
     return false;
   }
-  if (answers.incoming != nullptr || asked.position)
-    visible_queries(support, queries, n, workspace.queries);
+  if (asked.position) visible_queries(support, queries, n, workspace.queries);
   if (answers.incoming != nullptr) {
-    for (Index j = 0; j < n; ++j) {
-      const Index seeing = workspace.queries[j];
-      answers.incoming[j] = seeing == 0 ? kNaN : mass[j] / static_cast<double>(seeing);
-    }
+    count_visible(support, queries, n, workspace);
+    // A key that no query sees has no mass, and 0/0 is NaN.
+    const double* seeing = workspace.visible.queries.data();
+    for (Index j = 0; j < n; ++j) answers.incoming[j] = mass[j] / seeing[j];
   }
   if (asked.position) answers.position = position_of(asked.min_visibility, queries, workspace);
   if (asked.first > 0) answers.share = sink_share(attention, support, asked.first, asked.queries);
@@ -214,10 +248,15 @@ SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support
     if (visible == 0) continue;
     ++counted;
     Index seen = 0;
-    for (Index j = 0; j < keys; ++j) {
-      if (!support.visible(i, j)) continue;
-      ++seen;
-      share += static_cast<double>(attention(i, j));
+    if (support.kind == Support::Kind::mask) {
+      for (Index j = 0; j < keys; ++j) {
+        if (!support.visible(i, j)) continue;
+        ++seen;
+        share += static_cast<double>(attention(i, j));
+      }
+    } else {
+      seen = std::min(keys, visible);
+      for (Index j = 0; j < seen; ++j) share += static_cast<double>(attention(i, j));
     }
     uniform += static_cast<double>(seen) / static_cast<double>(visible);
   }
@@ -225,6 +264,28 @@ SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support
   return {share * scale, uniform * scale};
 }
 
+template <class Scalar>
+bool read_heads_together(const MatrixView<Scalar>& layer, Index heads, Index shift,
+                         bool find_support, Support::Kind& kind) {
+  if (!all_finite(layer)) return false;
+  if (!find_support) return true;
+  const Index n = layer.cols() / heads;
+  const Index rows = layer.rows();
+  const Index stride = layer.outerStride();
+  bool every_head_is_causal = n >= 2;
+  for (Index i = 0; every_head_is_causal && i < rows; ++i) {
+    const Index seen = std::clamp<Index>(i + shift + 1, 0, n) * heads;
+    every_head_is_causal = !any_nonzero(layer.data() + i * stride + seen, layer.cols() - seen, 1);
+  }
+  kind = every_head_is_causal ? Support::Kind::causal : Support::Kind::full;
+  // A head of which the first row that shows it is not causal is read no further.
+  for (Index h = 0; !every_head_is_causal && h < heads; ++h) {
+    if (is_causal(matrix_view(layer.data() + h, rows, n, stride, heads), shift)) return false;
+  }
+  return true;
+}
+
+ATTNSCOPE_COMPILE(read_heads_together);
 ATTNSCOPE_COMPILE(sink_statistics);
 ATTNSCOPE_COMPILE(sink_tokens);
 ATTNSCOPE_COMPILE(far_attention);

@@ -12,12 +12,21 @@
 // Nothing here holds more than a few rows beside the matrix.
 namespace attnscope {
 
+// How many queries see each of some keys, and of which maps: those of a batch are mostly alike.
+struct VisibleCounts {
+  std::vector<double> queries;  // [keys]
+  Support::Kind kind = Support::Kind::mask;
+  Index shift = 0;
+  Index rows = 0;
+};
+
 struct SinkWorkspace {
   RowScratch rows;
   QuantileWorkspace quantile;
   std::vector<double> far;
   std::vector<Index> queries;
   std::vector<Index> counts;
+  VisibleCounts visible;
 };
 
 // When a key counts as a sink: at least the share `gamma` of the queries that see it give it `tau`
@@ -44,6 +53,16 @@ struct SinkShare {
 template <class Scalar>
 SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support, Index first,
                      Index queries);
+
+// The same for heads that lie side by side: finds out together, where that can be told together,
+// whether all entries of a layer are finite and what kind of support all its heads have.
+// `layer`: [queries, keys·heads], rows contiguous, head h of key j at entry j·heads + h; with
+// `find_support` heads are causal, query i seeing the keys up to i + shift, or full, and `kind`
+// says which; otherwise it stays as it is. Returns false where heads differ or an entry is not
+// finite: then each has to be read by itself. One read of the layer along its memory.
+template <class Scalar>
+bool read_heads_together(const MatrixView<Scalar>& layer, Index heads, Index shift,
+                         bool find_support, Support::Kind& kind);
 
 // How far from its query a key of a map of n tokens must be to be tested as a sink:
 // max(⌈n/10⌉, min(4, ⌊n/4⌋), 1).

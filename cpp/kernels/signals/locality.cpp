@@ -2,28 +2,95 @@
 #include "kernels/signals/locality.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "matrix/rows.h"
 
 namespace attnscope {
+namespace {
+
+// Attention near and far, as sums of lanes; every second vector of a long run has its own, so that
+// an addition does not wait for the one before.
+struct NearAndFar {
+  Lanes near{};
+  Lanes far{};
+  Lanes more_far{};
+
+  // Adds entries [first, end) of a row of n, of which [from, to) are near.
+  template <class Entry>
+  void add(const Entry* row, Index first, Index from, Index to, Index end, Index n) {
+    const auto at = [&](Index j) {
+      const Lanes x = j + kPackWidth <= end ? load(row + j) : load_head(row + j, end - j, n - j);
+      return j >= first ? x : without(x, first_lanes(first - j));
+    };
+    Index j = 0;
+    if (first > 0 && from >= kPackWidth) {
+      far += at(0);
+      j = kPackWidth;
+    }
+    j = add_far(row, j, from);
+    for (; j < to; j += kPackWidth) {
+      const Lanes x = at(j);
+      const LaneMask is_near = first_lanes(to - j) & ~first_lanes(from - j);
+      near += without(x, ~is_near);
+      far += without(x, is_near);
+    }
+    j = add_far(row, j, end);
+    if (j < end) far += at(j);
+  }
+
+ private:
+  // Whole vectors of [j, end); returns where they end.
+  template <class Entry>
+  Index add_far(const Entry* row, Index j, Index end) {
+    for (; j + 2 * kPackWidth <= end; j += 2 * kPackWidth) {
+      far += load(row + j);
+      more_far += load(row + j + kPackWidth);
+    }
+    if (j + kPackWidth > end) return j;
+    far += load(row + j);
+    return j + kPackWidth;
+  }
+
+  static Lanes without(Lanes x, LaneMask lanes) {
+    return reinterpret_cast<Lanes>(reinterpret_cast<LaneMask>(x) & ~lanes);
+  }
+};
+
+}  // namespace
 
 template <class Scalar>
-double local_global_ratio(const MatrixView<Scalar>& attention, const Support& support, Index window,
-                          bool drop_first, RowScratch& scratch) {
-  double local = 0.0;
-  double global = 0.0;
-  const Index first = drop_first ? 1 : 0;
-  for_each_row(attention, support, scratch, [&](Index i, const Wide<Scalar>* row, Index end) {
-    const Index start = std::min(first, end);
+bool local_global_ratio(const MatrixView<Scalar>& attention, bool find_support, Support& support,
+                        Index window, bool drop_first, double& ratio, RowScratch& scratch) {
+  const Index n = attention.cols();
+  // Every entry is in a sum, or 0 where a map was found to be causal, unless one is left out.
+  const bool every_entry = find_support && !drop_first;
+  if (!every_entry && !all_finite(attention)) return false;
+  if (find_support) {
+    support.kind =
+        is_causal(attention, support.shift) ? Support::Kind::causal : Support::Kind::full;
+  }
+  NearAndFar sums;
+  const auto add = [&](Index i, const auto* row, Index end) {
+    const Index first = drop_first ? std::min<Index>(1, end) : 0;
     const Index place = support.position(i);
-    const Index from = std::clamp<Index>(place - window, start, end);
-    const Index to = std::clamp<Index>(place + window + 1, from, end);
-    local += std::accumulate(row + from, row + to, 0.0);
-    global +=
-        std::accumulate(row + start, row + from, 0.0) + std::accumulate(row + to, row + end, 0.0);
-  });
-  return local / global;
+    const Index from = std::clamp<Index>(place - window, first, end);
+    sums.add(row, first, from, std::clamp<Index>(place + window + 1, from, end), end, n);
+  };
+  if (attention.innerStride() == 1 && support.kind != Support::Kind::mask) {
+    for (Index i = 0; i < attention.rows(); ++i)
+      add(i, attention.data() + i * attention.outerStride(), support.end(i, n));
+  } else {
+    for_each_row(attention, support, scratch, add);
+  }
+  const double near = sum_of_lanes(sums.near);
+  const double far = sum_of_lanes(sums.far + sums.more_far);
+  // A sum of finite float64 numbers can overflow, one of the shorter types cannot.
+  if (every_entry && (near + far) * 0.0 != 0.0 &&
+      (!std::is_same_v<Scalar, double> || !all_finite(attention))) {
+    return false;
+  }
+  ratio = near / far;
+  return true;
 }
 
 ATTNSCOPE_COMPILE(local_global_ratio);

@@ -151,8 +151,16 @@ void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double*
   const Index ld = whole_tiles(columns) + kPackWidth;
   double* tile = workspace.cosines.resize(kTileDepth * kTileWidth + (last_row - begin) * ld);
   double* packed = tile + kTileDepth * kTileWidth;
-  cosines_of(unit_states, unit_queries, width, begin, last_row, columns, causal, shift, packed, ld,
-             tile);
+  // Where each pair of a square map is there both ways, one of the two is computed.
+  const bool both_ways =
+      !causal && unit_states == unit_queries && begin == 0 && last_row == columns;
+  cosines_of(unit_states, unit_queries, width, begin, last_row, columns, causal || both_ways,
+             both_ways ? 0 : shift, packed, ld, tile);
+  if (both_ways) {
+    for (Index i = 0; i < last_row; ++i) {
+      for (Index j = i + 1; j < columns; ++j) packed[i * ld + j] = packed[j * ld + i];
+    }
+  }
   auto& weights = workspace.weights;
   auto& directed = workspace.directed;
   auto& directed_queries = workspace.directed_queries;

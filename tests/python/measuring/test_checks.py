@@ -308,10 +308,36 @@ def test_validate_refuses_what_is_not_attention_but_not_a_learned_sinks_rows():
 def test_maps_of_several_metrics_are_looked_at_once(monkeypatch):
     looked = []
     monkeypatch.setattr("attnscope.arguments.row_sums._is_off", lambda maps, *_: bool(looked.append(maps)))
-    asc.measure(MAPS, ["sink_share", "attention_entropy", "local_global_ratio"])
+    # with lengths, because the core looks at maps without any option itself
+    lengths = MAPS.shape[-1]
+    asc.measure(MAPS, ["sink_share", "attention_entropy", "local_global_ratio"], lengths=lengths)
     assert len(looked) == 1
-    asc.measure(MAPS, ["sink_share"])
+    asc.measure(MAPS, ["sink_share"], lengths=lengths)
     assert len(looked) == 2
-    asc.sink_share(MAPS)
-    asc.sink_share(MAPS)
+    asc.sink_share(MAPS, lengths=lengths)
+    asc.sink_share(MAPS, lengths=lengths)
     assert len(looked) == 4
+
+
+def test_the_core_knows_maps_that_need_no_other_check():
+    uniform = torch.full((2, 3, 8, 8), 1 / 8)
+    most = uniform.numel() + 1
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        assert _core.is_usual_attention(uniform.to(dtype), most, 0.02)
+        assert _core.is_usual_attention(uniform.to(dtype).mT, most, 0.02)
+    assert not _core.is_usual_attention(uniform, most - 1, 0.02)
+    for value in (1.021, 0.979, float("nan"), float("inf"), -1.0):
+        off = uniform.clone()
+        off[-1, -1, -1] *= value
+        assert not _core.is_usual_attention(off, most, 0.02)
+    off[-1, -1, -1] = 1 / 8 * 1.019
+    assert _core.is_usual_attention(off, most, 0.02)
+    for other in (
+        uniform[0, :0],
+        uniform[..., :4],
+        uniform[0, 0, 0],
+        uniform.int(),
+        uniform.requires_grad_(),
+        "x",
+    ):
+        assert not _core.is_usual_attention(other, most, 0.02)

@@ -181,7 +181,7 @@ def test_threads_are_those_of_torch_and_as_many_as_it_says():
     script = """
 import os, torch
 import attnscope as asc
-maps = torch.rand(64, 32, 32)
+maps = torch.rand(256, 32, 32)
 threads = lambda: len(os.listdir("/proc/self/task"))
 torch.set_num_threads(1)
 counts = [threads()]
@@ -192,7 +192,8 @@ for number in (1, 3):
         counts.append(threads() - counts[0])
 print(counts[1:])
 """
-    # a pool of three is the calling thread and two more, and torch's own work finds them there
+    # four blocks of 64k entries: fewer would wake fewer threads; a pool of three is the calling thread and two
+    # more, and torch's own work finds them there
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

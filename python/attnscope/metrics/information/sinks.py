@@ -80,7 +80,11 @@ def incoming_attention(
     """
     name = "incoming_attention"
     places = _checks.Places(query_positions, query_lengths, cross)
-    return from_one_read(name, attention, {name: {}}, support, lengths, validate, places)[1][name]
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
+    seen = _checks.support_argument(name, support, checked)
+    options = (seen, True, False, None, None, 0)
+    incoming, *_, non_finite = _checks.call_kernel(_core.sink_statistics, checked, *options, function=name)
+    return _checks.warn_non_finite(name, checked, incoming, non_finite)
 
 
 def sink_rate(
