@@ -100,8 +100,8 @@ def _is_usual(
 ) -> bool:
     """Return True for what most calls give: square maps in the CPU's memory, and no option beside them.
 
-    One call of the core answers what takes ten steps otherwise, which on maps of few tokens are most of a
-    call. What it does not know is checked step by step.
+    A call of the core answers what takes ten steps otherwise, which on maps of few tokens are most of a call.
+    All else is checked step by step.
     """
     if lengths is not None or validate is not False or torch.compiler.is_compiling():
         return False

@@ -192,8 +192,8 @@ for number in (1, 3):
         counts.append(threads() - counts[0])
 print(counts[1:])
 """
-    # four blocks of 64k entries: fewer would wake fewer threads; a pool of three is the calling thread and two
-    # more, and torch's own work finds them there
+    # four blocks of 64k entries, fewer would wake fewer threads; a pool of three is the calling thread and
+    # two more, and torch's own work finds them there
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
