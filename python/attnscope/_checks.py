@@ -453,7 +453,7 @@ def call_kernel(
             )
         operator = dispatch.operator_of(function or kernel.__name__)
         return operator(checked.tensor, checked.lengths, *arguments)
-    run = _placement.computed_on(kernel, checked.tensor)
+    run = _placement.computed_on(kernel, checked.tensor, function)
     return run(checked.tensor, checked.extent, *arguments)
 
 

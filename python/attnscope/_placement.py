@@ -128,6 +128,12 @@ class Unmaterialized:
         raise NotImplementedError
 
 
+#: Raised by torch where a device fails; older versions of torch raise plain errors, which pass as they are.
+_DEVICE_FAILURES: tuple[type[Exception], ...] = (
+    (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
+)
+
+
 class NotOnDevice(Exception):
     """Raised by an implementation in torch operations for options that only the core computes."""
 
@@ -164,10 +170,13 @@ def use(implementation: str) -> Iterator[None]:
         _TORCH_ON_CPU.reset(token)
 
 
-def computed_on(kernel: Callable[..., Any], tensor: Tensor | Unmaterialized) -> Callable[..., Any]:
+def computed_on(
+    kernel: Callable[..., Any], tensor: Tensor | Unmaterialized, function: str | None = None
+) -> Callable[..., Any]:
     """Return the function that computes `kernel`, a function of the core, for this tensor.
 
-    It takes the arguments of `kernel` and returns its results, on the CPU.
+    It takes the arguments of `kernel` and returns its results, on the CPU. Its errors begin with the name of
+    the public `function`, or that of the kernel.
     """
     if isinstance(tensor, Unmaterialized):
         measure = tensor.measure(kernel.__name__)
@@ -178,7 +187,7 @@ def computed_on(kernel: Callable[..., Any], tensor: Tensor | Unmaterialized) -> 
         return measure
     if tensor.is_cpu and not _TORCH_ON_CPU.get():
         return kernel
-    return _Placed(kernel)
+    return _Placed(kernel, function or kernel.__name__)
 
 
 def stays(function: str, tensor: Tensor) -> bool:
@@ -209,10 +218,17 @@ def count_calls(calls: Counter[str]) -> Iterator[None]:
 class _Placed:
     """A function of the core as torch operations compute it, or the core itself on a copy of the tensor."""
 
-    def __init__(self, kernel: Callable[..., Any]) -> None:
-        self._kernel = kernel
+    def __init__(self, kernel: Callable[..., Any], function: str) -> None:
+        self._kernel, self._function = kernel, function
 
     def __call__(self, tensor: Tensor, lengths: Any, *arguments: Any) -> Any:
+        try:
+            return self._measure(tensor, lengths, *arguments)
+        except _DEVICE_FAILURES as error:
+            words = f"{tensor.device} failed, and tensors on it may be lost: {error}"
+            raise RuntimeError(f"{self._function}: {words}") from error
+
+    def _measure(self, tensor: Tensor, lengths: Any, *arguments: Any) -> Any:
         name = self._kernel.__name__
         slower = tensor.device.type == "cuda" and (
             tensor.shape[-1] <= CUDA_IS_SLOWER.get(name, 0)
@@ -225,6 +241,8 @@ class _Placed:
                 result = getattr(module, name)(tensor, lengths, *arguments)
             except NotOnDevice:
                 pass
+            except MemoryError as error:
+                raise MemoryError(f"{self._function}: {error}") from None
             else:
                 _note(name, tensor.device.type)
                 return result

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnscope import _core
 from attnscope.devices.laplacian import above_all, component_counts, graph_weights, laplacian
-from attnscope.devices.slab import Slab
+from attnscope.devices.slab import Slab, refuse_float32
 from attnscope.devices.slabs import per_map
 
 #: Residual, relative to λ2, at which the squarings end. The error of λ2 is of its square.
@@ -71,7 +71,12 @@ def fiedler_value(
     normalized: bool,
     precision: str,
 ) -> tuple[Tensor, int]:
-    """Return λ2 of every map's Laplacian; exactly 0 for a graph that falls apart and for one token."""
+    """Return λ2 of every map's Laplacian; exactly 0 for a graph that falls apart and for one token.
+
+    Raises:
+        NotOnDevice: a device without float64.
+    """
+    refuse_float32(attention)
 
     def compute(slab: Slab) -> tuple[Tensor, Tensor]:
         # a power of two that brings the largest entry near 1 keeps factors in range and changes no digit
@@ -113,7 +118,12 @@ def fiedler_vector(
     threshold: float | None,
     normalized: bool,
 ) -> tuple[Tensor, int]:
-    """Return the unit eigenvector of λ2 of every map, its largest component positive; NaN for one token."""
+    """Return the unit eigenvector of λ2 of every map, its largest component positive; NaN for one token.
+
+    Raises:
+        NotOnDevice: a device without float64.
+    """
+    refuse_float32(attention)
 
     def compute(slab: Slab) -> tuple[Tensor, Tensor]:
         weights = graph_weights(slab, symmetrize, threshold)

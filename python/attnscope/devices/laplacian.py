@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope.devices.slab import Slab
+from attnscope.devices.slab import Slab, refuse_float32
 from attnscope.devices.slabs import per_map
 
 
@@ -72,7 +72,12 @@ def laplacian_eigenvalues(
     threshold: float | None,
     normalized: bool,
 ) -> tuple[Tensor, int]:
-    """Return the k smallest eigenvalues of every map's Laplacian, ascending; NaN behind the map's length."""
+    """Return the k smallest eigenvalues of every map's Laplacian, ascending; NaN behind the map's length.
+
+    Raises:
+        NotOnDevice: a device without float64.
+    """
+    refuse_float32(attention)
 
     def compute(slab: Slab) -> tuple[Tensor, Tensor]:
         weights = graph_weights(slab, symmetrize, threshold)

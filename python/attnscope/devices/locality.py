@@ -22,9 +22,13 @@ def local_global_ratio(
 
     def compute(slab: Slab) -> tuple[Tensor, Tensor]:
         # a window below 1 is a fraction of each map's own number of tokens
-        width = window * slab.lengths.double() if window < 1 else torch.full_like(slab.lengths, int(window))
+        if window < 1:
+            # in float64 on the CPU, because not every device has it
+            width = (window * slab.lengths.cpu().double()).to(slab.lengths.device, torch.int64)
+        else:
+            width = torch.full_like(slab.lengths, int(window))
         apart = (slab.places[..., None] - slab.positions).abs()
-        near = apart <= width.long()[:, None, None]
+        near = apart <= width[:, None, None]
         entries = slab.attention[..., 1:] if drop_first else slab.attention
         near = near[..., 1:] if drop_first else near
         local = torch.where(near, entries, 0.0).flatten(1).sum(-1)

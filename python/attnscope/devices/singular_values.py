@@ -6,12 +6,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnscope.devices.slab import Slab
+from attnscope.devices.slab import Slab, refuse_float32
 from attnscope.devices.slabs import per_map
 
 
 def singular_values(attention: Tensor, lengths: Tensor | None) -> tuple[Tensor, int]:
-    """Return all singular values of every map, descending; NaN behind the map's length."""
+    """Return all singular values of every map, descending; NaN behind the map's length.
+
+    Raises:
+        NotOnDevice: a device without float64.
+    """
+    refuse_float32(attention)
 
     def compute(slab: Slab) -> tuple[Tensor, Tensor]:
         # a map of m tokens has at most m values that are not 0, and the padding adds zeros behind them

@@ -9,10 +9,23 @@ import math
 import torch
 from torch import Tensor
 
+from attnscope._placement import NotOnDevice
+
 
 def states_by_head(states: Tensor, maps: Tensor) -> Tensor:
     """Return states [..., h, n, d], also of grouped queries: [..., groups, heads of a group, n, d]."""
     return states.flatten(-4, -3) if states.ndim > maps.ndim else states
+
+
+def arithmetic_type(device: torch.device) -> torch.dtype:
+    """Return the type of all arithmetic on a device: float64, and float32 where there is no other."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def refuse_float32(attention: Tensor) -> None:
+    """Raise NotOnDevice where maps lie on a device without float64, which a tight bound needs."""
+    if arithmetic_type(attention.device) != torch.float64:
+        raise NotOnDevice
 
 
 class Slab:
@@ -50,8 +63,8 @@ class Slab:
 
     @functools.cached_property
     def dtype(self) -> torch.dtype:
-        """The type of all arithmetic: float64, and float32 on devices that have no other."""
-        return torch.float32 if self.maps.device.type == "mps" else torch.float64
+        """The type of all arithmetic."""
+        return arithmetic_type(self.maps.device)
 
     @functools.cached_property
     def positions(self) -> Tensor:

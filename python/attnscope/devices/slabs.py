@@ -134,15 +134,21 @@ def _sizes(attention: Tensor, lengths: Tensor | Extent | None) -> _Sizes:
 
 
 def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors on the CPU; small ones travel together, because each transfer waits for the device."""
+    """Return tensors on the CPU, numbers in float64; small ones travel together, because each transfer waits
+    for the device.
+    """
     if tensors[0].is_cpu:
-        return list(tensors)
+        return [_wide(tensor) for tensor in tensors]
     if tensors[0].device.type == "mps" or sum(tensor.numel() for tensor in tensors) > MOST_TOGETHER:
-        return [tensor.cpu() for tensor in tensors]
+        return [_wide(tensor.cpu()) for tensor in tensors]
     # counts and flags are exact in float64
     packed = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in tensors]).cpu()
     parts = torch.split(packed, [tensor.numel() for tensor in tensors])
     return [part.to(tensor.dtype).reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _slab_type(device: torch.device, masks: Tensor | None) -> type[Slab]:

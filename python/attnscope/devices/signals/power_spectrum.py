@@ -17,10 +17,9 @@ from attnscope.devices.signals.signal_reader import (
     SignalOptions,
     Signals,
     read_signals,
-    refuse_float32,
     rescale,
 )
-from attnscope.devices.slab import Slab
+from attnscope.devices.slab import Slab, refuse_float32
 from attnscope.devices.slabs import per_map
 
 #: Numbers of a spectrum before its bands.

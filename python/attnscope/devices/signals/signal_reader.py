@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope._placement import NotOnDevice
 from attnscope.devices.slab import Slab
 
 #: Float64 copies of a slab that reading its signals and working on them holds at a time.
@@ -52,12 +51,6 @@ class Signals(NamedTuple):
         """True for entries of the signals, [m, slots, n]."""
         places = torch.arange(self.values.shape[-1], device=self.values.device)
         return places < self.counts[..., None]
-
-
-def refuse_float32(attention: Tensor) -> None:
-    """Raise NotOnDevice on a device without float64, whose rounding is above what counts as no power."""
-    if attention.device.type == "mps":
-        raise NotOnDevice
 
 
 def read_signals(slab: Slab, options: SignalOptions) -> Signals:

@@ -20,9 +20,8 @@ from attnscope.devices.signals.signal_reader import (
     SignalOptions,
     Signals,
     read_signals,
-    refuse_float32,
 )
-from attnscope.devices.slab import Slab
+from attnscope.devices.slab import Slab, refuse_float32
 from attnscope.devices.slabs import per_map
 
 #: Numbers of each signal.

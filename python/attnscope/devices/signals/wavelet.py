@@ -17,10 +17,9 @@ from attnscope.devices.signals.signal_reader import (
     TEMPORARIES,
     SignalOptions,
     read_signals,
-    refuse_float32,
     scaled,
 )
-from attnscope.devices.slab import Slab
+from attnscope.devices.slab import Slab, refuse_float32
 from attnscope.devices.slabs import per_map
 
 _ROOT3, _NORM = math.sqrt(3.0), 4.0 * math.sqrt(2.0)
