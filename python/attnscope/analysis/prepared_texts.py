@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.capture import Layer
+    from attnscope.capture.lazy.lazy_layer import LazyLayer
 
 #: Texts of one pass whose number of tokens is not known beforehand.
 _OTHERS_A_PASS = 8
@@ -62,11 +63,11 @@ class ForwardPass:
         """True for an encoder-decoder both parts of which read something."""
         return any(name.startswith("decoder_") for name in self.arguments)
 
-    def is_of(self, layer: Layer) -> bool:
+    def is_of(self, layer: Layer | LazyLayer) -> bool:
         """Return True for a layer with a map for each sample: windows and pictures of a text have others."""
         return len(layer.valid) == len(self.batch.samples)
 
-    def batch_of(self, layer: Layer) -> Batch:
+    def batch_of(self, layer: Layer | LazyLayer) -> Batch:
         """Return the batch as a layer sees it: its lengths, and the tokens that are its keys."""
         lengths = layer.lengths.tolist()
         of_decoder = self.decoder and "decoder" in layer.stack and not layer.cross
@@ -87,7 +88,7 @@ class ForwardPass:
                 self.names.setdefault(sample, list(names))
         return replace(self.batch, lengths=lengths, tokens=tokens, query_mask=self._query_mask(layer))
 
-    def _query_mask(self, layer: Layer) -> Tensor | None:
+    def _query_mask(self, layer: Layer | LazyLayer) -> Tensor | None:
         """Return the queries of a layer of cross attention that are no padding, None of self-attention."""
         if not layer.cross:
             return None

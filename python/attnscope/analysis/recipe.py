@@ -23,6 +23,10 @@ from attnscope.capture.sites import SITES
 from attnscope.errors import CountedWarning
 from attnscope.metrics.discovery import columns_of, metric_of, registry
 from attnscope.metrics.homology.barcodes import bar_columns
+from attnscope.metrics.lazy.head_mean import HeadMeanAttention
+from attnscope.metrics.lazy.map_free import needs_no_map
+from attnscope.metrics.lazy.passes import shared_pass
+from attnscope.metrics.lazy.visibility import visible_keys
 from attnscope.metrics.measure import Measured, Metrics, metric_names, named_metric, requests_of
 from attnscope.metrics.plan import MAPS, THRESHOLDS, options_of, resolve_thresholds
 from attnscope.metrics.quantity import Quantity, Shared, Site
@@ -33,6 +37,7 @@ from attnscope.study_api.forward import Batch, head_mean
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
+    from attnscope.capture.lazy.lazy_layer import LazyLayer
 
 #: Sites that attention is compared with, where a metric lets the caller choose.
 SPACES = ("value", "hidden")
@@ -119,6 +124,31 @@ class Recipe(NamedTuple):
                 if {TEXT_SITES.get(site) or site for site in column.needs} & {*SITES} - {"attention"}
             )
         )
+
+    @property
+    def needs_no_map(self) -> bool:
+        """True if queries and keys of a layer give all columns."""
+        return bool(self.columns) and not self.bars and all(map(needs_no_map, self.columns))
+
+    def measure_lazily(
+        self, layer: LazyLayer, number: int, batch: Batch, left_out: LeftOut
+    ) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the same rows as `measure`, from queries and keys of a layer."""
+        attention = layer.attention
+        learned = None if layer.sink_logits is None else layer.sink_mass.cpu()
+        seen = LayerSupport("auto", learned)
+        mean = HeadMeanAttention(attention)
+        of_mean = [column for column in self.columns if column.scope == "map"]
+        sites: dict[str, Any] = {"attention": attention, "head_mean": mean}
+        with shared_pass():
+            of_layer: dict[str, Any] = {"attention": mean}
+            measured_mean = measure_layer(of_layer, of_mean, seen, mean=True)
+            measured = measure_layer(sites, self.columns, seen, heads=list(layer.heads))
+        name = visible_keys(attention.visibility, max(batch.lengths))
+        parts = ((of_mean, measured_mean, None), (self.columns, measured, list(layer.heads)))
+        for columns, of_maps, names in parts:
+            left_out.add(of_maps, batch.lengths, name)
+            yield from place(columns, of_maps, batch, number, names)
 
     def measure(
         self,

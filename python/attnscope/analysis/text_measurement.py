@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,13 @@ from attnscope.analysis.answer_regions import Region
 from attnscope.analysis.prepared_texts import ForwardPass, PreparedTexts
 from attnscope.analysis.recipe import TABLE_KEYS, LeftOut, Recipe
 from attnscope.analysis.text_sites import TextSites
+from attnscope.capture.lazy.lazy_layer import LazyLayer
 from attnscope.errors import CountedWarning
 from attnscope.metrics.selected_queries import chosen_queries
 from attnscope.models.inputs.answer_spans import NO_ANSWER, answer_spans
 from attnscope.results.features import describe_column
 from attnscope.results.results import Results
-from attnscope.study_api.forward import Batch, self_attention
+from attnscope.study_api.forward import Batch, lazy_refusal, lazy_self_attention, self_attention
 from attnscope.study_api.tables import Rows, Table
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class TextMeasurement:
 
     Attributes:
         measured: samples whose layers are all measured.
+        ways: what they were measured from: "maps", or "queries and keys".
     """
 
     def __init__(
@@ -140,6 +142,8 @@ class TextMeasurement:
         self._rows = _TablesOfRows({"model": label, "revision": "", "step": -1})
         self._left_out = LeftOut(recipe.columns)
         self.measured: list[int] = []
+        self.ways: set[str] = set()
+        self._refusal: str | None = None
 
     def run(
         self, model: Any, texts: PreparedTexts, spans: Sequence[tuple[int, int]] | None, text_sites: TextSites
@@ -150,16 +154,7 @@ class TextMeasurement:
         with progress_bar(len(texts.inputs), label, show=shown, delay=BAR_SECONDS, unit="text") as bar:
             try:
                 for forward_pass in texts.passes(self.label, model, self.request.layer_bytes):
-                    for number, layer in self_attention(
-                        model,
-                        forward_pass.arguments,
-                        layers=self._layers,
-                        sites=("attention", *self._needed),
-                        extra=self._optional,
-                        reasons=self._left_out.sites,
-                        stack=self.request.stack,
-                        cross=self.request.cross,
-                    ):
+                    for number, layer in self._layers_of(model, forward_pass):
                         bar.set_postfix_str(f"layer {number}", refresh=False)
                         if forward_pass.is_of(layer):
                             self._add(layer, number, forward_pass, spans, text_sites)
@@ -172,9 +167,36 @@ class TextMeasurement:
         others.report(is_all=not len(self._rows))
         return None
 
+    def _layers_of(
+        self, model: Any, forward_pass: ForwardPass
+    ) -> Iterator[tuple[int, Layer]] | Iterator[tuple[int, LazyLayer]]:
+        """Return the layers of a pass: queries and keys where nothing that is measured needs a map."""
+        arguments = forward_pass.arguments
+        request = self.request
+        has_cross = request.cross and getattr(model.config, "is_encoder_decoder", False)
+        is_plain = request.region == "text" and not (has_cross or request.stack)
+        if is_plain and request.queries is None and self.recipe.needs_no_map:
+            refusal = self._refusal
+            if refusal is None:
+                refusal = self._refusal = lazy_refusal(model, arguments, layers=self._layers)
+            if not refusal and set(arguments) <= {"input_ids", "attention_mask"}:
+                self.ways.add("queries and keys")
+                return lazy_self_attention(model, arguments, layers=self._layers)
+        self.ways.add("maps")
+        return self_attention(
+            model,
+            arguments,
+            layers=self._layers,
+            sites=("attention", *self._needed),
+            extra=self._optional,
+            reasons=self._left_out.sites,
+            stack=request.stack,
+            cross=request.cross,
+        )
+
     def _add(
         self,
-        layer: Layer,
+        layer: Layer | LazyLayer,
         number: int,
         forward_pass: ForwardPass,
         spans: Sequence[tuple[int, int]] | None,
@@ -183,8 +205,11 @@ class TextMeasurement:
         """Measure a layer and add its rows."""
         batch = forward_pass.batch_of(layer)
         self._rows.has_kinds |= forward_pass.has_decoder or layer.cross
-        chosen = self.request.chosen(batch, spans)
-        rows = self.recipe.measure(layer, number, batch, self._left_out, text_sites, chosen)
+        if isinstance(layer, LazyLayer):
+            rows = self.recipe.measure_lazily(layer, number, batch, self._left_out)
+        else:
+            chosen = self.request.chosen(batch, spans)
+            rows = self.recipe.measure(layer, number, batch, self._left_out, text_sites, chosen)
         for table, columns in rows:
             self._rows.add(table, columns, _kind_of(layer))
 
@@ -214,6 +239,7 @@ class TextMeasurement:
             warn(f"{self.request.function}: {count} columns have no value; results.left_out has the reasons")
         tables = {"samples": _with_spans(texts.samples_table(self.label), spans), **tables}
         facts = {"model": self.label, "architecture": type(model).__name__, "left_out": reasons}
+        facts["attention"] = " or ".join(sorted(self.ways))
         facts |= _facts_of(model, self.recipe, self.request)
         if len(self.measured) < len(texts.inputs):
             tables = {name: _of_samples(table, self.measured) for name, table in tables.items()}
@@ -305,7 +331,7 @@ class _TablesOfRows:
         return rows
 
 
-def _kind_of(layer: Layer) -> str:
+def _kind_of(layer: Layer | LazyLayer) -> str:
     """Return which attention of an encoder-decoder a layer has."""
     return "cross" if layer.cross else "decoder" if "decoder" in layer.stack else "encoder"
 
@@ -318,7 +344,7 @@ class OtherMaps:
         self._model = model
         self._counts: dict[str, tuple[int, int]] = {}
 
-    def add(self, layer: Layer, samples: int) -> None:
+    def add(self, layer: Layer | LazyLayer, samples: int) -> None:
         """Note a layer that read some samples."""
         self._counts.setdefault(layer.stack, (len(layer.valid), samples))
 

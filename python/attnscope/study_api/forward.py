@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Rows of a map that are averaged at a time: few enough to stay in the cache.
 _BAND = 128
+#: Tokens on which a model shows whether it hands over its queries and keys.
+_FEW_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,28 @@ def lazy_self_attention(
         raise LoadError(f"{type(model).__name__}: attention cannot be measured lazily: {error}") from None
     if not offsets:
         raise LoadError(f"{type(model).__name__}: no layer attends from its tokens to the same tokens")
+
+
+def lazy_refusal(model: Any, inputs: Mapping[str, Any], *, layers: Sequence[int] | None = None) -> str:
+    """Return why the layers of a pass cannot be measured from queries and keys, "" if all can.
+
+    The model runs on the first few tokens of a text, both ways: each layer that has a map must hand over its
+    queries and keys.
+    """
+    if further := set(inputs) - {"input_ids", "attention_mask"}:
+        return f"the model reads {', '.join(sorted(further))} too"
+    few = {"input_ids": inputs["input_ids"][:1, :_FEW_TOKENS]}
+    try:
+        lazily = set()
+        for number, layer in lazy_self_attention(model, few, layers=layers):
+            if layer.sink_logits is not None:
+                return "a learned sink takes a share of each row"
+            lazily.add(number)
+        captured = {number for number, _ in self_attention(model, few, layers=layers)}
+    except (LoadError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        return str(error)
+    missing = sorted(captured - lazily)
+    return f"layers {missing} do not hand over queries and keys" if missing else ""
 
 
 def attention_body(model: Any, inputs: Collection[str]) -> Any:

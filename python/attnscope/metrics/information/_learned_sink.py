@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
+from attnscope._placement import Unmaterialized
 
 
 def sink_mass_argument(function: str, sink_mass: Any, attention: _checks.Attention) -> torch.Tensor:
@@ -74,10 +75,17 @@ def top_mass_with(
     [...].
     """
     mass = sink_mass_argument(function, sink_mass, attention)
-    keys = torch.where(
-        visible_pairs(attention, support), _checks.to_host(attention.tensor).double(), 0.0
-    ).sum(-2)
+    keys = _received(attention, support)
     mass_by_key = torch.cat([keys, mass.sum(-1, keepdim=True)], -1)
     top = mass_by_key.topk(min(k, mass_by_key.shape[-1])).values.sum(-1) / mass_by_key.sum(-1)
     finite = _checks.call_kernel(_core.finite_matrices, attention)
     return torch.where(finite, top, torch.nan)
+
+
+def _received(attention: _checks.Attention, support: Any) -> torch.Tensor:
+    """Return the sum of what each key receives, float64 [..., k]."""
+    maps: Any = attention.tensor
+    if isinstance(maps, Unmaterialized):
+        sums: torch.Tensor = maps.measure("column_sums")(maps, attention.lengths)  # type: ignore[misc]
+        return sums
+    return torch.where(visible_pairs(attention, support), _checks.to_host(maps).double(), 0.0).sum(-2)

@@ -75,6 +75,14 @@ def sink_statistics(
     )
 
 
+def column_sums(attention: LazyAttention, lengths: Tensor | None) -> Tensor:
+    """Return what each key receives from all queries, [..., h, k]; 0 for padding."""
+    attention = prepare(attention, lengths, "auto")
+    (sums,) = attention.take([("incoming", None)])
+    inside = torch.arange(sums.shape[-1], device="cpu") < attention.sizes[..., None]
+    return torch.where(inside, sums, 0.0)
+
+
 def far_attention(
     attention: LazyAttention, lengths: Tensor | None, support: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]:

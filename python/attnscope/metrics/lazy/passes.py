@@ -11,22 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: Metrics of the exact protocol that one pass over queries and keys measures: of rows and columns of a map,
-#: and how far heads are from their mean, which takes a second pass.
-ROW_AND_COLUMN_METRICS = frozenset(
-    {
-        "attention_entropy",
-        "head_divergence",
-        "incoming_attention",
-        "local_global_ratio",
-        "sink_excess",
-        "sink_position",
-        "sink_rate",
-        "sink_share",
-        "sink_test",
-        "top_mass",
-    }
-)
 #: Measures of queries that `LazyAttention.row_measures` gives.
 ROW_MEASURES = ("log_z", "entropy", "collision", "largest", "distance", "mass")
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from attnscope.metrics.lazy.head_mean import HeadMeanAttention
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
-from attnscope.metrics.lazy.passes import ROW_AND_COLUMN_METRICS, Key, shared_pass
+from attnscope.metrics.lazy.map_free import needs_no_map
+from attnscope.metrics.lazy.passes import Key, shared_pass
 from attnscope.metrics.lazy.visibility import visible_keys
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import measure_layer
@@ -58,20 +59,16 @@ def select_lazily(quantities: Sequence[Quantity], metrics: Sequence[str]) -> tup
         quantities: of the run.
         metrics: that the user has named.
     """
-    chosen = [quantity for quantity in quantities if _needs_no_map(quantity, metrics)]
+    chosen = [quantity for quantity in quantities if needs_no_map(quantity) or _is_named(quantity, metrics)]
     left_out = {quantity.metric.strip("_") for quantity in quantities if quantity not in chosen}
     return chosen, sorted(left_out - {quantity.metric for quantity in chosen})
 
 
-def needs_no_map(quantities: Sequence[Quantity]) -> bool:
-    """Return True if one pass over queries and keys gives all of the quantities, at any length."""
-    return bool(quantities) and all(_needs_no_map(quantity, ()) for quantity in quantities)
-
-
-def _needs_no_map(quantity: Quantity, metrics: Sequence[str]) -> bool:
+def _is_named(quantity: Quantity, metrics: Sequence[str]) -> bool:
+    """Return True for a quantity of sparse graphs whose metric the user has named."""
     if quantity.protocol != "exact" or quantity.needs != ("attention",):
         return False
-    return quantity.metric in ROW_AND_COLUMN_METRICS or quantity.metric in NAMED_METRICS & set(metrics)
+    return quantity.metric in NAMED_METRICS & set(metrics)
 
 
 def write_lazy_layer(
@@ -86,7 +83,9 @@ def write_lazy_layer(
     """Write the rows of a layer's heads and of their mean, and where asked its profiles over positions."""
     attention = states.attention
     keys: list[Key] = [("entropy", None), ("first", 1), ("incoming", None)] if profiles else []
-    of_mean = [quantity for quantity in of_single_maps(quantities) if _needs_no_map(quantity, ())]
+    of_mean = [quantity for quantity in of_single_maps(quantities) if needs_no_map(quantity)]
+    if states.learned is not None:  # the share of a mean sink is not measured from queries and keys
+        of_mean = []
     with shared_pass() as note:
         # so that the first pass of the quantities measures them too
         note(lambda: attention.take(keys) if keys else None)

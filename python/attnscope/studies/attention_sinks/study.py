@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from attnscope.errors import ConfigError, LoadError
+from attnscope.errors import ConfigError
 from attnscope.metrics.homology.barcodes import bar_columns
+from attnscope.metrics.lazy.map_free import needs_no_map
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import measure_layer
@@ -25,7 +26,6 @@ from attnscope.studies.attention_sinks.ablation_and_fisher import ablation, fish
 from attnscope.studies.attention_sinks.layer_rows import States, write_rows
 from attnscope.studies.attention_sinks.lazy_rows import (
     LazyStates,
-    needs_no_map,
     select_lazily,
     uniform_attention,
     write_lazy_layer,
@@ -36,7 +36,7 @@ from attnscope.studies.attention_sinks.sink_heads import SinkSums
 from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, PROFILES, TABLES
 from attnscope.studies.nulls import shuffled_rows, write_baselines
 from attnscope.studies.supports import keys_of, without_learned_sink
-from attnscope.study_api.forward import Batch
+from attnscope.study_api.forward import Batch, batch_of, lazy_refusal
 from attnscope.study_api.stage_run import StageRun
 from attnscope.study_api.stages import Stages
 from attnscope.study_api.study import Study
@@ -75,8 +75,8 @@ def texts_and_controls(units: Units, study: SinkStudy) -> Cut:
 @STAGES.stage(texts_and_controls, name="texts", writes=(*MEASURED, *CONTROLS, *FURTHER, *PROFILES))
 def measure_texts(study: SinkStudy, unit: Unit, run: StageRun) -> None:
     """Measure every layer of a block of texts, in each protocol."""
-    if not study.holds_maps and measure_lazily(study, unit, run):
-        return
+    if not study.holds_maps and not needs_maps_of(study, run):
+        return measure_lazily(study, unit, run)
     loaded, extra = run.model(), () if unit.variant else study.options.extra
     last, sums = depth(loaded.model) - 1, SinkSums(run)
     tested = not study.options.metrics or {"sink_test", "classify_frames"} & set(study.options.metrics)
@@ -107,36 +107,36 @@ def measure_texts(study: SinkStudy, unit: Unit, run: StageRun) -> None:
     sums.write()
 
 
-def measure_lazily(study: SinkStudy, unit: Unit, run: StageRun) -> bool:
-    """Write rows and columns of a block of texts from queries and keys.
+def needs_maps_of(study: SinkStudy, run: StageRun) -> bool:
+    """Return True where a model does not hand over its queries and keys, and note why.
 
-    Returns:
-        False, with nothing written, where the model does not hand them over and the user did not ask for it.
+    Where the user asks for lazy attention, the model itself refuses.
     """
-    sums, written = SinkSums(run), 0
-    try:
-        for batch in run.batches():
-            for number, layer in run.lazy_layers(batch):
-                states = LazyStates.of(layer)
-                has_sink = states.learned is not None
-                quantities = study.lazily if has_sink else without_learned_sink(study.lazily)
-                profiles = study.options.attention == "lazy"
-                write_lazy_layer(states, number, quantities, batch, run, profiles=profiles)
-                written += 1
-                if not unit.variant:
-                    sums.add(states, number, batch)
-                # while the next layer is computed, this one must be free
-                del states, layer
-    except LoadError as error:
-        if written or study.options.attention == "lazy":
-            raise
-        run.note(f"attention: maps, because {error}")
+    if study.options.attention == "lazy":
         return False
-    sums.write()
+    first = batch_of(run.unit.inputs[:1], run.encoder)
+    refusal = lazy_refusal(run.model().model, run.inputs(first), layers=study.settings.layers or None)
+    if refusal:
+        run.note(f"attention: maps, because {refusal}")
+    return bool(refusal)
+
+
+def measure_lazily(study: SinkStudy, unit: Unit, run: StageRun) -> None:
+    """Write rows and columns of a block of texts from queries and keys."""
     run.note("attention: measured from queries and keys, without maps")
     if study.left_out:
         run.note(f"attention: lazy leaves out {', '.join(study.left_out)}, which need the map")
-    return True
+    sums, profiles = SinkSums(run), study.options.attention == "lazy"
+    for batch in run.batches():
+        for number, layer in run.lazy_layers(batch):
+            states = LazyStates.of(layer)
+            quantities = study.lazily if states.learned is not None else without_learned_sink(study.lazily)
+            write_lazy_layer(states, number, quantities, batch, run, profiles=profiles)
+            if not unit.variant:
+                sums.add(states, number, batch)
+            # while the next layer is computed, this one must be free
+            del states, layer
+    sums.write()
 
 
 @STAGES.stage(
@@ -310,7 +310,8 @@ class SinkStudy(Study):
         """False where attention is measured from queries and keys."""
         if self.options.attention != "auto":
             return bool(self.options.attention == "maps")
-        return bool(self._needing_maps()) or not needs_no_map(self.selected.get("exact", []))
+        quantities = self.selected.get("exact", [])
+        return bool(self._needing_maps()) or not all(map(needs_no_map, quantities)) or not quantities
 
     def _needing_maps(self) -> list[str]:
         """Return the settings that need maps, whatever the metrics are."""
