@@ -188,7 +188,7 @@ bool any_hidden_nonzero(const MatrixView<Scalar>& lines, bool by_rows, Index shi
   for (Index first = 0; first < lines.rows(); first += kLines) {
     Block seen{};
     Bits<Scalar> few = 0;  // of lines at the start of the memory, before which nothing may be read
-    for (Index k = first; k < std::min(first + kLines, lines.rows()); ++k) {
+    for (Index k = first; k < std::min<Index>(first + kLines, lines.rows()); ++k) {
       const Scalar* line = lines.data() + k * lines.outerStride();
       const HiddenRun hidden = hidden_run(k, by_rows, shift, length);
       if (hidden.count == 0) continue;
