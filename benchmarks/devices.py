@@ -128,6 +128,9 @@ def measures(maps: torch.Tensor, states: torch.Tensor) -> dict[str, Callable[[to
         "fiedler_value": asc.fiedler_value,
         "laplacian_eigenvalues": asc.laplacian_eigenvalues,
         "singular_values": asc.singular_values,
+        "power_spectrum": asc.power_spectrum,
+        "spectral_uncertainty": asc.spectral_uncertainty,
+        "wavelet_transform": asc.wavelet_transform,
         "bars of components": lambda maps: asc.persistence(maps, max_dimension=0).death,
     }
 
