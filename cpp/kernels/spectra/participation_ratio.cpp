@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <type_traits>
 
 #include "linalg/eigenvalues.h"
 #include "linalg/gram.h"
@@ -31,28 +32,130 @@ RowsMap widened(const MatrixView<Scalar>& matrix, ParticipationRatioWorkspace& w
   return RowsMap(data, n, n);
 }
 
-// Copies row i up to column `end` to float64 and returns Σ x² of it and its largest |x|.
-template <class Scalar>
-double copy_row(const MatrixView<Scalar>& matrix, Index i, Index end, double* to, double& largest) {
-  widen_row(matrix, i, end, to);
-  const Lanes* lanes = reinterpret_cast<const Lanes*>(to);
-  Lanes squares{}, most{};
-  Index j = 0;
-  for (; j + kPackWidth <= end; j += kPackWidth) {
-    const Lanes x = lanes[j / kPackWidth];
-    squares += x * x;
-    most = larger(most, magnitude(x));
+// Columns of A side by side, one row after another, in strips: their products are sums over rows,
+// which are in order in memory, and of a causal map the rows above a strip are 0. A product of two
+// groups of kPackWidth columns is kPackWidth vectors.
+constexpr Index kStripVectors = kPackWidth == 2 ? 4 : kPackWidth == 4 ? 3 : 2;
+constexpr Index kStrip = kStripVectors * kPackWidth;
+// Numbers of strips that are multiplied by one group while they are in the second-level cache.
+constexpr Index kStripRoom = Index{1} << 15;
+// Rows up to which that cache holds a strip beside those it is multiplied by.
+constexpr Index kMostInStrips = 1024;
+
+// The squares of AᵀA: of the products of a column with itself and the columns beside it in its
+// diagonal square, and of those that stand for their mirror images too.
+struct GramSquares {
+  Lanes once{};
+  Lanes twice{};
+};
+
+// Calls visit with the number of vectors of a strip that hold columns, as a constant.
+template <Index kCount = kStripVectors, class Visit>
+void with_vectors(Index columns, Visit&& visit) {
+  if constexpr (kCount > 1) {
+    if (columns <= (kCount - 1) * kPackWidth) return with_vectors<kCount - 1>(columns, visit);
   }
-  double sum = 0.0;
-  for (Index lane = 0; lane < kPackWidth; ++lane) {
-    sum += squares[lane];
-    largest = std::max(largest, most[lane]);
+  visit(std::integral_constant<Index, kCount>{});
+}
+
+// Adds the squares of the products of a group of columns with vectors [kFirst, kEnd) of a strip;
+// `diagonal`: the first of these holds the group itself.
+template <Index kFirst, Index kEnd>
+[[gnu::always_inline]] inline void add_products(const double* group, const double* strip,
+                                                Index rows, bool diagonal, GramSquares& squares) {
+  constexpr Index kVectors = kEnd - kFirst;
+  Lanes sums[kPackWidth][kVectors] = {};
+  for (Index k = 0; k < rows; ++k) {
+    Lanes x[kVectors];
+#pragma GCC unroll 4
+    for (Index v = 0; v < kVectors; ++v) x[v] = lanes_at(strip + k * kStrip)[kFirst + v];
+#pragma GCC unroll 8
+    for (Index r = 0; r < kPackWidth; ++r) {
+      const Lanes factor = broadcast(group[k * kStrip + r]);
+#pragma GCC unroll 4
+      for (Index v = 0; v < kVectors; ++v) sums[r][v] += factor * x[v];
+    }
   }
-  for (; j < end; ++j) {
-    sum += to[j] * to[j];
-    largest = std::max(largest, std::abs(to[j]));
+  Lanes parts[kVectors] = {};
+#pragma GCC unroll 8
+  for (Index r = 0; r < kPackWidth; ++r) {
+#pragma GCC unroll 4
+    for (Index v = 0; v < kVectors; ++v) parts[v] += sums[r][v] * sums[r][v];
   }
-  return sum;
+  (diagonal ? squares.once : squares.twice) += parts[0];
+#pragma GCC unroll 4
+  for (Index v = 1; v < kVectors; ++v) squares.twice += parts[v];
+}
+
+// Products of a strip's groups of columns, from kFirst on, with themselves and those behind them.
+template <Index kFirst, Index kEnd>
+void add_diagonal(const double* strip, Index rows, bool causal, GramSquares& squares) {
+  const Index zeros = causal ? std::min(rows, kFirst * kPackWidth) : 0;
+  const double* from = strip + zeros * kStrip;
+  add_products<kFirst, kEnd>(from + kFirst * kPackWidth, from, rows - zeros, true, squares);
+  if constexpr (kFirst + 1 < kEnd) add_diagonal<kFirst + 1, kEnd>(strip, rows, causal, squares);
+}
+
+// ‖AᵀA‖_F² of n rows in strips; `causal`: entries above the diagonal are 0, and of those only the
+// ones within a diagonal square of kStrip are read. Cost n³ operations, n³/3 when causal.
+double gram_squares(const double* strips, Index n, bool causal) {
+  GramSquares squares;
+  const Index count = (n + kStrip - 1) / kStrip;
+  const Index together = std::max<Index>(1, kStripRoom / (n * kStrip));
+  for (Index from = 0; from < count; from += together) {
+    const Index end = std::min(count, from + together);
+    for (Index s = 0; s < end; ++s) {
+      for (Index t = std::max(from, s); t < end; ++t) {
+        const Index first = causal ? t * kStrip : 0;
+        const double* left = strips + (s * n + first) * kStrip;
+        const double* right = strips + (t * n + first) * kStrip;
+        with_vectors(n - t * kStrip, [&](auto vectors) {
+          if (s == t) return add_diagonal<0, vectors>(right, n - first, causal, squares);
+          for (Index group = 0; group < kStrip; group += kPackWidth) {
+            add_products<0, vectors>(left + group, right, n - first, false, squares);
+          }
+        });
+      }
+    }
+  }
+  return sum_of_lanes(squares.once) + 2.0 * sum_of_lanes(squares.twice);
+}
+
+// ‖AAᵀ‖_F², which is the same, of n rows `ld` apart; `causal`: as in panel_gram.
+double panel_squares(const double* rows, Index ld, Index n, bool causal,
+                     ParticipationRatioWorkspace& workspace) {
+  double* gram = workspace.gram.resize(panel_offset(panels_of(n)));
+  panel_gram(rows, ld, n, causal, gram, workspace.tile);
+  double squares = 0.0;
+  for (Index s = 0; s < panels_of(n); ++s) {
+    const double* panel = gram + panel_offset(s);
+    const double* block = panel + s * kPanel * kPanel;
+    // Those above the diagonal block stand for their mirror images too.
+    squares += 2.0 * inner_product(panel, panel, s * kPanel * kPanel);
+    squares += inner_product(block, block, kPanel * kPanel);
+  }
+  return squares;
+}
+
+// Lanes of Σ x² and of the largest |x|.
+struct Magnitudes {
+  Lanes squares{};
+  Lanes largest{};
+};
+
+// Puts the first `end` entries of `row`, and what stands behind them up to the end of their strip,
+// times `scale`, where strips are `step` numbers apart.
+void put_row(const double* row, Index end, double scale, double* to, Index step,
+             Magnitudes& magnitudes) {
+  for (Index j = 0; j < end; j += kStrip, to += step) {
+#pragma GCC unroll 4
+    for (Index v = 0; v < kStripVectors; ++v) {
+      const Lanes x = lanes_at(row + j)[v] * scale;
+      lanes_at(to)[v] = x;
+      magnitudes.squares += x * x;
+      magnitudes.largest = larger(magnitudes.largest, magnitude(x));
+    }
+  }
 }
 
 }  // namespace
@@ -70,39 +173,35 @@ double participation_ratio_singular(const MatrixView<Scalar>& matrix,
                                         workspace);
   }
   const Index n = matrix.rows();
-  // Rows on whole vectors, and no power of two apart.
-  const Index ld = ((n + 7) / 8 | 1) * 8;
-  double* a = workspace.matrix.resize(n * ld);
-  const bool triangular = is_causal(matrix);
-  double total = 0.0;
-  double largest = 0.0;
-  for (Index i = 0; i < n; ++i) {
-    const Index end = triangular ? i + 1 : n;
-    const Index zeros = std::min(ld, end + kPanel);
-    total += copy_row(matrix, i, end, a + i * ld, largest);
-    std::fill(a + i * ld + end, a + i * ld + zeros, 0.0);
-  }
-  if (const double scale = safe_scale(largest); scale != 1.0) {
-    total = 0.0;
+  const Index width = (n + kStrip - 1) / kStrip * kStrip;
+  double* row = workspace.row.resize(width);
+  // A row lies in strips, or whole, with an odd number of cache lines to the next.
+  const bool in_strips = n <= kMostInStrips;
+  const Index ld = in_strips ? kStrip : ((width + 7) / 8 | 1) * 8;
+  const Index step = in_strips ? n * kStrip : kStrip;
+  double* a = workspace.matrix.resize(n * (in_strips ? width : ld));
+  const bool causal = is_causal(matrix);
+  std::fill(row, row + width, 0.0);
+  const auto fill = [&](double scale) {
+    Magnitudes magnitudes;
     for (Index i = 0; i < n; ++i) {
-      for (Index j = 0; j < (triangular ? i + 1 : n); ++j) {
-        a[i * ld + j] *= scale;
-        total += a[i * ld + j] * a[i * ld + j];
-      }
+      // To the end of a strip, because rows of many lengths cost more than the zeros in them.
+      const Index end = causal ? std::min(n, (i / kStrip + 1) * kStrip) : n;
+      widen_row(matrix, i, end, row);
+      put_row(row, end, scale, a + i * ld, step, magnitudes);
+      if (!in_strips) std::fill(a + i * ld + end, a + i * ld + std::min(ld, end + kPanel), 0.0);
     }
+    return magnitudes;
+  };
+  Magnitudes magnitudes = fill(1.0);
+  double largest = 0.0;
+  for (Index lane = 0; lane < kPackWidth; ++lane) {
+    largest = std::max(largest, magnitudes.largest[lane]);
   }
-  // Of AAᵀ, whose rows lie in memory as A's do, and which has the norm of AᵀA.
-  double* gram = workspace.gram.resize(panel_offset(panels_of(n)));
-  panel_gram(a, ld, n, triangular, gram, workspace.tile);
-  double squares = 0.0;
-  for (Index s = 0; s < panels_of(n); ++s) {
-    const double* panel = gram + panel_offset(s);
-    const double* block = panel + s * kPanel * kPanel;
-    // Those above the diagonal block stand for their mirror images too.
-    squares += 2.0 * inner_product(panel, panel, s * kPanel * kPanel);
-    squares += inner_product(block, block, kPanel * kPanel);
-  }
-  return ratio(total, squares);
+  if (const double scale = safe_scale(largest); scale != 1.0) magnitudes = fill(scale);
+  const double squares =
+      in_strips ? gram_squares(a, n, causal) : panel_squares(a, ld, n, causal, workspace);
+  return ratio(sum_of_lanes(magnitudes.squares), squares);
 }
 
 template <class Scalar>

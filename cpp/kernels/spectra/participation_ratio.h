@@ -8,13 +8,14 @@ namespace attnscope {
 
 struct ParticipationRatioWorkspace {
   AlignedBuffer matrix;
+  AlignedBuffer row;
   AlignedBuffer gram;
   AlignedBuffer tile;
   AlignedBuffer rectangle;
   AlignedBuffer factor;
 };
 
-// (Σe)²/Σe² over the energies e = σ² of one matrix, as ‖A‖_F⁴/‖AAᵀ‖_F²: no decomposition. Range [1,
+// (Σe)²/Σe² over the energies e = σ² of one matrix, as ‖A‖_F⁴/‖AᵀA‖_F²: no decomposition. Range [1,
 // min(rows, columns)]; NaN for a matrix of zeros. Cost n³ operations, n³/3 when A is causal. A
 // rectangle is factored to a square first.
 template <class Scalar>

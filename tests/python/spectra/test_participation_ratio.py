@@ -46,6 +46,15 @@ def test_equals_its_spectrum(n, causal, spectrum):
     np.testing.assert_allclose(result.numpy(), [from_spectrum(m, spectrum) for m in maps], rtol=1e-10)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("n", [257, 1024, 1025])
+def test_maps_that_no_cache_holds(n, causal):
+    a = attention(n, 1, causal)[0]
+    wide = a.double().numpy()
+    expected = (wide * wide).sum() ** 2 / np.square(wide.T @ wide).sum()
+    np.testing.assert_allclose(asc.participation_ratio(a).item(), expected, rtol=1e-11)
+
+
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes_and_strides(dtype, spectrum):
