@@ -15,8 +15,9 @@ py::tuple graph_statistics_of(Argument attention, Argument lengths, Argument thr
                       &G::degree_variance, &G::star_likeness, &G::in_degree_gini,
                       &G::in_degree_centralization, &G::effective, &G::strong_components);
   std::vector<G> found(batch.count * levels.size);
-  std::vector<GraphStatisticsWorkspace> workers(worker_count(batch.count));
   const Index block = block_size(batch, 1);
+  // No more than there are blocks: each one finishes what it has packed, on a thread of its own.
+  std::vector<GraphStatisticsWorkspace> workers(worker_count((batch.count + block - 1) / block));
   const Index non_finite = per_matrix_in_turn(
       batch, workers, block, block, [&](const auto& view, Index index, Index, auto& workspace) {
         if (!all_finite(view)) return false;
