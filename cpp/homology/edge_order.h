@@ -27,14 +27,15 @@ inline Edge make_edge(std::uint32_t a, std::uint32_t b) {
 enum class Metric { attention, hellinger, distance };
 
 // Calls visit(Float{}, similarity): similarity(a, b) is how close two tokens are whose entries are
-// a and b, in the type that decides which of two pairs is closer. Not for `hellinger`.
+// a and b, numbers or vectors of the type that decides which of two pairs is closer. Not for
+// `hellinger`.
 template <class Scalar, class Visit>
 void with_similarity(Symmetrize symmetrize, Metric metric, Visit&& visit) {
   constexpr Wide<Scalar> kOwn{};
   if (metric == Metric::distance) {
     visit(kOwn, [](auto a, auto b) { return -(a > b ? a : b); });
   } else if (symmetrize == Symmetrize::mean) {
-    visit(0.0, [](double a, double b) { return 0.5 * (a + b); });
+    visit(0.0, [](auto a, auto b) { return 0.5 * (a + b); });
   } else if (symmetrize == Symmetrize::max) {
     visit(kOwn, [](auto a, auto b) { return a > b ? a : b; });
   } else {

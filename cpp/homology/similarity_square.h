@@ -26,6 +26,7 @@ constexpr std::size_t square_stride(std::size_t n) {
 template <class Float, class Combine>
 void fill_similarity_square(const Float* rows, std::size_t n, std::size_t ld, bool lower,
                             std::size_t stride, Combine combine, Float* square) {
+  typedef Float Row __attribute__((vector_size(kTile * sizeof(Float))));
   alignas(64) Float own[kTile * kTile] = {};
   alignas(64) Float other[kTile * kTile] = {};
   alignas(64) Float across[kTile * kTile] = {};
@@ -48,14 +49,17 @@ void fill_similarity_square(const Float* rows, std::size_t n, std::size_t ld, bo
       } else if (j == 0) {
         std::fill(across, across + kTile * kTile, Float(0));
       }
+      alignas(64) Float weights[kTile * kTile];
       Float* to = square + i * stride + j;
+#pragma GCC unroll 8
       for (std::size_t r = 0; r < kTile; ++r) {
-        for (std::size_t c = 0; c < kTile; ++c) {
-          const Float weight = combine(from[r * from_ld + c], across[r * kTile + c]);
-          to[r * stride + c] = weight < Float(1) ? weight : Float(1);
-        }
+        const Row weight =
+            combine(vector_at<Row>(from + r * from_ld), vector_at<Row>(across + r * kTile));
+        const Row similarity = weight < Row{} + Float(1) ? weight : Row{} + Float(1);
+        put(weights + r * kTile, similarity);
+        put(to + r * stride, similarity);
       }
-      if (j < i) transpose_tile(to, stride, square + j * stride + i, stride);
+      if (j < i) transpose_tile(weights, kTile, square + j * stride + i, stride);
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <type_traits>
@@ -17,6 +18,15 @@ namespace {
 
 // Edges up to which counting beats a radix sort.
 constexpr std::size_t kFew = 96;
+
+// Entries that are compared with one number in one go, so that a word holds the answers.
+constexpr std::size_t kBlockVectors = 4;
+template <class Float>
+constexpr std::size_t kBlock = kBlockVectors * kLanes<Float>;
+
+// Vertices that tie for the next place, per vertex of the tree, up to which their edges are
+// compared one by one.
+constexpr std::size_t kTiesPerStep = 2;
 
 // Sorts few numbers by counting those below each, which has no branches to guess.
 void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t>& scratch) {
@@ -36,6 +46,78 @@ void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t
     for (std::size_t lane = 0; lane < kWidth; ++lane) rank -= below[lane];
     keys[rank] = scratch[k] ^ kSign;
   }
+}
+
+// best = min(max(best, row), cap) of `width` entries, and the largest of them.
+template <class Float>
+Float raise_to_row(const Float* row, const Float* cap, std::size_t width, Float* best) {
+  using Floats = typename VectorOf<Float>::Floats;
+  Floats tops[kBlockVectors];
+  for (Floats& top : tops) top = -std::numeric_limits<Float>::infinity() - Floats{};
+  for (std::size_t j = 0; j < width; j += kBlock<Float>) {
+#pragma GCC unroll 4
+    for (std::size_t k = 0; k < kBlockVectors; ++k) {
+      const std::size_t at = j + k * kLanes<Float>;
+      const Floats old = vector_at<Floats>(best + at), read = vector_at<Floats>(row + at);
+      const Floats limit = vector_at<Floats>(cap + at);
+      const Floats better = read > old ? read : old;
+      const Floats outside = better < limit ? better : limit;
+      put(best + at, outside);
+      tops[k] = outside > tops[k] ? outside : tops[k];
+    }
+  }
+  const Floats low = tops[0] > tops[1] ? tops[0] : tops[1];
+  const Floats high = tops[2] > tops[3] ? tops[2] : tops[3];
+  return largest_lane(low > high ? low : high);
+}
+
+// The first of `width` entries that equal `value`, which some do, and how many do. Without a branch
+// for each block, because none could be foreseen.
+struct Places {
+  std::size_t first;
+  std::size_t count;
+};
+template <class Float>
+Places find_equal(const Float* x, std::size_t width, Float value) {
+  using Floats = typename VectorOf<Float>::Floats;
+  Places places{0, 0};
+  for (std::size_t j = width; j > 0;) {
+    j -= kBlock<Float>;
+    std::uint64_t bits = 0;
+#pragma GCC unroll 4
+    for (std::size_t k = 0; k < kBlockVectors; ++k) {
+      const std::size_t at = k * kLanes<Float>;
+      bits |= std::uint64_t{equal_bits(vector_at<Floats>(x + j + at), value - Floats{})} << at;
+    }
+    places.count += static_cast<std::size_t>(std::popcount(bits));
+    const std::size_t place = j + static_cast<std::size_t>(std::countr_zero(bits));
+    places.first = bits != 0 ? place : places.first;
+  }
+  return places;
+}
+
+// The edge from `vertex` to the first vertex inside the tree, where `cap` is below 0, whose entry
+// in the row is `value`; there is one.
+template <class Float>
+Edge edge_into(const Float* row, const Float* cap, std::size_t width, Float value,
+               std::size_t vertex) {
+  using Floats = typename VectorOf<Float>::Floats;
+  std::uint64_t from = ~std::uint64_t{0};
+  for (std::size_t j = 0; j < width; j += kBlock<Float>) {
+    std::uint64_t bits = 0;
+#pragma GCC unroll 4
+    for (std::size_t k = 0; k < kBlockVectors; ++k) {
+      const std::size_t at = k * kLanes<Float>;
+      const std::uint64_t equal = equal_bits(vector_at<Floats>(row + j + at), value - Floats{},
+                                             vector_at<Floats>(cap + j + at));
+      bits |= equal << at;
+    }
+    // A block without one counts as far off.
+    const auto place = static_cast<std::uint64_t>(j) + std::countr_zero(bits);
+    from = std::min(from, place | std::uint64_t{bits == 0} << 32);
+  }
+  const auto a = static_cast<std::uint32_t>(vertex), b = static_cast<std::uint32_t>(from);
+  return std::max(a, b) << 16 | std::min(a, b);
 }
 
 }  // namespace
@@ -66,12 +148,12 @@ void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>&
   }
   const bool lower =
       is_causal(matrix_view(rows, static_cast<Index>(n_), static_cast<Index>(ld), 1));
-  growth.square.resize(round_to_tiles(n_) * stride_);
+  growth.square.resize(round_to_tiles(n_) * stride_ + kBlock<Float>);
   fill_similarity_square(rows, n_, ld, lower, stride_, combine, growth.square.data());
 }
 
 template <class Float, class Number>
-void SpanningTree::grow(Growth<Float, Number>& growth) {
+void SpanningTree::grow_with_ties(Growth<Float, Number>& growth) {
   using Floats = typename VectorOf<Float>::Floats;
   using Numbers = typename VectorOf<Float>::Numbers;
   using Lane = std::remove_reference_t<decltype(Numbers{}[0])>;
@@ -148,7 +230,10 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
     growth.found.push_back(nearest);
     vertex = next;
   }
+}
 
+template <class Float, class Number>
+void SpanningTree::sort_edges(const Growth<Float, Number>& growth) {
   const std::size_t count = grown_.size();
   edges_.resize(count);
   lengths_.resize(count);
@@ -187,13 +272,70 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
   }
 }
 
+// Grows the tree from vertex 0, keeping the similarity to each vertex outside and not the vertex
+// inside that has it: that one is looked for in the row of the vertex that joins, which is read
+// next anyway. False where ties between vertices cost too much, or nothing joins what is left.
+template <class Float, class Number>
+bool SpanningTree::grow_without_ties(Growth<Float, Number>& growth) {
+  using Floats = typename VectorOf<Float>::Floats;
+  using Numbers = typename VectorOf<Float>::Numbers;
+  constexpr std::size_t kWidth = kLanes<Float>;
+  constexpr Float kInfinity = std::numeric_limits<Float>::infinity();
+  const std::size_t width = (n_ + kBlock<Float> - 1) / kBlock<Float> * kBlock<Float>;
+  growth.best.assign(width, -kInfinity);
+  growth.cap.assign(width, -kInfinity);
+  std::fill_n(growth.cap.begin(), n_, kInfinity);
+  growth.found.clear();
+  grown_.clear();
+  Float* best = growth.best.data();
+  Float* cap = growth.cap.data();
+  const auto row_at = [&](std::size_t vertex) { return growth.square.data() + vertex * stride_; };
+  Numbers lane;
+  for (std::size_t k = 0; k < kWidth; ++k) lane[k] = static_cast<Number>(k);
+  std::size_t budget = kTiesPerStep * n_;
+  std::size_t vertex = 0;
+  for (std::size_t step = 1; step < n_; ++step) {
+    // Written as a whole vector, because a narrower store would hold up the reads that follow.
+    const std::size_t first = vertex / kWidth * kWidth;
+    const Numbers joins = lane == static_cast<Number>(vertex - first);
+    put(cap + first, joins ? -kInfinity - Floats{} : vector_at<Floats>(cap + first));
+    const Float nearest = raise_to_row(row_at(vertex), cap, width, best);
+    if (nearest == -kInfinity) return false;
+    auto [next, places] = find_equal(best, width, nearest);
+    Edge edge = edge_into(row_at(next), cap, width, nearest, next);
+    if (places > 1) {
+      if (budget < places) return false;
+      budget -= places;
+      for (std::size_t j = next + 1; j < n_; ++j) {
+        if (best[j] != nearest) continue;
+        const Edge other = edge_into(row_at(j), cap, width, nearest, j);
+        if (other >= edge) continue;
+        edge = other;
+        next = j;
+      }
+    }
+    grown_.push_back(edge);
+    growth.found.push_back(nearest);
+    vertex = next;
+  }
+  return true;
+}
+
+template <class Float, class Number>
+void SpanningTree::grow(Growth<Float, Number>& growth) {
+  // Vectors of two numbers have too little to compare at once.
+  const bool is_grown = kPackWidth > 2 && grow_without_ties(growth);
+  if (!is_grown) grow_with_ties(growth);
+  sort_edges(growth);
+}
+
 template <class Scalar>
 void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
                           Metric metric) {
   n_ = static_cast<std::size_t>(attention.rows());
   stride_ = square_stride(n_);
   if (metric == Metric::hellinger) {
-    wide_.square.assign(n_ * stride_, 0.0);
+    wide_.square.assign(n_ * stride_ + kBlock<double>, 0.0);
     hellinger_rows(attention, roots_, [this](Index i, Index j, double distance) {
       const auto row = static_cast<std::size_t>(i), column = static_cast<std::size_t>(j);
       wide_.square[row * stride_ + column] = wide_.square[column * stride_ + row] = -distance;

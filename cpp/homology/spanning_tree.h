@@ -40,6 +40,12 @@ class SpanningTree {
   void fill(Growth<Float, Number>& growth, const MatrixView<Scalar>& attention, Combine combine);
   template <class Float, class Number>
   void grow(Growth<Float, Number>& growth);
+  template <class Float, class Number>
+  bool grow_without_ties(Growth<Float, Number>& growth);
+  template <class Float, class Number>
+  void grow_with_ties(Growth<Float, Number>& growth);
+  template <class Float, class Number>
+  void sort_edges(const Growth<Float, Number>& growth);
 
   std::size_t n_ = 0;
   std::size_t stride_ = 0;

@@ -80,6 +80,73 @@ unsigned lane_bits(Vector mask) {
 #endif
 }
 
+// Bit k is set where lanes k are equal, and, with `under`, where its sign is set too: no NaN.
+inline unsigned equal_bits(FloatVector a, FloatVector b) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  return _mm512_cmpeq_ps_mask(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b));
+#else
+  return lane_bits(a == b);
+#endif
+}
+inline unsigned equal_bits(DoubleVector a, DoubleVector b) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  return _mm512_cmpeq_pd_mask(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b));
+#else
+  return lane_bits(a == b);
+#endif
+}
+inline unsigned equal_bits(FloatVector a, FloatVector b, FloatVector under) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  return _mm512_mask_cmpeq_ps_mask(_mm512_movepi32_mask(reinterpret_cast<__m512i>(under)),
+                                   reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b));
+#else
+  return lane_bits((a == b) & (under < FloatVector{}));
+#endif
+}
+inline unsigned equal_bits(DoubleVector a, DoubleVector b, DoubleVector under) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  return _mm512_mask_cmpeq_pd_mask(_mm512_movepi64_mask(reinterpret_cast<__m512i>(under)),
+                                   reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b));
+#else
+  return lane_bits((a == b) & (under < DoubleVector{}));
+#endif
+}
+
+namespace portable {
+template <class Vector>
+auto largest_lane(Vector x) {
+  auto largest = x[0];
+  for (std::size_t k = 1; k < sizeof(x) / sizeof(x[0]); ++k)
+    largest = x[k] > largest ? x[k] : largest;
+  return largest;
+}
+}  // namespace portable
+
+// The largest of all lanes, by halves: the lanes of one vector wait for one another otherwise.
+inline float largest_lane(FloatVector x) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  return _mm512_reduce_max_ps(reinterpret_cast<__m512>(x));
+#elif defined(ATTNSCOPE_AVX_PACKS)
+  const __m256 wide = reinterpret_cast<__m256>(x);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(wide), _mm256_extractf128_ps(wide, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
+  return portable::largest_lane(x);
+#endif
+}
+inline double largest_lane(DoubleVector x) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  return _mm512_reduce_max_pd(reinterpret_cast<__m512d>(x));
+#elif defined(ATTNSCOPE_AVX_PACKS)
+  const __m256d wide = reinterpret_cast<__m256d>(x);
+  const __m128d two = _mm_max_pd(_mm256_castpd256_pd128(wide), _mm256_extractf128_pd(wide, 1));
+  return _mm_cvtsd_f64(_mm_max_sd(two, _mm_unpackhi_pd(two, two)));
+#else
+  return portable::largest_lane(x);
+#endif
+}
+
 constexpr std::size_t kTile = 8;
 
 namespace portable {

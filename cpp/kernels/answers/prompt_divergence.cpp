@@ -103,7 +103,7 @@ class SimilarityReader {
     graph_.square.resize(round_to_tiles(r) * stride);
     fill_similarity_square(
         is_copied_ ? graph_.rows.data() : rows_, r, is_copied_ ? r : row_stride_, lower, stride,
-        [](Float a, Float b) { return a > b ? a : b; }, graph_.square.data());
+        [](auto a, auto b) { return a > b ? a : b; }, graph_.square.data());
     for (Float& similarity : graph_.best) similarity = std::min(similarity, Float(1));
   }
 

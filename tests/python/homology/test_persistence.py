@@ -98,6 +98,31 @@ def test_components_alone_are_the_components_with_loops(kind, dtype):
         assert torch.equal(single_result.death_edge, both_results.death_edge[components])
 
 
+def kruskal_edges(weights):
+    """The edges of the tree of largest weights, ties by (row, column), in the order in which they join."""
+    tree = list(range(len(weights)))
+    joined = []
+    rows, columns = np.tril_indices(len(weights), -1)
+    for k in np.lexsort((columns, rows, -weights[rows, columns])):
+        if tree[rows[k]] == tree[columns[k]]:
+            continue
+        merged = tree[rows[k]]
+        tree = [tree[columns[k]] if label == merged else label for label in tree]
+        joined.append([rows[k], columns[k]])
+    return joined
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("levels", [1, 3, 40, 4000])
+@pytest.mark.parametrize("n", [16, 65, 130])
+def test_components_of_tied_weights_join_by_row_and_column(n, levels, dtype):
+    generator = np.random.default_rng([n, levels])
+    weights = generator.integers(1, levels + 1, (n, n)) / 8192.0
+    result = asc.persistence(torch.from_numpy(weights).to(dtype), max_dimension=0)
+    expected = kruskal_edges(np.maximum(weights, weights.T))
+    assert result.death_edge[:-1].tolist() == expected
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("symmetrize", ["max", "mean", "min"])
 def test_edges_have_the_weight_at_which_they_act(kind, symmetrize):
