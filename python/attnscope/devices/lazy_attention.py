@@ -20,10 +20,13 @@ from typing import NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-#: Row measures that one pass gives, in the order of the kernel's outputs.
+from attnscope.devices.lazy import tiles
+from attnscope.devices.lazy.key_kernel import measure_keys
+from attnscope.devices.lazy.row_kernel import measure_rows
+
+#: Row measures that one pass gives, in the order of the kernel's outputs and of its bits.
 ROW_MEASURES = ("entropy", "collision", "largest", "distance", "first_mass", "near_mass")
 #: Queries and keys of a tile, warps and stages of each kernel; measured by `benchmarks/devices.py`.
 ROW_TILE = {"BQ": 64, "BK": 64, "num_warps": 4, "num_stages": 2}
@@ -55,297 +58,6 @@ class KeyMeasures(NamedTuple):
     squares: Tensor | None
 
 
-@triton.jit
-def _softcapped(s, softcap_log2):
-    """Return softcap·tanh(s/softcap), both times log2 e, by e^(−2|x|), which does not overflow."""
-    u = tl.exp2(tl.abs(s) * (-2.0 * 1.4426950408889634 / softcap_log2))
-    return tl.where(s < 0, -softcap_log2, softcap_log2) * (1.0 - u) / (1.0 + u)
-
-
-@triton.jit
-def _seen(
-    i,
-    j,
-    length,
-    window,
-    CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-):
-    """Return which queries see which keys of a tile."""
-    seen = (j[None, :] < length) & (i[:, None] >= -1)
-    if CAUSAL:
-        seen = seen & (i[:, None] >= j[None, :])
-    if HAS_WINDOW:
-        seen = seen & (i[:, None] - j[None, :] < window)
-    return seen
-
-
-@triton.jit
-def _vectors(base, stride, row, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Load queries or keys of some rows [rows, PADDED]; 0 behind the limit and the width."""
-    c = tl.arange(0, PADDED)
-    return tl.load(
-        base + row[:, None].to(tl.int64) * stride + c[None, :],
-        mask=(row[:, None] < limit) & (c[None, :] < WIDTH),
-        other=0.0,
-    )
-
-
-@triton.jit
-def _scores(
-    q,
-    k,
-    i,
-    j,
-    scale_log2,
-    softcap_log2,
-    slope,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Return a tile's scores times log2 e; pairs that are not seen have theirs too."""
-    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
-    if HAS_SOFTCAP:
-        s = _softcapped(s, softcap_log2)
-    if HAS_SLOPES:
-        s -= slope * 1.4426950408889634 * tl.abs(i[:, None] - j[None, :]).to(tl.float32)
-    return s
-
-
-@triton.jit
-def _distances(p, tile_mass, i, j0, offset, CAUSAL: tl.constexpr):
-    """Return Σ p·|i − j| over the keys of a tile."""
-    if CAUSAL:  # without an integer for each pair
-        distances = (i - j0).to(tl.float32) * tile_mass - tl.sum(p * offset.to(tl.float32)[None, :], 1)
-    else:
-        distances = tl.sum(p * tl.abs(i[:, None] - (j0 + offset)[None, :]).to(tl.float32), 1)
-    return distances
-
-
-@triton.jit
-def _store(pointer, values, is_inside, is_stored):
-    """Store values, NaN behind a text's length, where the output has room."""
-    tl.store(pointer, tl.where(is_inside, values, float("nan")), mask=is_stored)
-
-
-@triton.jit
-def _rows(
-    q_ptr,
-    k_ptr,
-    length_ptr,
-    slope_ptr,
-    sink_ptr,
-    out_ptr,
-    heads,
-    group,
-    queries,
-    keys,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    k_row,
-    scale_log2,
-    softcap_log2,
-    window,
-    near,
-    plane,
-    ENTROPY: tl.constexpr,
-    COLLISION: tl.constexpr,
-    LARGEST: tl.constexpr,
-    DISTANCE: tl.constexpr,
-    FIRST: tl.constexpr,
-    NEAR: tl.constexpr,
-    HAS_SINK: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    BQ: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Measure a block of queries of one head; the position of query r is r + keys − queries."""
-    program = tl.program_id(1)
-    batch, head = program // heads, program % heads
-    r = tl.program_id(0) * BQ + tl.arange(0, BQ)
-    length = tl.load(length_ptr + batch)
-    i = r + keys - queries
-    q_base = q_ptr + batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    k_base = k_ptr + batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-    q = _vectors(q_base, q_row, r, queries, WIDTH, PADDED)
-    slope = 0.0
-    if HAS_SLOPES:
-        slope = tl.load(slope_ptr + head)
-    top = tl.full([BQ], -1e30, tl.float32)
-    mass = tl.zeros([BQ], tl.float32)
-    sum_ps = tl.zeros([BQ], tl.float32)
-    sum_pp = tl.zeros([BQ], tl.float32)
-    sum_pd = tl.zeros([BQ], tl.float32)
-    sum_first = tl.zeros([BQ], tl.float32)
-    sum_near = tl.zeros([BQ], tl.float32)
-    first_position = tl.program_id(0) * BQ + keys - queries
-    begin = 0
-    end = length
-    # tiles before `clear` hold no key that any query of the block does not see
-    clear = length // BK * BK
-    if CAUSAL:
-        end = tl.minimum(length, first_position + BQ)
-        clear = tl.minimum(clear, tl.maximum(0, first_position + 1) // BK * BK)
-    if HAS_WINDOW:
-        begin = tl.maximum(0, (first_position - window + 1) // BK * BK)
-        clear = begin
-    offset = tl.arange(0, BK)
-    for j0 in range(begin, end, BK):
-        j = j0 + offset
-        k = _vectors(k_base, k_row, j, length, WIDTH, PADDED)
-        s = _scores(q, k, i, j, scale_log2, softcap_log2, slope, HAS_SOFTCAP, HAS_SLOPES, PRECISION)
-        if j0 >= clear:
-            s = tl.where(_seen(i, j, length, window, CAUSAL, HAS_WINDOW), s, -1e30)
-        higher = tl.maximum(top, tl.max(s, 1))
-        drop = tl.maximum(top - higher, -1e4)
-        factor = tl.exp2(drop)
-        # a row that has seen nothing yet has the maximum of hidden scores, and no weight
-        t = s - tl.where(higher > -1e29, higher, 0.0)[:, None]
-        p = tl.exp2(t)
-        tile_mass = tl.sum(p, 1)
-        if ENTROPY:  # before the mass, whose value up to here it needs
-            sum_ps = factor * (sum_ps + drop * mass) + tl.sum(p * tl.maximum(t, -1e4), 1)
-        if COLLISION:
-            sum_pp = factor * factor * sum_pp + tl.sum(p * p, 1)
-        if DISTANCE:
-            sum_pd = factor * sum_pd + _distances(p, tile_mass, i, j0, offset, CAUSAL)
-        if FIRST > 0:
-            sum_first = factor * sum_first
-            if j0 < FIRST:
-                sum_first += tl.sum(tl.where(j[None, :] < FIRST, p, 0.0), 1)
-        if NEAR:
-            sum_near = factor * sum_near
-            if j0 + BK > first_position - near:
-                sum_near += tl.sum(tl.where(tl.abs(i[:, None] - j[None, :]) < near, p, 0.0), 1)
-        mass = factor * mass + tile_mass
-        top = higher
-    z = mass
-    if HAS_SINK:
-        # the learned sink may lie above every score
-        sink = tl.load(sink_ptr + head) * 1.4426950408889634
-        higher = tl.maximum(top, sink)
-        factor = tl.exp2(tl.maximum(top - higher, -1e4))
-        drop = tl.maximum(top - higher, -1e4)
-        sum_ps = factor * (sum_ps + drop * mass)
-        sum_pp = factor * factor * sum_pp
-        sum_pd = factor * sum_pd
-        sum_first = factor * sum_first
-        sum_near = factor * sum_near
-        mass = factor * mass
-        z = mass + tl.exp2(sink - higher)
-        peak = factor / z
-        top = higher
-    else:
-        peak = 1.0 / z
-    at = out_ptr + (batch * heads + head).to(tl.int64) * queries + r
-    is_inside, is_stored = (r < queries) & (i < length), r < queries
-    _store(at, (top + tl.log2(z)) * 0.6931471805599453, is_inside, is_stored)
-    if ENTROPY:
-        entropy = 0.6931471805599453 * (mass * tl.log2(z) - sum_ps) / z
-        _store(at + plane, entropy, is_inside, is_stored)
-    if COLLISION:
-        _store(at + 2 * plane, sum_pp / z / z, is_inside, is_stored)
-    if LARGEST:
-        _store(at + 3 * plane, peak, is_inside, is_stored)
-    if DISTANCE:
-        _store(at + 4 * plane, sum_pd / z, is_inside, is_stored)
-    if FIRST > 0:
-        _store(at + 5 * plane, sum_first / z, is_inside, is_stored)
-    if NEAR:
-        _store(at + 6 * plane, sum_near / z, is_inside, is_stored)
-
-
-@triton.jit
-def _keys(
-    q_ptr,
-    k_ptr,
-    length_ptr,
-    slope_ptr,
-    log_z_ptr,
-    mass_ptr,
-    squares_ptr,
-    heads,
-    group,
-    queries,
-    keys,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    k_row,
-    scale_log2,
-    softcap_log2,
-    window,
-    SQUARES: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    BQ: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Add up what a block of keys of one head receives, with log Z of every query known."""
-    program = tl.program_id(1)
-    batch, head = program // heads, program % heads
-    j = tl.program_id(0) * BK + tl.arange(0, BK)
-    length = tl.load(length_ptr + batch)
-    q_base = q_ptr + batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    k_base = k_ptr + batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-    k = _vectors(k_base, k_row, j, length, WIDTH, PADDED)
-    slope = 0.0
-    if HAS_SLOPES:
-        slope = tl.load(slope_ptr + head)
-    mass = tl.zeros([BK], tl.float32)
-    squares = tl.zeros([BK], tl.float32)
-    begin = 0
-    end = queries
-    # from `clear` on every query of a block sees every key of this program, or has a log Z that makes its
-    # weight 0
-    clear = 0
-    if CAUSAL:
-        begin = tl.maximum(0, (tl.program_id(0) * BK - keys + queries) // BQ * BQ)
-        clear = (tl.program_id(0) + 1) * BK - keys + queries
-    if HAS_WINDOW:
-        end = tl.minimum(queries, (tl.program_id(0) + 1) * BK + window - keys + queries)
-        clear = queries
-    for r0 in range(begin, end, BQ):
-        r = r0 + tl.arange(0, BQ)
-        i = r + keys - queries
-        q = _vectors(q_base, q_row, r, queries, WIDTH, PADDED)
-        # queries outside the text get an infinite log Z, so that their weights are 0
-        inside = (r < queries) & (i < length)
-        log_z = tl.load(
-            log_z_ptr + (batch * heads + head).to(tl.int64) * queries + r, mask=inside, other=1e30
-        )
-        s = _scores(q, k, i, j, scale_log2, softcap_log2, slope, HAS_SOFTCAP, HAS_SLOPES, PRECISION)
-        s -= log_z[:, None] * 1.4426950408889634
-        if r0 < clear:
-            s = tl.where(_seen(i, j, length, window, CAUSAL, HAS_WINDOW), s, -1e30)
-        p = tl.exp2(s)
-        mass += tl.sum(p, 0)
-        if SQUARES:
-            squares += tl.sum(p * p, 0)
-    at = (batch * heads + head).to(tl.int64) * keys + j
-    is_inside, is_stored = j < length, j < keys
-    _store(mass_ptr + at, mass, is_inside, is_stored)
-    if SQUARES:
-        _store(squares_ptr + at, squares, is_inside, is_stored)
-
-
 class _Inputs(NamedTuple):
     """Checked queries and keys with everything that both kernels take."""
 
@@ -367,6 +79,7 @@ def _inputs(
     window: int | None,
     softcap: float | None,
     slopes: Tensor | None,
+    sink_logits: Tensor | None,
     lengths: Tensor | None,
 ) -> _Inputs:
     if query.ndim != 4 or key.ndim != 4 or query.shape[-1] != key.shape[-1] or query.shape[0] != key.shape[0]:
@@ -384,6 +97,13 @@ def _inputs(
     keys = key.shape[2]
     device = query.device
     sizes = torch.full((batch,), keys, device="cpu") if lengths is None else lengths
+    form = (
+        tiles.CAUSAL.value * causal
+        | tiles.SOFTCAP.value * (softcap is not None)
+        | tiles.WINDOW.value * (window is not None)
+        | tiles.SLOPES.value * (slopes is not None)
+        | tiles.SINK.value * (sink_logits is not None)
+    )
     numbers: dict[str, object] = {
         "length_ptr": sizes.to(device=device, dtype=torch.int32),
         "slope_ptr": torch.zeros(1, device=device) if slopes is None else slopes.to(device, torch.float32),
@@ -396,10 +116,7 @@ def _inputs(
         "scale_log2": (width**-0.5 if scaling is None else scaling) * LOG2_E,
         "softcap_log2": (softcap or 1.0) * LOG2_E,
         "window": window or keys,
-        "CAUSAL": causal,
-        "HAS_SOFTCAP": softcap is not None,
-        "HAS_WINDOW": window is not None,
-        "HAS_SLOPES": slopes is not None,
+        "FORM": form,
         "WIDTH": width,
         "PADDED": max(16, triton.next_power_of_2(width)),
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
@@ -446,23 +163,18 @@ def row_measures(
     """
     if unknown := sorted(set(measures) - set(ROW_MEASURES)):
         raise ValueError(f"row_measures: unknown measure {unknown[0]!r}; there are {', '.join(ROW_MEASURES)}")
-    inputs = _inputs(query, key, scaling, causal, window, softcap, slopes, lengths)
+    inputs = _inputs(query, key, scaling, causal, window, softcap, slopes, sink_logits, lengths)
     batch, heads, queries, _ = inputs.shape
     planes = torch.empty((7, batch, heads, queries), dtype=torch.float32, device=query.device)
-    _rows[(triton.cdiv(queries, ROW_TILE["BQ"]), batch * heads)](
+    measure_rows[(triton.cdiv(queries, ROW_TILE["BQ"]), batch * heads)](
         inputs.query,
         inputs.key,
         sink_ptr=planes if sink_logits is None else sink_logits.to(query.device, torch.float32),
         out_ptr=planes,
         plane=batch * heads * queries,
         near=near,
-        ENTROPY="entropy" in measures,
-        COLLISION="collision" in measures,
-        LARGEST="largest" in measures,
-        DISTANCE="distance" in measures,
         FIRST=first if "first_mass" in measures else 0,
-        NEAR="near_mass" in measures,
-        HAS_SINK=sink_logits is not None,
+        MEASURES=sum(1 << place for place, name in enumerate(ROW_MEASURES) if name in measures),
         **inputs.numbers,
         **ROW_TILE,
     )
@@ -488,11 +200,11 @@ def key_measures(
     Returns:
         KeyMeasures, NaN behind the lengths.
     """
-    inputs = _inputs(query, key, scaling, causal, window, softcap, slopes, lengths)
+    inputs = _inputs(query, key, scaling, causal, window, softcap, slopes, None, lengths)
     batch, heads, _, keys = inputs.shape
     mass = torch.empty((batch, heads, keys), dtype=torch.float32, device=query.device)
     second = torch.empty_like(mass)
-    _keys[(triton.cdiv(keys, KEY_TILE["BK"]), batch * heads)](
+    measure_keys[(triton.cdiv(keys, KEY_TILE["BK"]), batch * heads)](
         inputs.query,
         inputs.key,
         log_z_ptr=log_z.contiguous(),
