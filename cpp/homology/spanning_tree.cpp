@@ -279,6 +279,7 @@ template <class Float, class Number>
 bool SpanningTree::grow_without_ties(Growth<Float, Number>& growth) {
   using Floats = typename VectorOf<Float>::Floats;
   using Numbers = typename VectorOf<Float>::Numbers;
+  using Lane = std::remove_reference_t<decltype(Numbers{}[0])>;
   constexpr std::size_t kWidth = kLanes<Float>;
   constexpr Float kInfinity = std::numeric_limits<Float>::infinity();
   const std::size_t width = (n_ + kBlock<Float> - 1) / kBlock<Float> * kBlock<Float>;
@@ -291,13 +292,13 @@ bool SpanningTree::grow_without_ties(Growth<Float, Number>& growth) {
   Float* cap = growth.cap.data();
   const auto row_at = [&](std::size_t vertex) { return growth.square.data() + vertex * stride_; };
   Numbers lane;
-  for (std::size_t k = 0; k < kWidth; ++k) lane[k] = static_cast<Number>(k);
+  for (std::size_t k = 0; k < kWidth; ++k) lane[k] = static_cast<Lane>(k);
   std::size_t budget = kTiesPerStep * n_;
   std::size_t vertex = 0;
   for (std::size_t step = 1; step < n_; ++step) {
     // Written as a whole vector, because a narrower store would hold up the reads that follow.
     const std::size_t first = vertex / kWidth * kWidth;
-    const Numbers joins = lane == static_cast<Number>(vertex - first);
+    const Numbers joins = lane == static_cast<Lane>(vertex - first);
     put(cap + first, joins ? -kInfinity - Floats{} : vector_at<Floats>(cap + first));
     const Float nearest = raise_to_row(row_at(vertex), cap, width, best);
     if (nearest == -kInfinity) return false;

@@ -44,7 +44,10 @@ FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
 #: Columns of LAPACK's singular vectors, which round by where a map lies in memory.
 OF_LAPACK = ("pca_correlation", "pca_correlation_absolute")
 #: Columns of sums that have an order of their own since, so that padding does not change the last bit.
-OF_SUMS = ("effective_rank", "stable_rank")
+OF_SUMS = (
+    *("effective_rank", "stable_rank", "local_global_ratio", "local_share", "participation_ratio"),
+    *("alignment_value", "alignment_hidden"),
+)
 #: How columns begin that the published protocol makes of logarithms, which are taken several at a time, or of
 #: LAPACK's eigenvalues, which processors of two makers round differently.
 ROUNDED = ("head_divergence", "entropy", "matrix_entropy", "kl_reduction", "marchenko_pastur_deviation")

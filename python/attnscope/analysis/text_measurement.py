@@ -178,7 +178,9 @@ class TextMeasurement:
         if is_plain and request.queries is None and self.recipe.needs_no_map:
             refusal = self._refusal
             if refusal is None:
-                refusal = self._refusal = lazy_refusal(model, arguments, layers=self._layers)
+                refusal = self._refusal = lazy_refusal(
+                    model, arguments, layers=self._layers, cross=request.cross
+                )
             if not refusal and set(arguments) <= {"input_ids", "attention_mask"}:
                 self.ways.add("queries and keys")
                 return lazy_self_attention(model, arguments, layers=self._layers)

@@ -179,11 +179,19 @@ def lazy_self_attention(
         raise LoadError(f"{type(model).__name__}: no layer attends from its tokens to the same tokens")
 
 
-def lazy_refusal(model: Any, inputs: Mapping[str, Any], *, layers: Sequence[int] | None = None) -> str:
+def lazy_refusal(
+    model: Any, inputs: Mapping[str, Any], *, layers: Sequence[int] | None = None, cross: bool = False
+) -> str:
     """Return why the layers of a pass cannot be measured from queries and keys, "" if all can.
 
     The model runs on the first few tokens of a text, both ways: each layer that has a map must hand over its
     queries and keys.
+
+    Args:
+        model: as it is run.
+        inputs: of the pass.
+        layers: that are measured; None takes all.
+        cross: layers of cross attention are measured too, which only their maps are.
     """
     if further := set(inputs) - {"input_ids", "attention_mask"}:
         return f"the model reads {', '.join(sorted(further))} too"
@@ -194,7 +202,7 @@ def lazy_refusal(model: Any, inputs: Mapping[str, Any], *, layers: Sequence[int]
             if layer.sink_logits is not None:
                 return "a learned sink takes a share of each row"
             lazily.add(number)
-        captured = {number for number, _ in self_attention(model, few, layers=layers)}
+        captured = {number for number, _ in self_attention(model, few, layers=layers, cross=cross)}
     except (LoadError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         return str(error)
     missing = sorted(captured - lazily)

@@ -95,10 +95,10 @@ def _bars(edges: Tensor, weights: Tensor, sizes: Tensor, finite: Tensor) -> tupl
     death_edge = np.full((total, 2), -1, dtype=np.int32)
     death_edge[joins] = np.stack([keys[order] >> 16, keys[order] & 0xFFFF], -1)
     return (
-        torch.zeros(total, dtype=torch.float64),
+        torch.zeros(total, dtype=torch.float64, device="cpu"),
         torch.from_numpy(death),
-        torch.zeros(total, dtype=torch.int8),
-        torch.full((total, 2), -1, dtype=torch.int32),
+        torch.zeros(total, dtype=torch.int8, device="cpu"),
+        torch.full((total, 2), -1, dtype=torch.int32, device="cpu"),
         torch.from_numpy(death_edge),
         torch.from_numpy(offsets),
     )

@@ -35,7 +35,7 @@ class HeadMeanAttention(LazyAttention):
         >>> from attnscope.metrics.lazy.head_mean import HeadMeanAttention
         >>> key = torch.zeros(2, 4, 1); key[0, 0] = 100
         >>> mean = HeadMeanAttention(asc.LazyAttention(torch.ones(2, 4, 1), key))
-        >>> mean.dense()[0, 3].tolist()
+        >>> mean.dense()[0, 3].round(decimals=6).tolist()
         [0.625, 0.125, 0.125, 0.125]
     """
 
