@@ -41,7 +41,8 @@ def draw_times(ax: Axes, rows: list[dict[str, Any]]) -> None:
             times = [row["best_ms"]["sdpa"] / row["heads"] for row in chosen]
             ax.plot(tokens, times, color="0.4", linestyle="--", label="torch's attention")
     ax.set(xscale="log", yscale="log", xlabel="tokens", ylabel="ms a head")
-    ax.legend(frameon=False, fontsize=7)
+    label_sizes(ax, tokens)
+    ax.legend(loc="lower right", frameon=False, fontsize=6.5)
 
 
 def draw_memory(ax: Axes, rows: list[dict[str, Any]]) -> None:
@@ -51,8 +52,15 @@ def draw_memory(ax: Axes, rows: list[dict[str, Any]]) -> None:
     ax.plot(tokens, [row["megabytes"] for row in chosen], "o-", color="#56b4e9", label="one pass")
     ax.plot(tokens, [row["megabytes_of_map"] for row in chosen], color="#d55e00", label="one map in float32")
     ax.axhline(16, color="0.6", linewidth=0.8, linestyle=":", label="target")
-    ax.set(xscale="log", yscale="log", xlabel="tokens", ylabel="MB")
-    ax.legend(frameon=False, fontsize=7)
+    ax.set(xscale="log", yscale="log", xlabel="tokens", ylabel="MB", ylim=(0.3, None))
+    label_sizes(ax, tokens)
+    ax.legend(loc="upper left", frameon=False, fontsize=6.5)
+
+
+def label_sizes(ax: Axes, tokens: list[int]) -> None:
+    """Label the numbers of tokens that were measured, and no others."""
+    ax.set_xticks(tokens, [f"{n:,}" for n in tokens])
+    ax.minorticks_off()
 
 
 def main() -> None:
