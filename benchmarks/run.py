@@ -49,7 +49,7 @@ def instruction_sets(name: str) -> list[str]:
 
 
 class Summary:
-    """What the scripts of a run ended with, each line with the script's name."""
+    """The last lines of the scripts of a run, each with the script's name."""
 
     def __init__(self) -> None:
         self.lines: dict[str, list[str]] = {heading: [] for heading in HEADINGS}

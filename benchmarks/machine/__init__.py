@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What the machine of a benchmark can do and what else it does: rates, load, and where a call's time goes."""
+"""Measurements of the machine that a benchmark runs on: its rates, the load of others, a call's profile."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What limits a call, as measured: the machine's rates, or what is around the core.
+"""The limit of a call, from its profile: the machine's rates, or the time around the core.
 
 A call is profiled by a clock around each function of the core that it calls; the rest is Python and torch.
 """

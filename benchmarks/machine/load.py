@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How many processors other people's work keeps busy."""
+"""The number of processors that other people's work keeps busy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the machine can do, measured: multiply-adds of float64 numbers, and bytes read, a second."""
+"""Measured rates of the machine: multiply-adds of float64 numbers, and bytes read, a second."""
 
 from __future__ import annotations
 

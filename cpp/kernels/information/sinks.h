@@ -54,7 +54,7 @@ template <class Scalar>
 SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support, Index first,
                      Index queries);
 
-// The same for heads that lie side by side: finds out together, where that can be told together,
+// The same for heads that lie side by side: finds out together, where one read can answer for all,
 // whether all entries of a layer are finite and what kind of support all its heads have.
 // `layer`: [queries, keys·heads], rows contiguous, head h of key j at entry j·heads + h; with
 // `find_support` heads are causal, query i seeing the keys up to i + shift, or full, and `kind`

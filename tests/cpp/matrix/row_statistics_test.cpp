@@ -65,7 +65,7 @@ TEST(RowStatistics, SumsOfColumnsToTheLastBit) {
   expect_plain_sums<Eigen::bfloat16>();
 }
 
-// Whether a map with one entry other than its own is told as what it is, wherever that entry is.
+// Whether a map with one changed entry is recognised, wherever that entry is.
 template <class Scalar>
 void expect_every_entry_to_count(Index n) {
   const RowMatrix<Scalar> good = testing::random_attention(n, true, 5).template cast<Scalar>();

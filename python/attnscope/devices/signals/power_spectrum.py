@@ -98,7 +98,7 @@ def _described(power: Tensor, bands: int) -> Tensor:
     bins = power.shape[-1]
     power = torch.cat([power[:, :1], 2 * power[:, 1:-1], power[:, -1:]], -1)
     total = power.sum(-1, keepdim=True)
-    largest, peak = power.max(-1)
+    largest = power.amax(-1)
     # of equal bins the first
     peak = (power == largest[:, None]).int().argmax(-1)
     power = torch.where(power <= ROUNDING * total, 0.0, power)
