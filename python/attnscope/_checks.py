@@ -22,6 +22,9 @@ from attnscope import _core, _placement
 from attnscope._blas import settle_forked_child
 from attnscope._evaluation import plain_defaults
 from attnscope._memory import SMALLEST_BATCH, warn_if_too_large
+from attnscope._precision import PRECISIONS as PRECISIONS
+from attnscope._precision import Precision as Precision
+from attnscope._precision import fast_kernel
 from attnscope._warn import warn
 from attnscope.arguments.maps import DEFAULT_PLACES as DEFAULT_PLACES
 from attnscope.arguments.maps import Attention as Attention
@@ -418,6 +421,26 @@ def choice_argument(function: str, name: str, value: Any, choices: Sequence[str]
     return str(value)
 
 
+def precision_argument(function: str, precision: Any, attention: Any = None) -> Any:
+    """Return `precision`; ValueError where it is none, or asks of lazy attention what it does not compute.
+
+    "exact" is what functions take by default, so lazy attention keeps its way under it.
+    """
+    checked = choice_argument(function, "precision", precision, PRECISIONS)
+    if checked == "fast" and isinstance(attention, _placement.Unmaterialized):
+        check_lazy_precision(function, checked, attention)
+    return checked
+
+
+def check_lazy_precision(function: str, precision: str, attention: _placement.Unmaterialized) -> None:
+    """Raise ValueError where lazy attention computes in another precision than was asked for."""
+    if attention.precision != precision:
+        raise ValueError(
+            f"{function}: precision={precision!r} contradicts {attention}; lazy attention computes in the "
+            "precision that it was made with"
+        )
+
+
 def support_argument(function: str, support: Any, attention: Attention) -> Any:
     """Return `support` as the core takes it: "auto", "causal", "full", or a boolean CPU tensor."""
     if isinstance(support, str):
@@ -439,11 +462,16 @@ def flags_argument(
 
 
 def call_kernel(
-    kernel: Callable[..., Any], checked: Attention, *arguments: Any, function: str | None = None
+    kernel: Callable[..., Any],
+    checked: Attention,
+    *arguments: Any,
+    function: str | None = None,
+    precision: str = "exact",
 ) -> Any:
     """Return the results of a function of the core, computed where the maps are; they are on the CPU.
 
-    `function` is the public one that calls, where it has another name.
+    `function` is the public one that calls, where it has another name. Only the core has a fast way:
+    gradients, `torch.compile` and accelerators take the exact one, and lazy attention its own.
     """
     if dispatch.needs_operator(checked.tensor, *arguments):
         if checked.queries is not None:
@@ -453,15 +481,22 @@ def call_kernel(
             )
         operator = dispatch.operator_of(function or kernel.__name__)
         return operator(checked.tensor, checked.lengths, *arguments)
+    if precision == "fast":
+        kernel = fast_kernel(kernel, function or kernel.__name__)
     run = _placement.computed_on(kernel, checked.tensor, function)
     return run(checked.tensor, checked.extent, *arguments)
 
 
 def call_and_warn(
-    kernel: Callable[..., Any], function: str, checked: Attention, *arguments: Any, unit: str = "matrices"
+    kernel: Callable[..., Any],
+    function: str,
+    checked: Attention,
+    *arguments: Any,
+    unit: str = "matrices",
+    precision: str = "exact",
 ) -> Any:
     """Call a function of the core on a checked argument and warn about inputs that are not finite."""
-    *results, non_finite = call_kernel(kernel, checked, *arguments, function=function)
+    *results, non_finite = call_kernel(kernel, checked, *arguments, function=function, precision=precision)
     return warn_non_finite(function, checked, results[0] if len(results) == 1 else results, non_finite, unit)
 
 

@@ -115,6 +115,11 @@ class Unmaterialized:
         """Shape of the map."""
         raise NotImplementedError
 
+    @property
+    def precision(self) -> str:
+        """Precision in which the functions are computed."""
+        raise NotImplementedError
+
     def select_heads(self, heads: Sequence[int]) -> Any:
         """Return the maps of some heads of each layer."""
         raise NotImplementedError

@@ -34,6 +34,7 @@ from attnscope.metrics.plan import (
     accepted_options,
     defined_on,
     plan_of,
+    precision_option,
     reads_layers,
     reads_maps,
 )
@@ -53,6 +54,7 @@ def measure(
     query_lengths: _checks.Lengths = None,
     cross: bool = False,
     columns: bool = False,
+    precision: _checks.Precision | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Several metrics of the same maps, with shared intermediates computed once.
@@ -74,6 +76,9 @@ def measure(
         lengths: keys per map, broadcast against the leading axes.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         columns: give tensors alone, under the names that `analyze` has for them in its tables.
+        precision: "exact" or "fast", of every metric that does not name its own; each docstring states what
+            "fast" holds. None is exact, and of `LazyAttention` the precision that it was made with, which
+            nothing else may contradict.
         options: given to every metric that takes an option of that name.
 
     Returns:
@@ -107,8 +112,12 @@ def measure(
     metrics = _names_of_maps() if metrics is None else metrics
     # what has no tokens is refused once the metrics are known to be right
     shape = getattr(attention, "shape", None) or (0,)
-    plan = _plan_of(metrics, options, int(shape[-1]))
+    if precision is not None:
+        _checks.choice_argument("measure", "precision", precision, _checks.PRECISIONS)
+    plan = _plan_of(metrics, options, int(shape[-1]), precision)
     tensor = _checks.map_tensor("measure", "attention", attention, square=False)
+    if precision is not None and isinstance(tensor, Unmaterialized):
+        _checks.check_lazy_precision("measure", precision, tensor)
     places = _checks.Places(query_positions, query_lengths, cross)
     if _checks.flag("measure", "columns", columns):
         if places != _checks.Places():
@@ -254,6 +263,7 @@ def measure_quantities(
     full_results: Sequence[str] = (),
     held: torch.dtype | None = None,
     places: _checks.Places | None = None,
+    precision: _checks.Precision = "exact",
 ) -> Measured:
     """Measure quantities of one protocol on the maps of a layer; every equal call is made once.
 
@@ -270,6 +280,7 @@ def measure_quantities(
         held: the type in which the model holds its maps, for a protocol that compares in it; None is theirs.
         places: where the queries of maps that are not square stand. Quantities that such maps have not are
             undefined.
+        precision: of the exact protocol; a published one computes what its authors' code does under both.
 
     Raises:
         ValueError: quantities of several protocols, and as the metrics.
@@ -293,8 +304,9 @@ def measure_quantities(
                 f"measure_quantities: maps are read by length, so {full_results[0]} has no full result"
             )
         return _by_length(sites, quantities, text_lengths, heads, held)
+    places = places or _checks.DEFAULT_PLACES
     return _measured(
-        sites, quantities, text_lengths, heads, tuple(full_results), places=places or _checks.DEFAULT_PLACES
+        sites, quantities, text_lengths, heads, tuple(full_results), places=places, precision=precision
     )
 
 
@@ -343,6 +355,7 @@ def _measured(
     full_results: tuple[str, ...] = (),
     held: torch.dtype | None = None,
     places: _checks.Places = _checks.DEFAULT_PLACES,
+    precision: _checks.Precision = "exact",
 ) -> Measured:
     maps = next(sites[name] for name in (*MAPS, *sites) if name in sites)
     answerable = [
@@ -353,7 +366,7 @@ def _measured(
         and defined_on(quantity, maps.shape, bool(places.cross))
     ]
     map_lengths = None if lengths is None else lengths[:, None]
-    plan = _plan_for(tuple(answerable), full_results, int(maps.shape[-1]))
+    plan = _plan_for(tuple(answerable), full_results, int(maps.shape[-1]), precision)
     with shared_pass():
         results = MeasurementRun(plan, sites, map_lengths, "measure_quantities", held, places).results()
         # of scores, -inf is a key that is not visible
@@ -383,12 +396,15 @@ def _measured(
 
 
 @functools.lru_cache(maxsize=256)
-def _plan_for(quantities: tuple[Quantity, ...], full_results: tuple[str, ...], n: int) -> MeasurementPlan:
+def _plan_for(
+    quantities: tuple[Quantity, ...], full_results: tuple[str, ...], n: int, precision: str
+) -> MeasurementPlan:
     requests = [
         Request(quantity.name, quantity.metric, quantity.options, quantity.protocol, quantity.needs[0])
         for quantity in quantities
     ]
-    return plan_of([*requests, *(Request(name, name, {}) for name in full_results)], n)
+    requests += [Request(name, name, {}) for name in full_results]
+    return plan_of(_in_precision(requests, precision), n)
 
 
 def _finite(maps: Tensor, lengths: Tensor | None, places: _checks.Places) -> Tensor:
@@ -417,23 +433,37 @@ def _where_defined(quantity: Quantity, values: Tensor, finite: Tensor | None) ->
     return values, defined
 
 
-def _plan_of(metrics: Metrics, options: Mapping[str, Any], n: int) -> MeasurementPlan:
+def _plan_of(metrics: Metrics, options: Mapping[str, Any], n: int, precision: str | None) -> MeasurementPlan:
     """Return the plan of `measure`, cached where JSON can hold the request: making a plan costs a few small
     maps.
     """
     options_by_key = _options_by_key(metrics)
     try:
-        words = json.dumps((options_by_key, options, n))
+        words = json.dumps((options_by_key, options, n, precision))
     except (TypeError, ValueError):  # of arrays and tensors, among others
-        return plan_of(requests_of(options_by_key, options), n)
+        return plan_of(_in_precision(requests_of(options_by_key, options), precision), n)
     return _plan_in_words(words)
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan_in_words(words: str) -> MeasurementPlan:
     # read from the words, so that nobody can change an option of a plan that is kept
-    options_by_key, options, n = json.loads(words)
-    return plan_of(requests_of(options_by_key, options), n)
+    options_by_key, options, n, precision = json.loads(words)
+    return plan_of(_in_precision(requests_of(options_by_key, options), precision), n)
+
+
+def _in_precision(requests: Sequence[Request], precision: str | None) -> list[Request]:
+    """Return requests under a precision, but for those that name their own or take none."""
+    return [
+        replace(
+            request,
+            options={
+                **precision_option(request.protocol, request.metric, precision),
+                **request.options,
+            },
+        )
+        for request in requests
+    ]
 
 
 def metric_names() -> list[str]:

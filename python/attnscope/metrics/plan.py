@@ -99,7 +99,7 @@ def plan_of(requests: Sequence[Request], n: int) -> MeasurementPlan:
         if isinstance(value, Shared)
     )
     all_calls = list(dict.fromkeys([*shared, *calls]))
-    groups: dict[tuple[str, str, bool], dict[str, Call]] = {}
+    groups: dict[tuple[str, str, str, bool], dict[str, Call]] = {}
     for call in all_calls:
         if call.protocol == "exact" and call.source in sinks.FROM_ONE_READ and _is_plain_read(call.options):
             # a second setting of the same function is a call of its own
@@ -142,11 +142,24 @@ def call_of(request: Request, n: int) -> Call:
 
 
 def _request_of(shared: Shared, call: Call) -> Request:
-    return Request("", shared.metric, dict(shared.options), call.protocol, shared.of)
+    precision = precision_option(call.protocol, shared.metric, call.options.get("precision"))
+    options = {**precision, **dict(shared.options)}
+    return Request("", shared.metric, options, call.protocol, shared.of)
 
 
-def _reading(call: Call) -> tuple[str, str, bool]:
-    return call.of, _in_words(call.options["support"]), call.options["validate"]
+def precision_option(protocol: str, metric: str, precision: str | None) -> dict[str, Any]:
+    """Return the precision as an option of a metric that takes it; empty where nobody asked for one.
+
+    The published protocol takes none: its numbers are those of the authors' code.
+    """
+    if precision is None or "precision" not in options_of(registry().function(protocol, metric)):
+        return {}
+    return {"precision": precision}
+
+
+def _reading(call: Call) -> tuple[str, str, str, bool]:
+    support = _in_words(call.options["support"])
+    return call.of, support, call.options["precision"], call.options["validate"]
 
 
 def _is_plain_read(call_options: Mapping[str, Any]) -> bool:
@@ -311,7 +324,8 @@ class MeasurementRun:
         support = self.sites[support.name] if isinstance(support, Site) else support
         options_by_source = {source: call.options for source, call in group.items()}
         read_arguments = (options_by_source, support, self.lengths, first.options["validate"], self.places)
-        _, read = sinks.from_one_read("measure", self.sites[first.of], *read_arguments)
+        precision = first.options["precision"]
+        _, read = sinks.from_one_read("measure", self.sites[first.of], *read_arguments, precision)
         self._results |= {call: read[source] for source, call in group.items()}
 
 

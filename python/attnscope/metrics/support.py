@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope._precision import Precision
 from attnscope.arguments.maps import Places
 from attnscope.metrics.measure import Measured, measure_quantities
 from attnscope.metrics.quantity import Quantity, Shared, Site
@@ -122,6 +123,7 @@ def measure_layer(
     full_results: Sequence[str] = (),
     held: torch.dtype | None = None,
     places: Places | None = None,
+    precision: Precision = "exact",
 ) -> Measured:
     """Return quantities of the maps of a layer under what its queries see.
 
@@ -136,11 +138,19 @@ def measure_layer(
         full_results: metrics whose unreduced result is also returned.
         held: the type in which the model holds its maps.
         places: where the queries of maps that are not square stand.
+        precision: of the exact protocol, as in `measure_quantities`.
 
     Returns:
         `Measured`, its keys the given quantities.
     """
-    rest = {"lengths": lengths, "heads": heads, "full_results": full_results, "held": held, "places": places}
+    rest = {
+        "lengths": lengths,
+        "heads": heads,
+        "full_results": full_results,
+        "held": held,
+        "places": places,
+        "precision": precision,
+    }
     if any(quantity.protocol != "exact" for quantity in quantities):
         return measure_quantities(sites, quantities, **rest)  # type: ignore[arg-type]
     bound = _with_support(tuple(quantities), seen.kind, seen.learned is not None)

@@ -42,6 +42,7 @@ def lookback(
     context: Any = None,
     rows: Literal["predicting", "own"] = "predicting",
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> Lookback:
@@ -59,6 +60,7 @@ def lookback(
             answer's tokens. The query before the answer sees nothing but its context, so its ratio is NaN
             unless `context` is smaller.
         support: which keys a query sees: "auto", "causal", "full", or a boolean tensor.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
@@ -81,6 +83,7 @@ def lookback(
         Chuang et al., Lookback Lens, arXiv 2407.07071, 2024.
     """
     name = "lookback"
+    _checks.precision_argument(name, precision, attention)
     checked = partial_argument(name, attention, lengths, validate=validate)
     _checks.choice_argument(name, "rows", rows, ("predicting", "own"))
     seen = partial_support(name, support, checked)

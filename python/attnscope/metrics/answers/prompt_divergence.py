@@ -40,6 +40,7 @@ def prompt_divergence(
     answer: Any,
     *,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> PromptDivergence:
@@ -58,6 +59,7 @@ def prompt_divergence(
             behind the answer do not count.
         support: "auto" takes all entries as they are; under "causal", or a boolean tensor, an entry that is
             not visible counts as 0.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
@@ -84,6 +86,7 @@ def prompt_divergence(
         arXiv 2504.10063, 2025.
     """
     name = "prompt_divergence"
+    _checks.precision_argument(name, precision, attention)
     checked = partial_argument(name, attention, lengths, validate=validate)
     seen = partial_support(name, support, checked)
     spans = answers_argument(name, answer, checked)

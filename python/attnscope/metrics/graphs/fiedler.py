@@ -74,6 +74,7 @@ def fiedler_vector(
     symmetrize: Symmetrize = "mean",
     threshold: float | None = None,
     normalized: bool = False,
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
@@ -84,6 +85,7 @@ def fiedler_vector(
 
     Args:
         attention: maps [..., n, n]; arguments and errors are those of `fiedler_value`.
+        precision: "fast" gives the exact value: it has no faster way.
 
     Returns:
         [..., n] float64, NaN past a map's own length and for one token.
@@ -100,6 +102,7 @@ def fiedler_vector(
         Fiedler, A property of eigenvectors of nonnegative symmetric matrices, 1975.
     """
     name = "fiedler_vector"
+    _checks.precision_argument(name, precision, attention)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     graph_options = graph_arguments(name, symmetrize, threshold, normalized)
     return _checks.call_and_warn(_core.fiedler_vector, name, checked, *graph_options)

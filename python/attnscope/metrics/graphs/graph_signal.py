@@ -47,6 +47,7 @@ def graph_signal(
     center: bool = False,
     spectrum: bool = True,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> GraphSignal:
@@ -64,6 +65,7 @@ def graph_signal(
         center: subtract the mean of the states first.
         spectrum: False leaves out entropy and high_share (NaN), and with them the solver.
         support: which keys a query sees; entries of others count as 0. "auto" takes all as they are.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
@@ -86,6 +88,7 @@ def graph_signal(
         Noël, A graph signal processing framework for hallucination detection, 2025.
     """
     name = "graph_signal"
+    _checks.precision_argument(name, precision, attention)
     flags = {"normalized": normalized, "center": center, "spectrum": spectrum}
     flags = {option: _checks.flag(name, option, value) for option, value in flags.items()}
     high = _checks.real(name, "cut", cut)

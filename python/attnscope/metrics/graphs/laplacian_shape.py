@@ -38,6 +38,7 @@ def laplacian_shape(
     *,
     symmetrize: Symmetrize = "mean",
     normalized: bool = False,
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> LaplacianShape:
@@ -47,6 +48,7 @@ def laplacian_shape(
         attention: maps [..., n, n], any strides.
         symmetrize: "mean" or "max", as in `laplacian_eigenvalues`.
         normalized: take I − D^{-1/2} W D^{-1/2} instead of D − W.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
@@ -68,6 +70,7 @@ def laplacian_shape(
         Noël, A graph signal processing framework for hallucination detection, 2025, per head.
     """
     name = "laplacian_shape"
+    _checks.precision_argument(name, precision, attention)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     graph_options = graph_arguments(name, symmetrize, None, normalized)
     eigenvalues = _checks.call_and_warn(_core.laplacian_eigenvalues, name, checked, checked.n, *graph_options)

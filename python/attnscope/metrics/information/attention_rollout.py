@@ -11,7 +11,9 @@ from torch import Tensor
 from attnscope import _checks
 
 
-def attention_rollout(layers: Iterable[Tensor], *, lengths: _checks.Lengths = None) -> Tensor:
+def attention_rollout(
+    layers: Iterable[Tensor], *, precision: _checks.Precision = "exact", lengths: _checks.Lengths = None
+) -> Tensor:
     """Return how much of each token of the input is in each token behind the last layer.
 
     R_l = ½(Ā_l + I) R_{l−1} from R_0 = I, with the mean Ā_l over heads. One layer is in memory at a time.
@@ -20,6 +22,7 @@ def attention_rollout(layers: Iterable[Tensor], *, lengths: _checks.Lengths = No
     Args:
         layers: all heads of each layer [..., h, n, n], in the order of the layers: a list, or layers of a
             recording as they come.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per text, broadcast against the axes before the heads.
 
     Returns:
@@ -41,6 +44,7 @@ def attention_rollout(layers: Iterable[Tensor], *, lengths: _checks.Lengths = No
         Abnar and Zuidema, Quantifying attention flow in transformers, 2020.
     """
     name = "attention_rollout"
+    _checks.precision_argument(name, precision)
     rollout: Tensor | None = None
     if not isinstance(layers, Iterable) or isinstance(layers, (str, Mapping)):
         raise TypeError(f"{name}: layers must be maps of each layer, got {type(layers).__name__}")

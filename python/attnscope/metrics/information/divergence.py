@@ -44,6 +44,7 @@ def head_divergence(
     *,
     sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -60,6 +61,7 @@ def head_divergence(
         sink_mass: what a learned sink takes of each row, [..., h, q]: one more key. Without it rows that sum
             to less than 1 are no distributions, and their number can be negative.
         support: which keys a query sees, as in `incoming_attention`; only visible keys are summed.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: keys per layer, broadcast against [...], or against [..., h] with equal ones for its heads.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that layer.
@@ -88,6 +90,7 @@ def head_divergence(
         None,
         sink_mass=sink_mass,
         support=support,
+        precision=precision,
         lengths=lengths,
         query_positions=query_positions,
         query_lengths=query_lengths,
@@ -102,6 +105,7 @@ def divergence_of(
     *,
     sink_mass: torch.Tensor | None = None,
     support: Any,
+    precision: _checks.Precision,
     lengths: _checks.Lengths,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -112,6 +116,7 @@ def divergence_of(
     available.
     """
     name = "head_divergence"
+    _checks.precision_argument(name, precision, heads)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.heads_argument(name, heads, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
@@ -131,6 +136,7 @@ def sink_removal(
     keep_attention: bool = True,
     sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -151,6 +157,7 @@ def sink_removal(
             positions for every layer.
         keep_attention: return the rescaled maps, as large as `heads` in float64.
         sink_mass: what a learned sink takes of each row, [..., h, q]: one more key, which stays.
+        precision: "fast" gives the exact value: it has no faster way.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -176,6 +183,7 @@ def sink_removal(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "sink_removal"
+    _checks.precision_argument(name, precision, heads)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.heads_argument(name, heads, lengths, validate=validate, places=places)
     before, after, excluded, attention, non_finite = _checks.call_kernel(

@@ -21,6 +21,7 @@ def attention_entropy(
     normalized: bool = False,
     sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -39,6 +40,7 @@ def attention_entropy(
         sink_mass: what a learned sink takes of each row, [..., q], `Layer.states("sink_mass")`: one more key,
             also in the number that normalises. Without it such rows are no distributions.
         support: which keys a query sees, as in `incoming_attention`.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
@@ -70,6 +72,7 @@ def attention_entropy(
         Shannon, A mathematical theory of communication, 1948. Ruscio et al., What are you sinking?, 2025.
     """
     name = "attention_entropy"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     base = _checks.real(name, "base", base)

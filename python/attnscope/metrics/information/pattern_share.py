@@ -48,6 +48,7 @@ def pattern_share(
     tokens: Any = None,
     over: Literal["matching", "all"] = "matching",
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> PatternShare:
@@ -66,6 +67,7 @@ def pattern_share(
         over: "matching" is the mean over the queries with a key in T(i); "all" the part of all attention, as
             `detect_head` of TransformerLens has it ("mul"), whose "induction" counts j = i too.
         support: which keys a query sees: "auto", "causal", "full", or a boolean tensor.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
@@ -90,6 +92,7 @@ def pattern_share(
         2022.
     """
     name = "pattern_share"
+    _checks.precision_argument(name, precision, attention)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
     _checks.choice_argument(name, "over", over, ("matching", "all"))

@@ -78,6 +78,7 @@ def sink_test(
     *,
     alpha: float = ALPHA,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -100,6 +101,7 @@ def sink_test(
             they are the real keys' part of each row.
         alpha: the chance of any sink in a map without one, in (0, 1).
         support: which keys a query sees, as in `incoming_attention`.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of leaving that map untested.
@@ -128,6 +130,7 @@ def sink_test(
         Bernstein, Sur une modification de l'inégalité de Tchebichef, 1924; Boucheron, Lugosi and Massart,
         Concentration inequalities, 2013, corollary 2.11.
     """
+    _checks.precision_argument("sink_test", precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     return tested_sinks("sink_test", attention, alpha, support, lengths, validate, places)
 

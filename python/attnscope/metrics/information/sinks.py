@@ -29,6 +29,7 @@ def incoming_attention(
     attention: torch.Tensor,
     *,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -46,6 +47,7 @@ def incoming_attention(
         attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         support: which keys a query sees: "auto" judges each map by itself (causal where everything behind
             each query's own key is exactly 0), "causal", "full", or a boolean tensor [q, k] or [..., q, k].
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: keys per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions: the key at which each query stands, int64 [q] or [..., q]. None: the last q keys of
             each map, as with a cache; the queries of a square map are its keys.
@@ -79,6 +81,7 @@ def incoming_attention(
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
     """
     name = "incoming_attention"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
@@ -93,6 +96,7 @@ def sink_rate(
     epsilon: float = 0.3,
     position: int = 0,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -108,6 +112,7 @@ def sink_rate(
         attention: maps [..., q, k]; support, lengths and validate are as in `incoming_attention`.
         epsilon: the mean incoming attention that a sink must exceed, in (0, 1).
         position: the key, counted from 0; one that a map does not have is no sink.
+        precision: "fast" gives the exact value: it has no faster way.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -128,7 +133,9 @@ def sink_rate(
     name = "sink_rate"
     options_by_function = {name: {"epsilon": epsilon, "position": position}}
     places = _checks.Places(query_positions, query_lengths, cross)
-    return from_one_read(name, attention, options_by_function, support, lengths, validate, places)[1][name]
+    return from_one_read(name, attention, options_by_function, support, lengths, validate, places, precision)[
+        1
+    ][name]
 
 
 def sink_tokens(
@@ -140,6 +147,7 @@ def sink_tokens(
     gamma: float = 0.4,
     min_visibility: float = 0.3,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -161,6 +169,7 @@ def sink_tokens(
         tau: in (0, 1); None takes the 90th percentile of each map's visible entries, by linear interpolation.
         gamma: the share of queries, in (0, 1].
         min_visibility: in [0, 1]; leaves out the last keys of causal maps, which few queries see.
+        precision: "fast" gives the exact value: it has no faster way.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -184,6 +193,7 @@ def sink_tokens(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025, section 3.
     """
     name = "sink_tokens"
+    _checks.precision_argument(name, precision, attention)
     _checks.choice_argument(name, "rule", rule, ("test", "frequency"))
     tau = None if tau is None else _checks.fraction_argument(name, "tau", tau)
     gamma = _checks.real(name, "gamma", gamma)
@@ -210,6 +220,7 @@ def sink_position(
     alpha: float = ALPHA,
     min_visibility: float = 0.3,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -227,6 +238,7 @@ def sink_position(
         rule: "test", with alpha, or "largest", with min_visibility.
         alpha: the chance of any sink in a map without one, in (0, 1).
         min_visibility: only keys that at least ⌈min_visibility·n⌉ queries see compete, in [0, 1].
+        precision: "fast" gives the exact value: it has no faster way.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -252,6 +264,7 @@ def sink_position(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "sink_position"
+    _checks.precision_argument(name, precision, attention)
     _checks.choice_argument(name, "rule", rule, ("test", "largest"))
     visibility = _checks.between(name, "min_visibility", min_visibility, 0, 1)
     places = _checks.Places(query_positions, query_lengths, cross)
@@ -262,7 +275,9 @@ def sink_position(
             )
         return tested_sinks(name, attention, alpha, support, lengths, validate, places).position
     options_by_function = {name: {"min_visibility": visibility}}
-    return from_one_read(name, attention, options_by_function, support, lengths, validate, places)[1][name]
+    return from_one_read(name, attention, options_by_function, support, lengths, validate, places, precision)[
+        1
+    ][name]
 
 
 @without_derivative("it compares with a bound of a test")
@@ -270,6 +285,7 @@ def sink_excess(
     attention: torch.Tensor,
     *,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -283,6 +299,7 @@ def sink_excess(
 
     Args:
         attention: maps [..., q, k]; support, lengths and validate are as in `incoming_attention`.
+        precision: "fast" gives the exact value: it has no faster way.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -304,6 +321,7 @@ def sink_excess(
     References:
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, for the question.
     """
+    _checks.precision_argument("sink_excess", precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     return tested_sinks("sink_excess", attention, ALPHA, support, lengths, validate, places).excess
 
@@ -315,6 +333,7 @@ def sink_share(
     queries: int | None = None,
     sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -331,6 +350,7 @@ def sink_share(
         first: how many leading keys count as the sink; a map that has fewer is taken whole.
         queries: so many last queries of each map, less those that see no key; None: all.
         sink_mass: what a learned sink takes of each row, [..., q]; share and uniform stay those of real keys.
+        precision: "fast" gives the exact value: it has no faster way.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -353,7 +373,9 @@ def sink_share(
     name = "sink_share"
     options_by_function = {name: {"first": first, "queries": queries}}
     places = _checks.Places(query_positions, query_lengths, cross)
-    checked, results = from_one_read(name, attention, options_by_function, support, lengths, validate, places)
+    checked, results = from_one_read(
+        name, attention, options_by_function, support, lengths, validate, places, precision
+    )
     result: SinkShare = results[name]
     if sink_mass is None:
         return result
@@ -368,6 +390,7 @@ def top_mass(
     *,
     sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -380,6 +403,7 @@ def top_mass(
         attention: maps [..., q, k]; support, lengths and validate are as in `incoming_attention`.
         k: how many keys; all of them in a map that has no more.
         sink_mass: what a learned sink takes of each row, [..., q]: one more key.
+        precision: "fast" gives the exact value: it has no faster way.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -397,8 +421,11 @@ def top_mass(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "top_mass"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
-    checked, results = from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate, places)
+    checked, results = from_one_read(
+        name, attention, {name: {"k": k}}, support, lengths, validate, places, precision
+    )
     if sink_mass is None:
         return results[name]
     seen = _checks.support_argument(name, support, checked)
@@ -419,10 +446,12 @@ def from_one_read(
     lengths: _checks.Lengths,
     validate: bool,
     places: _checks.Places | None = None,
+    precision: _checks.Precision = "exact",
 ) -> tuple[_checks.Attention, dict[str, Any]]:
     """Evaluate several functions named in FROM_ONE_READ, each with all its options, in one read of the
     maps.
     """
+    _checks.precision_argument(function, precision, attention)
     places = places or _checks.DEFAULT_PLACES
     checked = _checks.attention_argument(function, attention, lengths, validate=validate, places=places)
     n = checked.n

@@ -50,6 +50,7 @@ def span_attention(
     *,
     special: Any = None,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -64,6 +65,7 @@ def span_attention(
             leading axes; (−1, −1) where a map has none.
         special: keys that are special tokens, boolean [..., k], broadcast likewise; None for none.
         support: which keys a query sees: "auto", "causal", "full", or a boolean tensor.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: keys per map, broadcast against the leading axes.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
@@ -97,6 +99,7 @@ def span_attention(
         of A[a:b, a:b] is share/m.
     """
     name = "span_attention"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)

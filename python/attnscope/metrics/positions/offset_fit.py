@@ -33,13 +33,16 @@ class OffsetFit(NamedTuple):
 
 @without_derivative("it is made for reading")
 @memory_errors("offset_fit")
-def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
+def offset_fit(
+    scores: Tensor, *, precision: _checks.Precision = "exact", lengths: _checks.Lengths = None
+) -> OffsetFit:
     """Fit the best function of the offset; return its R², and the ΔR² of the position.
 
     For one text both hold its content; `leakage_share` holds the part that texts have in common.
 
     Args:
         scores: [..., n, n], -inf where a key is invisible; entries above the diagonal play no part.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map, broadcast against the leading axes.
 
     Returns:
@@ -61,6 +64,7 @@ def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
     References:
         Ruscio, Once upon a token, 2025, with a linear function of the offset.
     """
+    _checks.precision_argument("offset_fit", precision, scores)
     checked = _checks.attention_argument("offset_fit", scores, lengths, name="scores")
     tensor = _powers.in_range(checked.tensor, checked.lengths)[0].double()
     n = tensor.shape[-1]

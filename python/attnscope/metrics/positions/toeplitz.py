@@ -75,6 +75,7 @@ def toeplitz_split(
     *,
     estimator: Estimator = "late",
     weights: Literal["uniform"] | torch.Tensor = "uniform",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> ToeplitzSplit:
@@ -91,6 +92,7 @@ def toeplitz_split(
         estimator: "late" (m = n // 2; an odd last query is not used) or "simple" (m = n).
         weights: of the body keys, "uniform" or a tensor [m, m] or [..., m, m]; those of keys that have a
             residual are divided by their sum.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN and +inf at j <= i instead of returning NaN for that map.
 
@@ -117,6 +119,7 @@ def toeplitz_split(
         reference is attnscope's.
     """
     name = "toeplitz_split"
+    _checks.precision_argument(name, precision, scores)
     late = _checks.choice_argument(name, "estimator", estimator, ("late", "simple")) == "late"
     checked = _scores_argument(name, scores, lengths, validate)
     weighing, matrices = None, 0
@@ -134,6 +137,7 @@ def mask_only(
     queries: Sequence[int] | torch.Tensor | None = None,
     body: bool = False,
     sink_logit: torch.Tensor | float | None = None,
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> MaskOnly:
@@ -151,6 +155,7 @@ def mask_only(
             for query 0. The other results are the same.
         sink_logit: of a learned sink, which counts in every log-sum, broadcast against the leading axes:
             [h] for scores [B, h, n, n].
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map.
         validate: as in `toeplitz_split`.
 
@@ -177,6 +182,7 @@ def mask_only(
         Ruscio, Nanni and Silvestri, arXiv 2606.06160, 2026; the cut late rows are attnscope's.
     """
     name = "mask_only"
+    _checks.precision_argument(name, precision, scores)
     checked = _scores_argument(name, scores, lengths, validate)
     chosen_queries = _queries_argument(name, queries, checked.n // 2)
     sinks = None

@@ -21,6 +21,7 @@ def local_global_ratio(
     window: float = 8,
     drop_first: bool = False,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -36,6 +37,7 @@ def local_global_ratio(
         window: w in tokens, or below 1 a fraction of each map's own keys, rounded down (0.1: a tenth).
         drop_first: leave out key 0, whose attention is far for most queries.
         support: which keys a query sees, as in `incoming_attention`.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
@@ -60,6 +62,7 @@ def local_global_ratio(
         Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "local_global_ratio"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     refuse_cross(name, checked)

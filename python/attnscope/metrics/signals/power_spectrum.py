@@ -61,6 +61,7 @@ def power_spectrum(
     padding: float = 1.0,
     bands: int = 32,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -87,6 +88,7 @@ def power_spectrum(
         bands: number of equal bands; 0 for none.
         support: which keys a query sees: "auto" judges each map by itself (causal where everything behind
             each query's own key is exactly 0), "causal", "full", or a boolean tensor [q, k] or [..., q, k].
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: keys per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
@@ -116,6 +118,7 @@ def power_spectrum(
         Beyond position: the emergence of wavelet-like properties in transformers, arXiv 2410.18067, 2024.
     """
     name = "power_spectrum"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     kernel_arguments = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)

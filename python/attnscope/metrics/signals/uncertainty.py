@@ -48,6 +48,7 @@ def spectral_uncertainty(
     min_keys: int = 32,
     drop_first: bool = False,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -66,6 +67,7 @@ def spectral_uncertainty(
         attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         amplitude: "root" or "signal".
         signal: "rows", "last", "mean" or "offset"; this and all that follow are as in `power_spectrum`.
+        precision: "fast" gives the exact value: it has no faster way.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -94,6 +96,7 @@ def spectral_uncertainty(
         systems and filter banks, 1993 (variances of sequences). Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "spectral_uncertainty"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     signal_options = signal_arguments(name, checked, support, signal, drop_first, "none", min_keys)

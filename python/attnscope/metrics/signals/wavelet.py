@@ -52,6 +52,7 @@ def wavelet_transform(
     drop_first: bool = False,
     detrend: str = "none",
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -72,6 +73,7 @@ def wavelet_transform(
         signal: "rows", "last", "mean" or "offset", as in `power_spectrum`; so are min_keys, drop_first,
             support, lengths and validate.
         detrend: "mean" subtracts the mean of the signal: the details do not see it, the approximation does.
+        precision: "fast" gives the exact value: it has no faster way.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -98,6 +100,7 @@ def wavelet_transform(
         analysis of electroencephalogram series III, 1998 (entropies). Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "wavelet_transform"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     signal_options = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
@@ -199,6 +202,7 @@ def morlet_scalogram(
     drop_first: bool = False,
     detrend: str = "none",
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -216,6 +220,7 @@ def morlet_scalogram(
         omega: cycles within the envelope, in radians; at least 5, below which the wavelet has a mean.
         signal: "last", "mean" or "offset", as in `power_spectrum`; so are min_keys, drop_first, detrend,
             support, lengths and validate.
+        precision: "fast" gives the exact value: it has no faster way.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -238,6 +243,7 @@ def morlet_scalogram(
         Torrence and Compo, A practical guide to wavelet analysis, 1998. Ruscio et al., arXiv 2410.18067.
     """
     name = "morlet_scalogram"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     signal_options = signal_arguments(

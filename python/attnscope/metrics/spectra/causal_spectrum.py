@@ -40,6 +40,7 @@ def causal_spectrum(
     *,
     floor: float = 1e-12,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> CausalSpectrum:
@@ -53,6 +54,7 @@ def causal_spectrum(
         attention: maps [..., n, n], any strides; rows are queries.
         floor: smallest diagonal entry whose logarithm is taken, in (0, 1).
         support: which keys a query sees: "auto", "causal", "full", or a boolean tensor.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
@@ -77,6 +79,7 @@ def causal_spectrum(
         2502.17598, 2025. Sriramanan et al., LLM-Check, 2024, who sum ln A_jj over heads without a floor.
     """
     name = "causal_spectrum"
+    _checks.precision_argument(name, precision, attention)
     smallest = _checks.fraction_argument(name, "floor", floor)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     maps: Any = checked.tensor

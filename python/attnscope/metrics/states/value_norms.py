@@ -71,6 +71,7 @@ def weighted_attention(
     *,
     layer: bool = False,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> Tensor:
@@ -84,6 +85,7 @@ def weighted_attention(
         layer: return ‖Σ_h A^h_ij f_j^h‖ [..., n, n], the size of what the layer moves, where heads may
             cancel.
         support: which keys a query sees; entries of others count as 0. "auto" takes all as they are.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per layer; 0 behind them.
         validate: refuse NaN, infinite, negative and > 1.01 entries.
 
@@ -105,6 +107,7 @@ def weighted_attention(
         Kobayashi et al., Attention is not only a weight, 2020.
     """
     name = "weighted_attention"
+    _checks.precision_argument(name, precision, heads)
     checked = _checks.heads_argument(name, heads, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
     of_layer = _checks.flag(name, "layer", layer)

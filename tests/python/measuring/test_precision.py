@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""`precision` of every function of maps, of `measure`, and the record of maps that fell back to exact."""
+
+import inspect
+import re
+from collections import Counter
+
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope import _precision
+from attnscope.metrics.discovery import registry
+from attnscope.metrics.measure import metric_names
+from attnscope.metrics.plan import options_of
+
+#: Public functions that take a precision.
+TAKES = sorted(
+    name
+    for name in dir(asc)
+    if inspect.isfunction(function := getattr(asc, name))
+    and "precision" in inspect.signature(function).parameters
+)
+
+
+def uniform_maps() -> torch.Tensor:
+    maps = torch.ones(2, 3, 6, 6, dtype=torch.float64).tril()
+    return maps / maps.sum(-1, keepdim=True)
+
+
+def test_every_function_says_what_fast_holds() -> None:
+    assert len(TAKES) > 25
+    for name in TAKES:
+        parameter = inspect.signature(getattr(asc, name)).parameters["precision"]
+        assert parameter.default in ("exact", None), name
+        assert re.search(r"^ {8}precision: .*fast", getattr(asc, name).__doc__, re.M | re.S), name
+
+
+@pytest.mark.parametrize("name", [name for name in TAKES if name in metric_names()])
+def test_an_unknown_precision_is_refused_by_name(name: str) -> None:
+    function = registry().functions["exact", name]
+    needed = {
+        key: None for key, default in options_of(function).items() if default is inspect.Parameter.empty
+    }
+    with pytest.raises(ValueError, match=rf"^{name}: precision must be one of 'exact', 'fast', got 'quick'"):
+        function(uniform_maps(), **needed, precision="quick")
+
+
+def test_measure_takes_the_precision_of_all_metrics() -> None:
+    maps = uniform_maps()
+    exact = asc.measure(maps, ["attention_entropy", "top_mass", "stable_rank"])
+    fast = asc.measure(maps, ["attention_entropy", "top_mass", "stable_rank"], precision="fast")
+    for name, value in exact.items():
+        torch.testing.assert_close(fast[name], value, rtol=1e-5, atol=0)
+    with pytest.raises(ValueError, match=r"^measure: precision must be one of 'exact', 'fast', got 'quick'"):
+        asc.measure(maps, ["top_mass"], precision="quick")  # type: ignore[arg-type]
+
+
+def test_lazy_attention_keeps_the_precision_that_it_was_made_with() -> None:
+    query, key = torch.randn(2, 2, 8, 4, generator=torch.Generator().manual_seed(0)).unbind()
+    fast = asc.LazyAttention(query, key, precision="fast")
+    exact = asc.LazyAttention(query, key, precision="exact")
+    for lazy, precision in ((fast, "fast"), (exact, "exact")):
+        asc.measure(lazy, ["attention_entropy"], precision=precision)  # type: ignore[arg-type]
+        asc.measure(lazy, ["attention_entropy"])
+        asc.attention_entropy(lazy, precision=precision)  # type: ignore[arg-type]
+    words = "^measure: precision='{}' contradicts LazyAttention.*precision='{}'"
+    with pytest.raises(ValueError, match=words.format("fast", "exact")):
+        asc.measure(exact, ["attention_entropy"], precision="fast")
+    with pytest.raises(ValueError, match=words.format("exact", "fast")):
+        asc.measure(fast, ["attention_entropy"], precision="exact")
+    with pytest.raises(ValueError, match=r"^sink_share: precision='fast' contradicts"):
+        asc.sink_share(exact, precision="fast")
+
+
+def test_fallbacks_count_in_every_block_around_them() -> None:
+    outer: Counter[str] = Counter()
+    inner: Counter[str] = Counter()
+    _precision.note_fallbacks("fiedler_value", 7)  # nobody counts
+    with _precision.count_fallbacks(outer):
+        _precision.note_fallbacks("fiedler_value", 2)
+        with _precision.count_fallbacks(inner):
+            _precision.note_fallbacks("fiedler_value", 1)
+            _precision.note_fallbacks("singular_values", 0)
+    assert outer == {"fiedler_value": 3}
+    assert inner == {"fiedler_value": 1}
+    assert _precision.provenance_of("fast", outer) == {"asked": "fast", "fell_back": {"fiedler_value": 3}}
+
+
+def test_a_fast_kernel_gets_the_keyword_and_its_count_is_noted() -> None:
+    def kernel(maps: object, precision: str = "exact") -> tuple[object, ...]:
+        return ("value", 0, 4) if precision == "fast" else ("exact value", 0)
+
+    counts: Counter[str] = Counter()
+    with _precision.count_fallbacks(counts):
+        assert _precision.fast_kernel(kernel, "public_name")(None) == ("value", 0)
+    assert counts == {"public_name": 4}
