@@ -68,6 +68,7 @@ def main() -> None:
                 lambda d=distances: asc.cloud_persistence(d, metric="precomputed"),
                 peers,
                 agree=agree,
+                reads=distances.nbytes,
                 peer_maps=dict.fromkeys(peers, 1),
                 target=STATES if not gaussian else GAUSSIAN if n >= 200 else None,
                 facts={"n": n, "d": points.shape[-1]},

@@ -48,6 +48,7 @@ def main() -> None:
                 lambda x=points, f=flags: asc.fragmentation(x, subsets=f),
                 {"scipy": lambda d=distances, f=flags: by_scipy(d, f[:PEER].numpy())},
                 agree=agree,
+                reads=points.nbytes,
                 peer_maps={"scipy": PEER},
                 target=TARGET,
                 facts={"n": n, "subsets": len(flags)},

@@ -69,6 +69,7 @@ def main() -> None:
             lambda x=points, f=flags: asc.local_dimension(x, k=NEIGHBOURS, subsets=f),
             peers,
             agree=agree,
+            reads=points.nbytes,
             peer_maps=dict.fromkeys(peers, PEER),
             target=TARGET,
             facts={"n": POINTS, "k": NEIGHBOURS, "subsets": count},

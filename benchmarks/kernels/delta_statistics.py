@@ -57,6 +57,7 @@ def main() -> None:
                 lambda a=before, b=after: asc.delta_statistics(a, b),
                 {"torch": lambda a=before, b=after: vectorised(a, b)},
                 agree=agree,
+                reads=2 * before.nbytes,
                 target=TARGET,
                 facts={"n": rows, "bytes": (size := 2 * before.numel() * before.element_size())},
             )

@@ -54,6 +54,7 @@ def main() -> None:
                 lambda a=attention, s=spans, k=special: asc.span_attention(a, s, special=k),
                 {"torch masks": lambda a=attention, s=spans, k=special: torch_masks(a, s, k)},
                 agree=agree,
+                reads=attention.nbytes,
                 target=TARGET if n == 512 else None,
                 facts={"n": n},
             )

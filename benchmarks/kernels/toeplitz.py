@@ -94,6 +94,7 @@ def main() -> None:
                 {"torch float64": lambda s=scores: torch_split(s)},
                 agree=agree,
                 target=TARGET,
+                reads=scores.nbytes,
                 facts={"n": n},
             )
             benchmark.compare(
@@ -107,6 +108,7 @@ def main() -> None:
                 agree=agree,
                 target=TARGET,
                 against="torch softmax",
+                reads=scores[:few].nbytes,
                 facts={"n": n},
             )
     benchmark.finish()

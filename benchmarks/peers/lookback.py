@@ -45,6 +45,7 @@ def main() -> None:
                 lambda a=attention, n=n: asc.lookback(a, (n // 2, n)),
                 {"torch means": lambda a=attention, n=n: torch_means(a, n // 2, n)},
                 agree=agree,
+                reads=attention.nbytes,
                 target=TARGET if n == 512 else None,
                 facts={"n": n},
             )

@@ -65,6 +65,7 @@ def main() -> None:
                 lambda a=attention, t=tokens: asc.pattern_share(a, PATTERNS, tokens=t),
                 {"torch masks": lambda a=attention, m=masks: torch_masks(a, m)},
                 agree=agree,
+                reads=attention.nbytes,
                 target=TARGET,
                 facts={"n": n},
             )

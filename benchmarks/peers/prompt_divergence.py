@@ -85,6 +85,7 @@ def main() -> None:
                     "networkx": lambda a=attention, n=n: networkx_tree(a[:1], n // 2),
                 },
                 agree=agree,
+                reads=attention.nbytes,
                 peer_maps={"ripser": 2, "networkx": 1},
                 target=TARGET,
                 facts={"n": n},

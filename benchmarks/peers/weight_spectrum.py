@@ -43,6 +43,7 @@ def main() -> None:
             lambda v=values: _fit_tail(v, True),
             {"weightwatcher": lambda v=values: fit(v)},
             agree=agree,
+            reads=values.nbytes,
             target=TARGET if n == 1024 else None,
             facts={"n": n},
         )
