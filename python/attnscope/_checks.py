@@ -474,13 +474,8 @@ def call_kernel(
     gradients, `torch.compile` and accelerators take the exact one, and lazy attention its own.
     """
     if dispatch.needs_operator(checked.tensor, *arguments):
-        if checked.queries is not None:
-            raise NotImplementedError(
-                f"{function or kernel.__name__}: only square maps have a derivative and can be compiled, got "
-                f"{checked.query_count} queries x {checked.n} keys; detach the tensor"
-            )
         operator = dispatch.operator_of(function or kernel.__name__)
-        return operator(checked.tensor, checked.lengths, *arguments)
+        return operator(checked.tensor, dispatch.sizes_of(checked.extent, checked.tensor), *arguments)
     if precision == "fast":
         kernel = fast_kernel(kernel, function or kernel.__name__)
     run = _placement.computed_on(kernel, checked.tensor, function)

@@ -45,8 +45,12 @@ MODULES = {
 TAKES_RECTANGLES = frozenset(
     {
         "attention_entropy",
+        "geometric_semantic_alignment",
         "head_divergence",
         "local_global_ratio",
+        "participation_ratio",
+        "reference_influence",
+        "singular_values",
         "sink_removal",
         "sink_statistics",
         "sink_tokens",

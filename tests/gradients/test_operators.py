@@ -161,7 +161,7 @@ OPERATORS = {
     "participation_ratio": ("singular",),
     "laplacian_eigenvalues": (3, "mean", False),
     "fiedler_value": ("mean", False, "exact"),
-    "geometric_semantic_alignment": ("causal", None, STATES.expand(2, 3, 8, 4), None),
+    "geometric_semantic_alignment": ("causal", None, STATES.expand(2, 3, 8, 4), None, None),
     "lookback": ("auto", None, torch.tensor([3, 7, 2]), True),
     "pattern_share": ("auto", None, "previous first", None, None, False),
     "prompt_divergence": ("auto", None, torch.tensor([3, 7])),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnscope._placement import NotOnDevice
 from attnscope.arguments.maps import Extent
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
@@ -16,9 +15,6 @@ def local_global_ratio(
     attention: Tensor, lengths: Tensor | Extent | None, support: str | Tensor, window: float, drop_first: bool
 ) -> tuple[Tensor, int]:
     """Return attention to keys at most `window` away over attention to all others, of every map."""
-    # the keys at which queries stand may not follow each other
-    if isinstance(lengths, tuple) and lengths.positions is not None:
-        raise NotOnDevice
 
     def compute(slab: Slab) -> tuple[Tensor, Tensor]:
         # a window below 1 is a fraction of each map's own number of tokens

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope._placement import NotOnDevice
+from attnscope.arguments.maps import Extent
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
@@ -32,7 +33,9 @@ def _of_laplacian(slab: Slab) -> tuple[Tensor, Tensor]:
     return degree.sum(-1), weights.square().flatten(1).sum(-1) + degree.square().sum(-1)
 
 
-def participation_ratio(attention: Tensor, lengths: Tensor | None, spectrum: str) -> tuple[Tensor, int]:
+def participation_ratio(
+    attention: Tensor, lengths: Tensor | Extent | None, spectrum: str
+) -> tuple[Tensor, int]:
     """Return (Σx)²/Σx² over a spectrum of every map; eigenvalues of a general matrix are the core's."""
     if spectrum == "eigen":
         raise NotOnDevice

@@ -11,18 +11,19 @@ import math
 import torch
 from torch import Tensor
 
+from attnscope.arguments.maps import Extent
 from attnscope.devices.slab import Slab, states_by_head
 from attnscope.devices.slabs import per_map
 
 
 def reference_influence(
     attention: Tensor,
-    lengths: Tensor | None,
+    lengths: Tensor | Extent | None,
     support: str | Tensor,
     states: Tensor,
     reference: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return relative magnitude, direction and change of every query outside the reference, [..., n]."""
+    """Return relative magnitude, direction and change of every query outside the reference, [..., q]."""
 
     def compute(slab: Slab, vectors: Tensor, marked: Tensor) -> list[Tensor]:
         wide = torch.where(slab.inside[..., None], vectors, 0).to(slab.dtype)
@@ -45,10 +46,10 @@ def reference_influence(
         part = norm_r / norm
         change = 0.5 * (part**2 + 2 * (across / norm / norm_n) * turn + turn**2)
         change = torch.where((norm > 0) & (norm_n > 0), change.clamp(0, 2), math.nan)
-        answered = slab.inside & ~marked & finite[:, None]
+        answered = slab.rows_inside & ~slab.at_queries(marked) & finite[:, None]
         return [*(torch.where(answered, rows, math.nan) for rows in (relative, direction, change)), finite]
 
-    marks = reference.expand(*attention.shape[:-1])
+    marks = reference.expand(*attention.shape[:-2], attention.shape[-1])
     vectors = states_by_head(states, attention)
     result: tuple[Tensor, Tensor, Tensor, int] = per_map(
         compute, attention, lengths, support, (vectors, marks)

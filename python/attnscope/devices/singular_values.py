@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from attnscope.arguments.maps import Extent
 from attnscope.devices.slab import Slab, refuse_float32
 from attnscope.devices.slabs import per_map
 
 
-def singular_values(attention: Tensor, lengths: Tensor | None) -> tuple[Tensor, int]:
+def singular_values(attention: Tensor, lengths: Tensor | Extent | None) -> tuple[Tensor, int]:
     """Return all singular values of every map, descending; NaN behind the map's length.
 
     Raises:
@@ -19,8 +22,9 @@ def singular_values(attention: Tensor, lengths: Tensor | None) -> tuple[Tensor, 
     refuse_float32(attention)
 
     def compute(slab: Slab) -> tuple[Tensor, Tensor]:
-        # a map of m tokens has at most m values that are not 0, and the padding adds zeros behind them
-        return slab.undefined_outside(torch.linalg.svdvals(slab.wide)), slab.finite
+        # the padding adds zeros behind the values of a map's own block
+        defined = slab.places_of_values() & slab.finite[:, None]
+        return torch.where(defined, torch.linalg.svdvals(slab.wide), math.nan), slab.finite
 
     result: tuple[Tensor, int] = per_map(compute, attention, lengths)
     return result

@@ -39,6 +39,8 @@ class Slab:
         needs_entropy: whether the measure asks for entropies of rows.
         queries: of each map, int64 [m]; None: as many as it has keys.
         shift: query i stands at key i + shift, int64 [m]; None: at key i.
+        query_positions: the key of each query where they do not follow each other, int64 [m, q]; below 0 for
+            queries of cross attention, which stand at none.
     """
 
     def __init__(
@@ -51,10 +53,12 @@ class Slab:
         needs_entropy: bool,
         queries: Tensor | None = None,
         shift: Tensor | None = None,
+        query_positions: Tensor | None = None,
     ) -> None:
         self.maps, self.lengths, self.support = maps, lengths, support
         self.is_ragged, self.needs_entropy = is_ragged, needs_entropy
         self.queries, self.shift = lengths if queries is None else queries, shift
+        self.query_positions = query_positions
 
     @property
     def n(self) -> int:
@@ -87,7 +91,9 @@ class Slab:
 
     @functools.cached_property
     def places(self) -> Tensor:
-        """The key at which each query stands, [q], or [m, q] where maps differ."""
+        """The key at which each query stands, [q], or [m, q] where maps differ; below 0 where at none."""
+        if self.query_positions is not None:
+            return self.query_positions
         return self.rows if self.shift is None else self.rows + self.shift[:, None]
 
     @functools.cached_property
@@ -193,9 +199,24 @@ class Slab:
         entries = torch.where(seen & self.finite[:, None, None], self.maps[..., :count].to(self.dtype), 0.0)
         return entries, seen
 
+    def at_queries(self, keys: Tensor) -> Tensor:
+        """Return flags of keys [m, k] for the queries that stand at them, [m, q]; False for all others."""
+        if self.shift is None:
+            return keys
+        places = self.places.expand(self.maps.shape[:2])
+        at_key = (places >= 0) & (places < self.n)
+        return keys.gather(-1, places.clamp(0, self.n - 1)) & at_key
+
     def undefined_outside(self, columns: Tensor) -> Tensor:
         """Return numbers per key [m, k] with NaN behind the lengths and in maps that are not finite."""
         return torch.where(self.inside & self.finite[:, None], columns, math.nan)
+
+    def places_of_values(self) -> Tensor:
+        """Return which of min(q, k) singular values each map has, bool [m, min(q, k)]."""
+        most = min(self.maps.shape[-2:])
+        return (
+            torch.arange(most, device=self.maps.device) < torch.minimum(self.lengths, self.queries)[:, None]
+        )
 
     def undefined_outside_rows(self, rows: Tensor) -> Tensor:
         """Return numbers per query [m, q] with NaN behind each map's queries and in maps not finite."""

@@ -60,7 +60,7 @@ def per_map(
     leading, device = attention.shape[:-2], attention.device
     count = math.prod(leading)
     maps = attention.reshape(count, *attention.shape[-2:])
-    sizes = _sizes(attention, lengths)
+    sizes = sizes_of(attention, lengths)
     masks = support.expand(attention.shape).reshape(maps.shape) if isinstance(support, Tensor) else None
     parts = [None if part is None else part.reshape(count, *part.shape[len(leading) :]) for part in beside]
     step = _slab_size(maps, temporaries)
@@ -82,6 +82,7 @@ def per_map(
                 needs_entropy=needs_entropy,
                 queries=part_of(sizes.queries),
                 shift=part_of(sizes.shift),
+                query_positions=part_of(sizes.query_positions),
             )
             results.append(_to_host(compute(slab, *map(part_of, parts))))
         except torch.OutOfMemoryError as error:
@@ -102,17 +103,18 @@ def per_map(
     return *shaped, int((~defined).sum())
 
 
-class _Sizes(NamedTuple):
+class Sizes(NamedTuple):
     """The size of every map of a batch on its device, int64 [count] each; see `Slab`."""
 
     keys: Tensor
     queries: Tensor | None
     shift: Tensor | None
+    query_positions: Tensor | None
     is_ragged: bool
 
 
-def _sizes(attention: Tensor, lengths: Tensor | Extent | None) -> _Sizes:
-    """Return the sizes of the maps of a batch; queries follow each other from that at key `shift` on."""
+def sizes_of(attention: Tensor, lengths: Tensor | Extent | None) -> Sizes:
+    """Return the sizes of the maps of a batch [..., q, k], and where their queries stand."""
     leading, device = attention.shape[:-2], attention.device
     count = math.prod(leading)
 
@@ -122,15 +124,18 @@ def _sizes(attention: Tensor, lengths: Tensor | Extent | None) -> _Sizes:
         return sizes.expand(leading).reshape(count).to(device)
 
     if not isinstance(lengths, tuple):
-        return _Sizes(of_maps(lengths, attention.shape[-1]), None, None, lengths is not None)
+        return Sizes(of_maps(lengths, attention.shape[-1]), None, None, None, lengths is not None)
     keys = of_maps(lengths.keys, attention.shape[-1])
     queries = of_maps(lengths.queries, attention.shape[-2])
-    if lengths.positions is None:
-        shift = keys - queries
-    else:
-        shift = of_maps(lengths.positions[..., 0], 0)
+    positions, shift = None, keys - queries
+    if lengths.cross:
+        positions = torch.full((count, attention.shape[-2]), -1, device=device)
+    elif lengths.positions is not None:
+        positions = lengths.positions.expand(attention.shape[:-1]).reshape(count, attention.shape[-2])
+        positions = positions.to(device)
+        shift = positions[:, 0]
     is_ragged = lengths.keys is not None or lengths.queries is not None
-    return _Sizes(keys, queries, shift, is_ragged)
+    return Sizes(keys, queries, shift, positions, is_ragged)
 
 
 def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:

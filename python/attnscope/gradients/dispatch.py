@@ -78,7 +78,8 @@ def needs_operator(maps: Any, *arguments: Any) -> bool:
 def operator_of(function: str) -> Callable[..., Any]:
     """Return the operator that stands for the core in a public function.
 
-    It takes the arguments of the core's function and returns its results.
+    It takes the arguments of the core's function, sizes and places as `sizes_of` returns them, and returns
+    its results.
 
     Raises:
         NotImplementedError: the function has no derivative.
@@ -89,6 +90,13 @@ def operator_of(function: str) -> Callable[..., Any]:
     if function not in KERNELS:
         raise NotImplementedError(f"{function} has no derivative and cannot be compiled; detach its tensor")
     return OPERATORS[KERNELS[function]]
+
+
+def sizes_of(extent: Any, maps: Tensor) -> Tensor | None:
+    """Return the lengths of maps, and the places of the queries of rectangles, as operators take them."""
+    from attnscope.gradients.operators import sizes_argument
+
+    return sizes_argument(extent, maps)
 
 
 def sum_over_bars(function: str) -> Callable[..., Any]:

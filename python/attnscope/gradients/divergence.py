@@ -26,12 +26,12 @@ def _differentiate(
     gradient: Tensor, maps: Tensor, lengths: Tensor | None, support: str, visible: Tensor | None
 ) -> Tensor:
     slab = operators.flat_slab(maps, lengths, support, visible)
-    heads, n = maps.shape[-3], slab.n
+    heads, q, k = maps.shape[-3:]
     # one head that is not finite makes its layer undefined
     finite = slab.finite.reshape(-1, heads).all(-1)
-    weight = operators.incoming_gradient(gradient, slab) / slab.lengths
+    weight = operators.incoming_gradient(gradient, slab) / slab.queries
     weight = torch.where(finite[:, None], weight.reshape(-1, heads), 0.0)[..., None, None]
-    p = torch.where(slab.seen, slab.wide, 0.0).reshape(-1, heads, n, n)
+    p = torch.where(slab.seen, slab.wide, 0.0).reshape(-1, heads, q, k)
     p = torch.where(finite[:, None, None, None], p, 0.0)
     mean = p.mean(1, keepdim=True)
     is_positive = p > 0

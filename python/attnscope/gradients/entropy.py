@@ -26,7 +26,7 @@ def _differentiate(
     normalized: bool,
 ) -> Tensor:
     slab = operators.flat_slab(maps, lengths, support, visible)
-    weight = operators.incoming_gradient(gradient, slab, slab.n)
+    weight = operators.incoming_gradient(gradient, slab, maps.shape[-2])
     if normalized:
         # a query that sees one key has no normalised entropy
         weight = torch.where(slab.visible_keys > 1, weight / slab.visible_keys.to(slab.dtype).log(), 0.0)
@@ -49,6 +49,6 @@ _OPERATOR = operators.operator_pair(
 def attention_entropy(
     maps: Tensor, lengths: Tensor | None, support: str | Tensor, normalized: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the entropies [..., n] and the count of maps that are not finite."""
+    """Return the entropies [..., q] and the count of maps that are not finite."""
     entropy, non_finite = _OPERATOR(maps, lengths, *operators.split_support(support), normalized)
     return entropy, non_finite

@@ -12,15 +12,61 @@ from torch import Tensor
 from torch.library import custom_op
 
 from attnscope import _core, _placement
+from attnscope.arguments.maps import Extent
 from attnscope.devices.slab import Slab
+from attnscope.devices.slabs import sizes_of
 
 NAMESPACE = "attnscope"
+#: Where the queries of rectangles stand, in `sizes_argument`.
+_AT_LAST_KEYS, _AT_NO_KEY, _AT_LISTED_KEYS = range(3)
+
+
+def sizes_argument(extent: Tensor | Extent | None, maps: Tensor) -> Tensor | None:
+    """Return lengths and places as the one tensor that an operator takes for them.
+
+    Args:
+        extent: as the core takes it.
+        maps: [..., q, k].
+
+    Returns:
+        Of square maps their lengths [...], or None. Of rectangles int64 [..., 3], or [..., 3 + q] with the
+        key of each query: keys and queries of each map, −1 for all, and where the queries stand.
+    """
+    if not isinstance(extent, Extent):
+        return extent
+    leading = maps.shape[:-2]
+    places = _AT_LAST_KEYS if extent.positions is None else _AT_LISTED_KEYS
+    columns = [
+        torch.full(leading, -1, device="cpu") if size is None else size.expand(leading)
+        for size in (extent.keys, extent.queries)
+    ]
+    columns.append(torch.full(leading, _AT_NO_KEY if extent.cross else places, device="cpu"))
+    sizes = torch.stack(columns, -1)
+    if extent.positions is None:
+        return sizes
+    return torch.cat([sizes, extent.positions.expand(maps.shape[:-1])], -1)
+
+
+def extent_of(sizes: Tensor | None, maps: Tensor) -> Tensor | Extent | None:
+    """Return what `sizes_argument` made one tensor of."""
+    if sizes is None or sizes.ndim < maps.ndim - 1:
+        return sizes
+    keys, queries, places = sizes[..., :3].unbind(-1)
+    positions = sizes[..., 3:].contiguous() if sizes.shape[-1] > 3 else None
+    all_keys, all_queries = bool((keys < 0).all()), bool((queries < 0).all())
+    return Extent(
+        None if all_keys else keys.contiguous(),
+        None if all_queries else queries.contiguous(),
+        positions,
+        bool((places == _AT_NO_KEY).any()),
+    )
 
 
 def evaluate(name: str, maps: Tensor, lengths: Tensor | None, *arguments: Any) -> tuple[Any, ...]:
     """Call a function of the core where its maps are; the count of maps that are not finite comes last."""
     kernel = getattr(_core, name)
-    *results, non_finite = _placement.computed_on(kernel, maps)(maps, lengths, *arguments)
+    extent = extent_of(lengths, maps)
+    *results, non_finite = _placement.computed_on(kernel, maps)(maps, extent, *arguments)
     # results that came from a device together share their memory, which an operator's results must not
     results = [
         tuple(map(_unshared, result)) if isinstance(result, tuple) else _unshared(result)
@@ -52,18 +98,23 @@ def count() -> Tensor:
 def flat_slab(
     maps: Tensor, lengths: Tensor | None, support: str = "full", visible: Tensor | None = None
 ) -> Slab:
-    """Return maps [..., n, n] as a slab [m, n, n], with what is known of them."""
-    *leading, n, _ = maps.shape
+    """Return maps [..., q, k] as a slab [m, q, k], with what is known of them."""
+    *leading, q, k = maps.shape
     number = math.prod(leading)
-    if lengths is None:
-        sizes = torch.full((number,), n, device=maps.device)
-    else:
-        sizes = lengths.expand(leading).reshape(number).to(maps.device)
+    sizes = sizes_of(maps, extent_of(lengths, maps))
     seen: str | Tensor = support
     if visible is not None:
-        seen = visible.to(maps.device).expand(maps.shape).reshape(number, n, n)
-    flat = maps.detach().reshape(number, n, n)
-    return Slab(flat, sizes, seen, is_ragged=lengths is not None, needs_entropy=False)
+        seen = visible.to(maps.device).expand(maps.shape).reshape(number, q, k)
+    return Slab(
+        maps.detach().reshape(number, q, k),
+        sizes.keys,
+        seen,
+        is_ragged=sizes.is_ragged,
+        needs_entropy=False,
+        queries=sizes.queries,
+        shift=sizes.shift,
+        query_positions=sizes.query_positions,
+    )
 
 
 def incoming_gradient(gradient: Tensor, slab: Slab, *shape: int) -> Tensor:
@@ -98,7 +149,8 @@ def operator_pair(
         forward: returns `outputs` tensors of numbers and one of counts; annotated, for torch's schema.
         fake: takes the same and returns uninitialised tensors of the same shapes.
         backward: takes the gradients of the numbers and then what `forward` takes, and returns the gradients
-            of the arguments `gradients_of`, one tensor or a tuple; annotated as well.
+            of the arguments `gradients_of`, one tensor or a tuple, with an empty tensor for an argument that
+            is None; annotated as well.
         fake_backward: the same without computing anything.
         outputs: how many results have a gradient.
         gradients_of: positions of the arguments with a gradient.
@@ -124,8 +176,11 @@ def operator_pair(
         tensors = iter(ctx.saved_tensors)
         inputs = [next(tensors) if option is None else option[0] for option in ctx.options]
         result = derivative(*gradients[:outputs], *inputs)
-        answers = iter(result if isinstance(result, (tuple, list)) else (result,))
-        return tuple(next(answers) if index in gradients_of else None for index in range(len(inputs)))
+        answers = result if isinstance(result, (tuple, list)) else (result,)
+        gradients_by_input = dict(zip(gradients_of, answers, strict=True))
+        return tuple(
+            gradients_by_input.get(index) if value is not None else None for index, value in enumerate(inputs)
+        )
 
     operator.register_autograd(differentiate, setup_context=keep)
     return operator

@@ -78,13 +78,13 @@ def _differentiate(
     vectors = torch.where(slab.inside[..., None], vectors, 0).to(slab.dtype)
     finite = vectors.isfinite().flatten(1).all(-1) & slab.finite
     vectors = torch.where(finite[:, None, None], vectors, 0.0)
-    marked = reference.to(maps.device).expand(*maps.shape[:-1]).reshape(number, n)
-    answered = slab.inside & ~marked & finite[:, None]
+    marked = reference.to(maps.device).expand(*maps.shape[:-2], n).reshape(number, n)
+    answered = slab.rows_inside & ~slab.at_queries(marked) & finite[:, None]
     attention = slab.attention
     from_reference = torch.where(marked[:, None, :], attention, 0.0) @ vectors
     from_others = torch.where(marked[:, None, :], 0.0, attention) @ vectors
     numbers = (
-        torch.where(answered, operators.incoming_gradient(gradient, slab, n), 0.0)
+        torch.where(answered, operators.incoming_gradient(gradient, slab, maps.shape[-2]), 0.0)
         for gradient in (by_magnitude, by_direction, by_change)
     )
     by_reference, by_others = _by_parts(from_reference, from_others, *numbers)
@@ -117,7 +117,7 @@ _OPERATOR = operators.operator_pair(
 def reference_influence(
     maps: Tensor, lengths: Tensor | None, support: str | Tensor, states: Tensor, reference: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return magnitude, direction and change [..., n], and the count of maps that are not finite."""
+    """Return magnitude, direction and change [..., q], and the count of maps that are not finite."""
     seen = operators.split_support(support)
     vectors = states_by_head(states, maps)
     magnitude, direction, change, non_finite = _OPERATOR(maps, lengths, *seen, vectors, reference)

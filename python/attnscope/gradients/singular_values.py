@@ -22,23 +22,24 @@ def _differentiate(gradient: Tensor, maps: Tensor, lengths: Tensor | None) -> Te
     slab = operators.flat_slab(maps, lengths)
     # zero rows and columns behind a map's length only add singular values of 0 at the end
     left, _, right = torch.linalg.svd(slab.wide, full_matrices=False)
-    weight = torch.where(slab.inside, operators.incoming_gradient(gradient, slab, slab.n), 0.0)
+    most = min(maps.shape[-2:])
+    weight = torch.where(slab.places_of_values(), operators.incoming_gradient(gradient, slab, most), 0.0)
     result = (left * weight[:, None, :]) @ right
-    if lengths is not None:
-        result = torch.where(slab.inside[:, :, None] & slab.inside[:, None, :], result, 0.0)
+    if slab.is_ragged:
+        result = torch.where(slab.rows_inside[:, :, None] & slab.inside[:, None, :], result, 0.0)
     return result.reshape(maps.shape).to(maps.dtype)
 
 
 _OPERATOR = operators.operator_pair(
     "singular_values",
     _evaluate,
-    lambda maps, *_: (operators.empty(*maps.shape[:-1]), operators.count()),
+    lambda maps, *_: (operators.empty(*maps.shape[:-2], min(maps.shape[-2:])), operators.count()),
     _differentiate,
     lambda gradient, maps, *_: torch.empty_like(maps),
 )
 
 
 def singular_values(maps: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the singular values [..., n], descending, and the count of maps that are not finite."""
+    """Return the singular values [..., min(q, k)], descending, and the count of maps that are not finite."""
     values, non_finite = _OPERATOR(maps, lengths)
     return values, non_finite

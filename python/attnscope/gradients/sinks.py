@@ -35,7 +35,7 @@ def _incoming_backward(
 _INCOMING = operators.operator_pair(
     "incoming_attention",
     _incoming,
-    lambda maps, *_: (operators.empty(*maps.shape[:-1]), operators.count()),
+    lambda maps, *_: (operators.empty(*maps.shape[:-2], maps.shape[-1]), operators.count()),
     _incoming_backward,
     lambda gradient, maps, *_: torch.empty_like(maps),
 )
@@ -60,7 +60,7 @@ def _share_backward(
     queries: int,
 ) -> Tensor:
     slab = operators.flat_slab(maps, lengths, support, visible)
-    counted = slab.inside & (slab.positions >= slab.lengths[:, None] - queries) & (slab.visible_keys > 0)
+    counted = slab.rows_inside & (slab.rows >= slab.queries[:, None] - queries) & (slab.visible_keys > 0)
     weight = operators.incoming_gradient(gradient, slab) / counted.sum(-1).clamp(min=1)
     is_sink = slab.seen & counted[:, :, None] & (slab.positions < first)
     result = torch.where(is_sink, weight[:, None, None], 0.0)
