@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from attnscope._precision import Precision, count_fallbacks
 from attnscope._warn import collect_warnings, summarize, warn
 from attnscope.analysis.answers import append_answers
 from attnscope.analysis.named_models import open_model
@@ -50,6 +51,7 @@ def analyze(
     name: str = "",
     column: str = "",
     vectors: bool = False,
+    precision: Precision | None = None,
     progress: bool = True,
     max_memory: int | str | None = None,
     **options: Any,
@@ -85,6 +87,9 @@ def analyze(
             column of texts.
         vectors: also numbers per query, key or rank, of metrics that have numbers per map. Those of a metric
             that has no others are always given.
+        precision: "fast" measures in float32 what holds its accuracy there, as each metric's docstring says;
+            `provenance["precision"]` counts the maps that were measured exactly after all. None is exact for
+            maps, and what `capture(lazy=True)` takes where attention is measured from queries and keys.
         progress: a bar after two seconds, on a terminal or in a notebook; elsewhere a line every ten seconds.
         max_memory: bound for the attention alive at a time, such as "4GB": fewer texts go into a pass.
         options: given to every metric that takes an option of that name. Metrics that compare attention with
@@ -145,6 +150,7 @@ def analyze(
         queries=queries,
         cross=True,
         vectors=vectors,
+        precision=precision,
         progress=progress,
         layer_bytes=None if max_memory is None else parse_bytes(max_memory) // 4,
         keep_partial=True,
@@ -164,7 +170,7 @@ def measure_inputs(
     """Measure the attention of a model on some inputs; arguments and result are those of `analyze`."""
     function = request.function
     _check_first_arguments(model, metrics)
-    recipe = _recipe(request, metrics, options)
+    recipe = _recipe(request, metrics, options)._replace(precision=request.checked_precision)
     inputs, tokenizer = _read_processor(function, inputs, tokenizer, request.processor)
     loaded, tokenizer, own_name = open_model(function, model, tokenizer)
     label = request.name or own_name
@@ -176,7 +182,7 @@ def measure_inputs(
     # without named metrics: all sites that the model gives
     sites = ((), recipe.states()) if metrics is None else (recipe.states(), ())
     measurement = TextMeasurement(request, recipe, label, sites, layers)
-    with collect_warnings() as undefined:
+    with collect_warnings() as undefined, count_fallbacks(measurement.fallbacks):
         try:
             stop = measurement.run(loaded, texts, spans, text_sites)
         except LoadError as error:

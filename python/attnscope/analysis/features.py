@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from attnscope._precision import Precision
 from attnscope.analysis.analyze import measure_inputs
 from attnscope.analysis.text_measurement import InputRequest
 from attnscope.metrics.measure import Metrics
@@ -28,6 +29,7 @@ def features(
     layers: Sequence[int] | int | None = None,
     tokenizer: Any = None,
     column: str = "",
+    precision: Precision | None = None,
     progress: bool = True,
     **options: Any,
 ) -> Features:
@@ -58,6 +60,7 @@ def features(
         layers: only these layers.
         tokenizer: of the model, for texts; its folder or hub id, or None for a model that is one.
         column: of a table, the one that holds the texts.
+        precision: "exact" or "fast", as `analyze` takes it.
         progress: a bar after two seconds, as `analyze` shows it.
         options: given to every metric that takes an option of that name.
 
@@ -97,6 +100,7 @@ def features(
         region,
         keep_empty=True,
         generate=generate,
+        precision=precision,
         progress=progress,
     )
     results = measure_inputs(request, model, texts, metrics, tokenizer, layers, options)

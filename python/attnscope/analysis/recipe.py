@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope._precision import Precision
 from attnscope.analysis.text_sites import TEXT_SITES, TextSites
 from attnscope.arguments.maps import Places
 from attnscope.capture.rectangles.layer_maps import Rectangles, rectangles_of
@@ -109,6 +110,7 @@ class Recipe(NamedTuple):
 
     columns: list[Quantity]
     bars: bool
+    precision: Precision = "exact"
 
     def states(self) -> tuple[str, ...]:
         """Return the captured sites beside attention that the columns read."""
@@ -181,6 +183,7 @@ class Recipe(NamedTuple):
                 "lengths": torch.as_tensor(region.lengths, device="cpu"),
                 "heads": names,
                 "mean": names is None,
+                "precision": self.precision,
             }
             bars = ("persistence",) if self.bars and not layer.cross else ()
             rest = [column for column in columns if chosen is None or not is_mean_of_rows(column)]

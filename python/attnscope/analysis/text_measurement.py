@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from attnscope._precision import PRECISIONS, Precision, provenance_of
 from attnscope._progress import progress_bar
 from attnscope._warn import warn
 from attnscope.analysis.answer_regions import Region
@@ -51,6 +53,7 @@ class InputRequest:
         queries: that means over rows are restricted to, None for all.
         cross: cross attention is measured too.
         vectors: also numbers per query, key or rank of metrics with numbers per map.
+        precision: of metrics, None where the caller names none.
         progress: show a bar.
         layer_bytes: bound for the attention of a layer; None for the usual one.
         keep_partial: give what is measured when somebody stops the call.
@@ -69,6 +72,7 @@ class InputRequest:
     queries: Any = None
     cross: bool = False
     vectors: bool = True
+    precision: Precision | None = None
     progress: bool = True
     layer_bytes: int | None = None
     keep_partial: bool = False
@@ -85,6 +89,19 @@ class InputRequest:
                 f"{self.function}: answer says where answers are, generate writes them; give one"
             )
         return self.answer is not None or self.generate is not None
+
+    @property
+    def checked_precision(self) -> Precision:
+        """Precision in which maps are measured.
+
+        Raises:
+            ValueError: neither None nor one of the two.
+        """
+        if self.precision not in (None, *PRECISIONS):
+            raise ValueError(
+                f"{self.function}: precision must be None, 'exact' or 'fast', got {self.precision!r}"
+            )
+        return self.precision or "exact"
 
     def chosen(self, batch: Batch, spans: Sequence[tuple[int, int]] | None) -> Tensor | None:
         """Return the queries of a batch's texts that means over rows are restricted to, None for all."""
@@ -126,6 +143,7 @@ class TextMeasurement:
     Attributes:
         measured: samples whose layers are all measured.
         ways: what they were measured from: "maps", or "queries and keys".
+        fallbacks: maps that "fast" measured exactly, by metric.
     """
 
     def __init__(
@@ -143,6 +161,7 @@ class TextMeasurement:
         self._left_out = LeftOut(recipe.columns)
         self.measured: list[int] = []
         self.ways: set[str] = set()
+        self.fallbacks: Counter[str] = Counter()
         self._refusal: str | None = None
 
     def run(
@@ -183,7 +202,7 @@ class TextMeasurement:
                 )
             if not refusal and set(arguments) <= {"input_ids", "attention_mask"}:
                 self.ways.add("queries and keys")
-                return lazy_self_attention(model, arguments, layers=self._layers)
+                return lazy_self_attention(model, arguments, layers=self._layers, precision=request.precision)
         self.ways.add("maps")
         return self_attention(
             model,
@@ -242,6 +261,7 @@ class TextMeasurement:
         tables = {"samples": _with_spans(texts.samples_table(self.label), spans), **tables}
         facts = {"model": self.label, "architecture": type(model).__name__, "left_out": reasons}
         facts["attention"] = " or ".join(sorted(self.ways))
+        facts["precision"] = provenance_of(self.recipe.precision, self.fallbacks)
         facts |= _facts_of(model, self.recipe, self.request)
         if len(self.measured) < len(texts.inputs):
             tables = {name: _of_samples(table, self.measured) for name, table in tables.items()}

@@ -35,6 +35,11 @@ Bos = Annotated[
     Option(help="Keep, drop or replace the beginning-of-sequence token."),
 ]
 
+#: How the exact protocol computes.
+PrecisionOption = Annotated[
+    Literal["exact", "fast"] | None, Option(help="Of the exact protocol; fast holds about five digits.")
+]
+
 
 def run(
     config: Annotated[
@@ -65,6 +70,7 @@ def run(
     name: Annotated[str, Option(help="Name of the run folder.")] = "",
     output: Annotated[str, Option(help="Folder that holds the run folders.")] = "",
     protocol: Annotated[str, Option(help="exact, a protocol of the study, or both for all.")] = "",
+    precision: PrecisionOption = None,
     bos: Bos = None,
     seed: Annotated[int | None, Option(min=0)] = None,
     max_memory: Annotated[str, Option(help="Bound for the attention alive at a time, e.g. 4GB.")] = "",
@@ -90,7 +96,7 @@ def run(
         raise typer.BadParameter("give --shard or --ray, not both")
     of_texts = {"column": column, "samples": samples, "sampling": sampling}
     of_run = dict(block=block, name=name, output=output, protocols=protocol, bos=bos, seed=seed)
-    of_run["max_memory"] = max_memory
+    of_run |= {"max_memory": max_memory, "precision": precision}
     values, sets = _settings(model, revision, texts, of_texts, of_run)
     study = RunConfig.from_yaml(config or default_study(), overrides=[*sets, *(assignments or [])], **values)
     if plan_only:

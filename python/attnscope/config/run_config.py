@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from attnscope._nearest import nearest
+from attnscope._precision import Precision
 from attnscope.config.config_files import as_list, as_mapping, assign, read_config, set_key, split_analysis
 from attnscope.config.memory_texts import as_source, text_sources
 from attnscope.config.packaged_configs import analyses
@@ -236,6 +237,9 @@ class RunConfig(Strict):
             as `analyze` takes them: a list of sentences, a table with a column of texts. A run stores those
             in its folder; {"rows": table, "column": "body", "group": "news"} says more of them.
         protocols: protocols to compute, of those that the study declares; "both" is short for all.
+        precision: "fast" measures maps in float32 where that holds the accuracy that each metric states, and
+            counts in the provenance the maps where it does not. Numbers of a published protocol are those of
+            its authors' code under both.
         layers: only these layers; empty takes all.
         max_tokens: longer sentences are cut to so many tokens; None: the model's context.
         bos: "keep" what the tokenizer does, "drop" the beginning-of-sequence token, or "replace" it by an
@@ -262,6 +266,7 @@ class RunConfig(Strict):
     models: Models
     texts: Texts = []
     protocols: Annotated[Names, Field(min_length=1)] = ["exact"]
+    precision: Precision = "exact"
     layers: list[Annotated[int, Field(ge=0)]] = []
     max_tokens: int | None = Field(default=None, ge=1)
     bos: Literal["keep", "drop", "replace"] = "keep"
@@ -285,6 +290,17 @@ class RunConfig(Strict):
         except ValidationError as error:
             option_keys = study.Options.model_fields if study else ()
             raise ConfigError(explain(error, type(self), extra_keys=option_keys)) from None
+
+    @field_validator("precision")
+    @classmethod
+    def _precision(cls, value: Precision, info: ValidationInfo) -> Precision:
+        protocols = info.data.get("protocols", ["exact"])
+        if value == "fast" and "exact" not in protocols:
+            raise ValueError(
+                f"fast is of the protocol exact, and {', '.join(protocols)} computes what its authors' code "
+                "does; add exact to protocols, or take precision: exact"
+            )
+        return value
 
     @field_validator("study")
     @classmethod

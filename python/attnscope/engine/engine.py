@@ -21,6 +21,7 @@ from typing import Any
 from attnscope import _blas
 from attnscope._evaluation import plain_defaults
 from attnscope._memory import frozen_gc, system_arrow_pool
+from attnscope._precision import provenance_of
 from attnscope._progress import progress_bar
 from attnscope.config.memory_texts import json_lines
 from attnscope.config.run_config import RunConfig
@@ -189,6 +190,8 @@ class Engine:
             self.say(note)
         for metric, count in self.tally.non_finite.items():
             self.say(f"{metric}: {count} matrices held NaN or infinite entries; their results are NaN")
+        for metric, count in self.tally.fallbacks.items():
+            self.say(f"{metric}: {count} matrices were measured exactly; fast does not hold its bound there")
         for metric, count in self.tally.undefined.items():
             self.say(
                 f"{metric}: {count} matrices have too few tokens or no row that varies; they have no value"
@@ -385,6 +388,7 @@ def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> No
         "metric_seconds": round(tally.metric_seconds, 3),
         "unit_seconds": round(tally.unit_seconds, 3),
         "measured_on": _by_device(tally.device_calls),
+        "precision": provenance_of(engine.settings.precision, tally.fallbacks),
         "non_finite": tally.non_finite,
         "undefined": tally.undefined,
     }

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from attnscope._precision import Precision
 from attnscope._warn import warn
 from attnscope.errors import SitesRefused
 from attnscope.models import Encoder, LoadError
@@ -149,9 +150,15 @@ def self_attention(
 
 
 def lazy_self_attention(
-    model: Any, inputs: Mapping[str, Any], *, layers: Sequence[int] | None = None
+    model: Any,
+    inputs: Mapping[str, Any],
+    *,
+    layers: Sequence[int] | None = None,
+    precision: Precision | None = None,
 ) -> Iterator[tuple[int, LazyLayer]]:
     """Stream the self-attention layers of one forward pass as queries and keys, numbered as `self_attention`.
+
+    `precision` is that of `LazyAttention`.
 
     Raises:
         LoadError: the model does not hand its queries and keys over, or hides some of what changes scores.
@@ -162,7 +169,7 @@ def lazy_self_attention(
     size = 0
     body = attention_body(model, inputs)
     try:
-        with capture(body, layers=layers, lazy=True) as recording:
+        with capture(body, layers=layers, lazy=True, precision=precision) as recording:
             for layer in recording.run(**inputs):
                 queries, keys = layer.attention.shape[-2:]
                 if layer.cross or queries != keys:

@@ -75,6 +75,8 @@ class Plan:
     def decisive(self) -> dict[str, Any]:
         """The settings that change a number."""
         without = {"name", "models", "texts", "output", "block", "max_tokens", "max_disk", "workers"}
+        if self.settings.precision == "exact":  # runs from before there was another go on
+            without.add("precision")
         return self.settings.model_dump(exclude=without)
 
     def leave_out(self, checkpoints: Iterable[Checkpoint], error: object) -> None:

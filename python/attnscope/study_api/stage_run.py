@@ -150,7 +150,10 @@ class StageRun:
         yield from self._timed(
             batch,
             lambda: lazy_self_attention(
-                self.model().model, self.inputs(batch), layers=self.settings.layers or None
+                self.model().model,
+                self.inputs(batch),
+                layers=self.settings.layers or None,
+                precision="fast" if self.settings.precision == "fast" else None,
             ),
             lambda layer: layer.attention.causal,
         )

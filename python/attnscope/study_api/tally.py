@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnscope._placement import count_calls
+from attnscope._precision import count_fallbacks
 from attnscope._warn import collect_warnings
 from attnscope.errors import NonFiniteWarning, NotAttentionWarning
 
@@ -28,6 +29,7 @@ class Tally:
 
     Attributes:
         device_calls: calls of measures that did not run in the core, by "device: measure".
+        fallbacks: maps that "fast" measured exactly, by metric.
     """
 
     units: int = 0
@@ -37,15 +39,20 @@ class Tally:
     non_finite: Counter[str] = field(default_factory=Counter)
     undefined: Counter[str] = field(default_factory=Counter)
     device_calls: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count warnings on maps without a value, and the measures that did not run in the core.
+        """Count warnings on maps without a value, and measures that ran elsewhere or otherwise than asked.
 
         A number per run, not a line per layer.
         """
-        with collect_warnings() as collected, count_calls(self.device_calls):
+        with (
+            collect_warnings() as collected,
+            count_calls(self.device_calls),
+            count_fallbacks(self.fallbacks),
+        ):
             yield
         for warning in collected:
             # captured rows are a softmax; with a learned sink they sum to less

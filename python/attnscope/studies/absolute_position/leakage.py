@@ -34,7 +34,7 @@ def add(run: StageRun, scores: Tensor, *, input: str, samples: Sequence[int], la
     """
     fits: dict[str, tuple[Any, ...]] = {}
     if "exact" in run.settings.protocols:
-        exact = offset_fit(scores)
+        exact = offset_fit(scores, precision=run.settings.precision)
         fits["exact"] = (exact.r2, exact.r2 + exact.added, exact.added)
     if "ruscio2025once" in run.settings.protocols:
         fits["ruscio2025once"] = ruscio2025once.leakage(scores)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope import SpanAttention, row_logits, span_attention
+from attnscope._precision import Precision
 from attnscope.capture.likelihood.tokens import log_likelihood
 from attnscope.capture.likelihood.vocabulary import special_ids
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
@@ -98,7 +99,8 @@ def _write(
     maps = layer.matrices()
     special = special_keys(run, batch, maps.shape[-1])
     support, lengths = layer.visibility.support, torch.tensor(batch.lengths, device="cpu")
-    mean = of_span(head_mean(maps), spans, special, support, lengths)
+    precision = run.settings.precision
+    mean = of_span(head_mean(maps), spans, special, support, lengths, precision)
     keys = {"layer": number, "protocol": "exact"}
     samples = np.asarray(batch.samples)
     learned = learned_share(layer, spans)
@@ -106,7 +108,7 @@ def _write(
     run.write("head_mean_spans", sample=samples, mode=modes, **keys, **_columns(mean, 0), **learned_columns)
     if run.unit.variant:
         return
-    attention = of_span(maps, spans, special, support, lengths)
+    attention = of_span(maps, spans, special, support, lengths, precision)
     heads = maps.shape[1]
     learned_columns = {} if learned is None else {"learned_sink_mass": learned.flatten()}
     run.write(
@@ -120,10 +122,22 @@ def _write(
     )
 
 
-def of_span(maps: Tensor, spans: Tensor, special: Tensor, support: Any, lengths: Tensor) -> SpanAttention:
+def of_span(
+    maps: Tensor,
+    spans: Tensor,
+    special: Tensor,
+    support: Any,
+    lengths: Tensor,
+    precision: Precision = "exact",
+) -> SpanAttention:
     """Return attention of each text's word [B, h] in maps [B, h, n, n]."""
     return span_attention(
-        maps, spans[:, None], special=special[:, None], support=support, lengths=lengths[:, None]
+        maps,
+        spans[:, None],
+        special=special[:, None],
+        support=support,
+        precision=precision,
+        lengths=lengths[:, None],
     )
 
 

@@ -40,7 +40,8 @@ def ablation(loaded: LoadedModel, mean: Tensor, batch: Batch, run: StageRun) -> 
     title = loaded.checkpoint.title
     if without := _without_loss(loaded):
         return f"ablation: {title}: {without}, so there is no output to compare"
-    sinks = sink_tokens(mean.cpu(), rule="test", lengths=torch.tensor(batch.lengths, device="cpu"))
+    lengths = torch.tensor(batch.lengths, device="cpu")
+    sinks = sink_tokens(mean.cpu(), rule="test", precision=run.settings.precision, lengths=lengths)
     first = torch.zeros_like(sinks)
     first[:, 0] = True
     sets, inputs = {"sinks": sinks, "first": first}, run.inputs(batch)

@@ -189,7 +189,10 @@ def write_layer(
 
 
 def measure_exactly(study: SinkStudy, states: States, number: int, batch: Batch, run: StageRun) -> None:
-    """Measure the exact quantities of a layer's heads and of their mean; `SHARED` ones join the sites."""
+    """Measure the exact quantities of a layer's heads and of their mean.
+
+    `SHARED` ones join the sites, where they are exact: the published protocol reads no others.
+    """
     bars = ("persistence",) if study.options.bars and not run.unit.variant else ()
     removed = not study.options.metrics or "sink_removal" in study.options.metrics
     measured_sites: list[dict[str, torch.Tensor]] = []
@@ -209,6 +212,7 @@ def measure_exactly(study: SinkStudy, states: States, number: int, batch: Batch,
             heads=heads,
             mean=heads is None,
             full_results=(*bars, *study.full_results),
+            precision=study.settings.precision,
         )
         measured_sites.append(measured.as_sites(*SHARED))
         removal: dict[str, Any] = {}
@@ -222,7 +226,8 @@ def measure_exactly(study: SinkStudy, states: States, number: int, batch: Batch,
         if bars:
             table = "bars" if heads is not None else "head_mean_bars"
             run.write(table, **bar_columns(measured.results["persistence"], keys_of(batch, number, heads)))
-    for name in measured_sites[0] if measured_sites else ():
+    shared_names = measured_sites[0] if measured_sites and study.settings.precision == "exact" else ()
+    for name in shared_names:
         states.sites[name] = torch.cat([sites_of_maps[name] for sites_of_maps in measured_sites], 1)
 
 
@@ -269,8 +274,9 @@ def measure_shuffled(study: SinkStudy, states: States, number: int, batch: Batch
             mean=True,
             full_results=full_results,
             held=states.heads.dtype,
+            precision=study.settings.precision,
         )
-        measured_sites = measured.as_sites(*SHARED)
+        measured_sites = measured.as_sites(*SHARED) if study.settings.precision == "exact" else {}
         for heads, maps_of_scope in ((None, slice(1)), (states.names, slice(1, None))):
             part = measured.part(maps_of_scope)
             write_rows(run, part, batch, protocol, number, heads, variant="row_permutation")
@@ -298,6 +304,7 @@ class SinkStudy(Study):
         has_both_protocols = len(self.selected) > 1 and any(
             quantity.name == "stable_rank" for quantity in self.selected["exact"]
         )
+        has_both_protocols &= settings.precision == "exact"
         self.full_results = SHARED[:1] if has_both_protocols else ()
         # one list for each kind of layer: plans are kept by the quantities that they are of
         self.quantities_of = functools.cache(self._quantities)

@@ -69,7 +69,7 @@ STAGES = Stages()
 def measure(study: FeatureStudy, unit: Unit, run: StageRun) -> None:
     """Write the numbers of a block of texts, and what the file says of each text."""
     options: FeatureOptions = study.options
-    recipe = study.recipe()
+    recipe = study.recipe()._replace(precision=study.settings.precision)
     spans = _spans(study, unit, run)
     region: Region = "text"
     if options.answer:

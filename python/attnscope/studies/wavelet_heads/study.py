@@ -150,7 +150,14 @@ def write_maps(
     if not quantities:
         return {}
     mean = names is None
-    measured = measure_layer({"attention": maps}, quantities, seen, lengths=batch.lengths, mean=mean)
+    measured = measure_layer(
+        {"attention": maps},
+        quantities,
+        seen,
+        lengths=batch.lengths,
+        mean=mean,
+        precision=study.settings.precision,
+    )
     values = {quantity.name: measured.values[quantity] for quantity in chosen.heads}
     if values:
         columns: dict[str, Any] = {name: numbers.flatten().numpy() for name, numbers in values.items()}
@@ -224,7 +231,14 @@ def compare_beginnings(study: WaveletStudy, run: StageRun, batch: Batch, descrip
             chosen = study.quantities_of(seen.learned is not None).scales
             for maps, names in ((head_mean(heads), None), (heads, list(layer.heads))):
                 mean = names is None
-                measured = measure_layer({"attention": maps}, chosen, seen, lengths=lengths, mean=mean)
+                measured = measure_layer(
+                    {"attention": maps},
+                    chosen,
+                    seen,
+                    lengths=lengths,
+                    mean=mean,
+                    precision=study.settings.precision,
+                )
                 parts = [measured.values[quantity].flatten(2) for quantity in chosen]
                 energy, coefficients = (
                     (1.0 - torch.nn.functional.cosine_similarity(*pair, dim=-1)).flatten().numpy()
