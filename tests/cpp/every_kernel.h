@@ -273,6 +273,9 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
   write(answers.position);
   write(answers.top_mass);
   write(answers.share.share);
+  std::vector<double> sums(numbers);
+  incoming_of_heads(view, Index{1}, Index{0}, true, false, sums.data(), numbers.data(), work.sinks);
+  write(numbers);
   const auto tokens = std::make_unique<bool[]>(static_cast<std::size_t>(n));
   sink_tokens(view, support, SinkRule{}, tokens.get(), work.sinks);
   for (Index j = 0; j < n; ++j) write(std::int64_t{tokens[static_cast<std::size_t>(j)]});

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/batched.h"
+#include "matrix/columns/column_sums.h"
 
 namespace attnscope {
 namespace {
@@ -56,6 +57,63 @@ Index shares_of_layers(const Batch& batch, const SupportBatch& supports, const S
   return non_finite.load();
 }
 
+// Incoming attention of such heads, whose layers are matrices of their own: keys are shared out, so
+// that workers have parts of a single layer too. Returns how many matrices are not finite.
+Index incoming_of_layers(const Batch& batch, bool find_support, Index shift, double* incoming) {
+  const Index heads = batch.sizes.back();
+  const Index layers = batch.count / heads;
+  const Index columns = batch.n * heads;
+  const Index parts = std::clamp<Index>(batch.queries * columns / kBlockEntriesOfSums, 1,
+                                        std::max<Index>(1, batch.n / 16));
+  const Index keys = (batch.n + parts - 1) / parts;
+  AlignedBuffer buffer;
+  double* sums = buffer.resize(layers * columns);
+  std::vector<std::atomic<bool>> differs(layers);
+  std::vector<SinkWorkspace> workspaces(worker_count(layers));
+  std::atomic<Index> non_finite{0};
+  const Index of_parts =
+      std::max<Index>(1, kBlockEntriesOfSums / std::max<Index>(1, batch.queries * keys * heads));
+  visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
+    const auto layer_at = [&](Index layer, Index key, Index count) {
+      return matrix_view(data + batch.offset(layer * heads) + key * heads, batch.queries,
+                         count * heads, batch.row_stride, Index{1});
+    };
+    run_blocks(layers * parts, of_parts, [&](Index begin, Index end, int) {
+      for (Index at = begin; at < end; ++at) {
+        const Index layer = at / parts;
+        const Index key = std::min(at % parts * keys, batch.n);
+        const Index count = std::min(keys, batch.n - key);
+        if (count == 0) continue;
+        const bool causal =
+            sum_columns(layer_at(layer, key, count), heads, shift - key,
+                        find_support && batch.n >= 2, sums + layer * columns + key * heads);
+        if (!causal) differs[layer].store(true, std::memory_order_relaxed);
+      }
+    });
+    run_blocks(layers, of_parts, [&](Index begin, Index end, int worker) {
+      for (Index layer = begin; layer < end; ++layer) {
+        non_finite.fetch_add(
+            incoming_of_heads(layer_at(layer, 0, batch.n), heads, shift, find_support,
+                              find_support && !differs[layer].load(), sums + layer * columns,
+                              incoming + layer * columns, workspaces[worker]),
+            std::memory_order_relaxed);
+      }
+    });
+  });
+  return non_finite.load();
+}
+
+// Whether `sum_columns` reads the layers of a batch, in parts of sixteen keys too.
+bool sums_layers(const Batch& batch) {
+  bool is_summable = false;
+  visit_scalar(batch, [&](const auto* data) {
+    is_summable = has_summable_columns(matrix_view(
+        data, batch.queries, std::min<Index>(batch.n, 16) * batch.sizes.back(), batch.row_stride,
+        Index{1}));
+  });
+  return is_summable;
+}
+
 // (incoming, entropy, position, share, uniform share, top mass, non_finite), None for what is not
 // asked for.
 py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument support, bool incoming,
@@ -76,12 +134,18 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
   const Result<double> tops = numbers(top > 0, {});
   Result<std::int64_t> positions{py::none()};
   if (asked.position) positions = make_result(batch.sizes, {}, std::int64_t{-1});
-  if (asked.first > 0 && !incoming && !entropy && !asked.position && top == 0 &&
-      heads_lie_together(batch) && supports.data == nullptr) {
-    const Index non_finite = shares_of_layers(batch, supports, asked, shares.data, uniforms.data);
+  const auto answer = [&](Index non_finite) {
     return py::make_tuple(incomings.tensor, entropies.tensor, positions.tensor, shares.tensor,
                           uniforms.tensor, tops.tensor, non_finite);
-  }
+  };
+  const bool one_question = !entropy && !asked.position && top == 0 && supports.data == nullptr &&
+                            heads_lie_together(batch);
+  if (one_question && asked.first > 0 && !incoming)
+    return answer(shares_of_layers(batch, supports, asked, shares.data, uniforms.data));
+  const bool by_entries = supports.automatic || supports.rule.kind == Support::Kind::full;
+  if (one_question && asked.first == 0 && incoming && by_entries && sums_layers(batch))
+    return answer(incoming_of_layers(batch, supports.automatic, supports.given(0).shift,
+                                     incomings.data));
   const Index non_finite = per_matrix_checked_by_kernel<SinkWorkspace>(
       batch,
       [&](const auto& view, Index index, auto& workspace) {
@@ -100,8 +164,7 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
         return true;
       },
       block_size(batch, 1, entropy ? kBlockEntries : kBlockEntriesOfSums));
-  return py::make_tuple(incomings.tensor, entropies.tensor, positions.tensor, shares.tensor,
-                        uniforms.tensor, tops.tensor, non_finite);
+  return answer(non_finite);
 }
 
 py::tuple tokens(Argument attention, Argument lengths, Argument support, std::optional<double> tau,

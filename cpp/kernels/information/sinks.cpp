@@ -7,8 +7,10 @@
 #include <limits>
 #include <numeric>
 
+#include "matrix/columns/column_sums.h"
 #include "matrix/row_statistics.h"
 #include "matrix/rows.h"
+#include "matrix/widen.h"
 
 namespace attnscope {
 namespace {
@@ -103,6 +105,22 @@ void count_visible(const Support& support, Index queries, Index n, SinkWorkspace
   counts.rows = queries;
 }
 
+// Column sums to workspace.rows.sums and, where asked for, entropies, as `row_statistics` writes
+// them: without entropies in one read along the memory, where the rows allow that.
+template <class Scalar>
+bool sums_and_entropies(const MatrixView<Scalar>& attention, bool find_support, Support& support,
+                        double* entropy, SinkWorkspace& workspace) {
+  if (entropy != nullptr || !find_support || !has_summable_columns(attention))
+    return row_statistics(attention, find_support, support, entropy, workspace.rows);
+  const Index n = attention.cols();
+  workspace.rows.sums.resize(n);
+  double* sums = workspace.rows.sums.data();
+  const bool causal = sum_columns(attention, Index{1}, support.shift, n >= 2, sums);
+  support.kind = causal ? Support::Kind::causal : Support::Kind::full;
+  // A sum of finite float64 numbers can overflow, one of the shorter types cannot.
+  return are_finite(sums, n, 1) || (std::is_same_v<Scalar, double> && all_finite(attention));
+}
+
 // Whether nothing is asked for that sums of whole rows or columns answer.
 bool asks_for_share_alone(const SinkRequest& asked, const SinkAnswers& answers) {
   return answers.entropy == nullptr && answers.incoming == nullptr && !asked.position &&
@@ -191,7 +209,7 @@ bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Sup
     answers.share = sink_share(attention, support, asked.first, asked.queries);
     return true;
   }
-  if (!row_statistics(attention, find_support, support, answers.entropy, workspace.rows)) {
+  if (!sums_and_entropies(attention, find_support, support, answers.entropy, workspace)) {
     if (answers.entropy != nullptr) std::fill(answers.entropy, answers.entropy + queries, kNaN);
     return false;
   }
@@ -285,6 +303,56 @@ bool read_heads_together(const MatrixView<Scalar>& layer, Index heads, Index shi
   return true;
 }
 
+template <class Scalar>
+Index incoming_of_heads(const MatrixView<Scalar>& layer, Index heads, Index shift,
+                        bool find_support, bool every_head_is_causal, double* sums, double* out,
+                        SinkWorkspace& workspace) {
+  const Index rows = layer.rows();
+  const Index n = layer.cols() / heads;
+  const Index stride = layer.outerStride();
+  const bool every_sum_is_finite = are_finite(sums, layer.cols(), 1);
+  const auto head_at = [&](Index h) {
+    return matrix_view(layer.data() + h, rows, n, stride, heads);
+  };
+  const auto is_causal_head = [&](Index h) {
+    return every_head_is_causal || (find_support && is_causal(head_at(h), shift));
+  };
+  // Heads of one kind are divided together, along the memory.
+  Index causal_heads = 0;
+  for (Index h = 0; h < heads; ++h) causal_heads += is_causal_head(h) ? 1 : 0;
+  Support support;
+  support.shift = shift;
+  const auto queries_of = [&](bool causal) {
+    support.kind = causal ? Support::Kind::causal : Support::Kind::full;
+    count_visible(support, rows, n, workspace);
+    return workspace.visible.queries.data();
+  };
+  const bool alike = causal_heads == 0 || causal_heads == heads;
+  const double* queries = alike ? queries_of(causal_heads > 0) : nullptr;
+  for (Index j = 0; alike && j < n; ++j) {
+    for (Index h = 0; h < heads; ++h) sums[j * heads + h] /= queries[j];
+  }
+  const double* divided = sums;
+  separate(matrix_view(divided, Index{1}, n, n * heads, heads), heads, out);
+  Index non_finite = 0;
+  for (Index h = 0; h < heads; ++h) {
+    double* means = out + h * n;
+    if (!alike) {
+      queries = queries_of(is_causal_head(h));
+      for (Index j = 0; j < n; ++j) means[j] /= queries[j];
+    }
+    // A sum of finite float64 numbers can overflow, one of the shorter types cannot.
+    if (every_sum_is_finite || are_finite(means, n, 1) ||
+        (std::is_same_v<Scalar, double> && all_finite(head_at(h)))) {
+      continue;
+    }
+    std::fill(means, means + n, kNaN);
+    ++non_finite;
+  }
+  return non_finite;
+}
+
+ATTNSCOPE_COMPILE(incoming_of_heads);
 ATTNSCOPE_COMPILE(read_heads_together);
 ATTNSCOPE_COMPILE(sink_statistics);
 ATTNSCOPE_COMPILE(sink_tokens);

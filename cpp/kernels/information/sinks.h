@@ -64,6 +64,16 @@ template <class Scalar>
 bool read_heads_together(const MatrixView<Scalar>& layer, Index heads, Index shift,
                          bool find_support, Support::Kind& kind);
 
+// Incoming attention of heads that lie side by side, to `out` [heads, keys], from the column sums
+// of their layer, sums [keys·heads], which it overwrites; `every_head_is_causal`: what sum_columns
+// says of it. With `find_support` a head is causal or full by its own entries, otherwise full. NaN
+// for a head that is not finite; returns how many are not. O(keys·heads), and where heads differ a
+// read of each.
+template <class Scalar>
+Index incoming_of_heads(const MatrixView<Scalar>& layer, Index heads, Index shift,
+                        bool find_support, bool every_head_is_causal, double* sums, double* out,
+                        SinkWorkspace& workspace);
+
 // How far from its query a key of a map of n tokens must be to be tested as a sink:
 // max(⌈n/10⌉, min(4, ⌊n/4⌋), 1).
 Index far_distance(Index n);
