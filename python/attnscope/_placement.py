@@ -16,6 +16,7 @@ from torch import Tensor
 #: Functions of the core that torch operations compute too, with the module of `attnscope.devices` for each.
 MODULES = {
     "attention_entropy": "entropy",
+    "cloud_distances": "cloud_distances",
     "far_attention": "sink_test",
     "fiedler_value": "fiedler",
     "fiedler_vector": "fiedler",
@@ -57,26 +58,40 @@ TAKES_RECTANGLES = frozenset(
     }
 )
 
-#: Public functions whose maps stay on their device, because a function of MODULES computes them.
+#: Public functions whose maps or points stay on their device, because a function of MODULES or
+#: `per_cloud` computes what is large of them.
 STAYS_ON_DEVICE = frozenset(
     {
         "attention_entropy",
         "causal_spectrum",
+        "cka",
+        "cloud_components",
+        "cloud_distances",
+        "cloud_persistence",
+        "cloud_spectrum",
         "effective_rank",
         "entropy_magnitude_correlation",
         "fiedler_value",
         "fiedler_vector",
+        "fragmentation",
         "geometric_semantic_alignment",
+        "gride",
+        "harmonic_distortion",
         "head_divergence",
         "incoming_attention",
         "laplacian_eigenvalues",
         "laplacian_gap",
         "laplacian_shape",
+        "local_dimension",
         "local_global_ratio",
+        "log_volume",
         "lookback",
+        "massive_activations",
+        "matrix_entropy",
         "measure",
         "measure_quantities",
         "morlet_scalogram",
+        "neighbourhood_overlap",
         "participation_ratio",
         "pattern_share",
         "persistence",
@@ -96,6 +111,7 @@ STAYS_ON_DEVICE = frozenset(
         "spectral_uncertainty",
         "stable_rank",
         "top_mass",
+        "two_nn",
         "wavelet_transform",
     }
 )
@@ -231,18 +247,12 @@ class _Placed:
         self._kernel, self._function = kernel, function
 
     def __call__(self, tensor: Tensor, lengths: Any, *arguments: Any) -> Any:
-        try:
+        with _named_failures(self._function, tensor.device):
             return self._measure(tensor, lengths, *arguments)
-        except _DEVICE_FAILURES as error:
-            words = f"{tensor.device} failed, and tensors on it may be lost: {error}"
-            raise RuntimeError(f"{self._function}: {words}") from error
 
     def _measure(self, tensor: Tensor, lengths: Any, *arguments: Any) -> Any:
         name = self._kernel.__name__
-        slower = tensor.device.type == "cuda" and (
-            tensor.shape[-1] <= CUDA_IS_SLOWER.get(name, 0)
-            or tensor.numel() * tensor.element_size() < FEWEST_BYTES
-        )
+        slower = _is_slower(tensor, name, tensor.shape[-1])
         fits = name in TAKES_RECTANGLES or not isinstance(lengths, tuple)
         if name in MODULES and fits and not slower:
             module = importlib.import_module(f"attnscope.devices.{MODULES[name]}")
@@ -250,14 +260,68 @@ class _Placed:
                 result = getattr(module, name)(tensor, lengths, *arguments)
             except NotOnDevice:
                 pass
-            except MemoryError as error:
-                raise MemoryError(f"{self._function}: {error}") from None
             else:
                 _note(name, tensor.device.type)
                 return result
         if not tensor.is_cpu:
             _note(name, "cpu (copied)")
         return self._kernel(host_copy(tensor), lengths, *map(host_copy, arguments))
+
+
+def per_cloud(
+    function: str,
+    compute: Callable[..., Sequence[Tensor]],
+    *tensors: Tensor | None,
+    bytes_of_one: int,
+    decomposition: str = "",
+) -> tuple[Tensor, ...]:
+    """Compute a measure that is written in torch operations where its points are.
+
+    Args:
+        function: the public one, with whose name errors begin.
+        compute: takes the tensors, or some entries of their leading axes, and returns tensors.
+        tensors: points [..., n, d], and what belongs to them with the same leading axes, or None.
+        bytes_of_one: that `compute` holds at a time for one cloud.
+        decomposition: the function of `CUDA_IS_SLOWER` whose size decides, with min(n, d) tokens.
+
+    Returns:
+        The tensors of `compute`, on the CPU.
+    """
+    points = tensors[0]
+    assert points is not None
+    if points.is_cpu and not _TORCH_ON_CPU.get():
+        return tuple(compute(*map(host_copy, tensors)))
+    has_float64 = importlib.import_module("attnscope.devices.slab").has_float64(points.device)
+    if not has_float64 or _is_slower(points, decomposition, min(points.shape[-2:])):
+        if not points.is_cpu:
+            _note(function, "cpu (copied)")
+        with _named_failures(function, points.device):
+            copies = [host_copy(tensor) for tensor in tensors]
+        return tuple(compute(*copies))
+    slabs = importlib.import_module("attnscope.devices.slabs")
+    with _named_failures(function, points.device):
+        results: tuple[Tensor, ...] = slabs.per_cloud(compute, tensors, bytes_of_one)
+    _note(function, points.device.type)
+    return results
+
+
+def _is_slower(tensor: Tensor, name: str, size: int) -> bool:
+    """Return True where a CUDA device needs longer for a tensor than a copy to the CPU and the core do."""
+    if tensor.device.type != "cuda":
+        return False
+    return size <= CUDA_IS_SLOWER.get(name, 0) or tensor.numel() * tensor.element_size() < FEWEST_BYTES
+
+
+@contextmanager
+def _named_failures(function: str, device: torch.device) -> Iterator[None]:
+    """Let errors of a device that fails or has no memory begin with the name of a public function."""
+    try:
+        yield
+    except MemoryError as error:
+        raise MemoryError(f"{function}: {error}") from None
+    except _DEVICE_FAILURES as error:
+        words = f"{device} failed, and tensors on it may be lost: {error}"
+        raise RuntimeError(f"{function}: {words}") from error
 
 
 def _note(name: str, device: str) -> None:

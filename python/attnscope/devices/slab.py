@@ -22,9 +22,14 @@ def arithmetic_type(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def has_float64(device: torch.device) -> bool:
+    """Return True for devices that calculate in float64."""
+    return arithmetic_type(device) == torch.float64
+
+
 def refuse_float32(attention: Tensor) -> None:
     """Raise NotOnDevice where maps lie on a device without float64, which a tight bound needs."""
-    if arithmetic_type(attention.device) != torch.float64:
+    if not has_float64(attention.device):
         raise NotOnDevice
 
 

@@ -63,44 +63,86 @@ def per_map(
     sizes = sizes_of(attention, lengths)
     masks = support.expand(attention.shape).reshape(maps.shape) if isinstance(support, Tensor) else None
     parts = [None if part is None else part.reshape(count, *part.shape[len(leading) :]) for part in beside]
-    step = _slab_size(maps, temporaries)
     slab_type = Slab if sizes.shift is not None else _slab_type(device, masks)
-    results: list[list[Tensor]] = []
-    first = 0
-    while first < count or not results:
-        last = min(count, first + max(1, step // maps_together) * maps_together)
 
-        def part_of(tensor: Tensor | None, first: int = first, last: int = last) -> Tensor | None:
+    def compute_part(first: int, last: int) -> Sequence[Tensor]:
+        def part_of(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor[first:last].to(device)
 
-        try:
-            slab = slab_type(
-                maps[first:last],
-                sizes.keys[first:last],
-                support if masks is None else masks[first:last].to(device),
-                is_ragged=sizes.is_ragged,
-                needs_entropy=needs_entropy,
-                queries=part_of(sizes.queries),
-                shift=part_of(sizes.shift),
-                query_positions=part_of(sizes.query_positions),
-            )
-            results.append(_to_host(compute(slab, *map(part_of, parts))))
-        except torch.OutOfMemoryError as error:
-            if step <= maps_together:
-                words = f"{device} has no memory for {maps_together} map(s) of {maps.shape[-1]} tokens"
-                raise MemoryError(f"{words} next to what it holds: {error}") from None
-            step //= 2
-            continue
-        first = last
-    columns = (
-        results[0] if len(results) == 1 else [torch.cat(column) for column in zip(*results, strict=True)]
-    )
-    *tensors, defined = columns
+        slab = slab_type(
+            maps[first:last],
+            sizes.keys[first:last],
+            support if masks is None else masks[first:last].to(device),
+            is_ragged=sizes.is_ragged,
+            needs_entropy=needs_entropy,
+            queries=part_of(sizes.queries),
+            shift=part_of(sizes.shift),
+            query_positions=part_of(sizes.query_positions),
+        )
+        return compute(slab, *map(part_of, parts))
+
+    step = _slab_size(count, device, temporaries * 8 * maps.shape[-2] * maps.shape[-1])
+    words = f"{device} has no memory for {maps_together} map(s) of {maps.shape[-1]} tokens"
+    *tensors, defined = _in_slabs(count, step, maps_together, words, compute_part)
     shaped = (
         tensor.reshape((*(leading if len(tensor) == count else leading[:-1]), *tensor.shape[1:]))
         for tensor in tensors
     )
     return *shaped, int((~defined).sum())
+
+
+def per_cloud(
+    compute: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor | None], bytes_of_one: int
+) -> tuple[Tensor, ...]:
+    """Compute a measure of every cloud of points of a batch, slab by slab.
+
+    Args:
+        compute: takes a slab's part of each tensor, [m, ...], and returns tensors [m, ...].
+        tensors: [..., n, d] on one device, and what lies beside them with the same leading axes on any
+            device, or None.
+        bytes_of_one: that `compute` holds at a time for one cloud.
+
+    Returns:
+        The tensors of `compute` with the leading axes of the batch, on the CPU.
+
+    Raises:
+        MemoryError: the device has no memory for one cloud.
+    """
+    points = tensors[0]
+    assert points is not None
+    leading, device = points.shape[:-2], points.device
+    count = math.prod(leading)
+    parts = [None if part is None else part.reshape((count, *part.shape[len(leading) :])) for part in tensors]
+
+    def compute_part(first: int, last: int) -> Sequence[Tensor]:
+        return compute(*(None if part is None else part[first:last].to(device) for part in parts))
+
+    words = f"{device} has no memory for a cloud of {points.shape[-2]} points"
+    columns = _in_slabs(count, _slab_size(count, device, bytes_of_one), 1, words, compute_part)
+    return tuple(column.reshape((*leading, *column.shape[1:])) for column in columns)
+
+
+def _in_slabs(
+    count: int, step: int, together: int, words: str, compute_part: Callable[[int, int], Sequence[Tensor]]
+) -> list[Tensor]:
+    """Return the results of all parts of a batch one behind the other, on the CPU.
+
+    A part that does not fit is halved, until it holds as many entries as belong `together`; then the error
+    begins with `words`.
+    """
+    results: list[list[Tensor]] = []
+    first = 0
+    while first < count or not results:
+        last = min(count, first + max(1, step // together) * together)
+        try:
+            results.append(_to_host(compute_part(first, last)))
+        except torch.OutOfMemoryError as error:
+            if step <= together:
+                raise MemoryError(f"{words} next to what it holds: {error}") from None
+            step //= 2
+            continue
+        first = last
+    return results[0] if len(results) == 1 else [torch.cat(column) for column in zip(*results, strict=True)]
 
 
 class Sizes(NamedTuple):
@@ -167,20 +209,17 @@ def _slab_type(device: torch.device, masks: Tensor | None) -> type[Slab]:
     return Slab
 
 
-def _slab_size(maps: Tensor, temporaries: int) -> int:
+def _slab_size(count: int, device: torch.device, bytes_of_one: int) -> int:
     """Return how many maps fit at a time: their temporaries take at most an eighth of the free memory."""
-    count, device = len(maps), maps.device
-    bytes_of_map = temporaries * 8 * maps.shape[-2] * maps.shape[-1]
-    if (
-        count * bytes_of_map <= DEFAULT_BYTES
-    ):  # asking a device for its free memory takes longer than a small slab
+    if count * bytes_of_one <= DEFAULT_BYTES:
+        # asking a device for its free memory takes longer than a small slab
         return max(1, count)
     free = DEFAULT_BYTES * 8
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
-        if count * bytes_of_map > free // 8:
+        if count * bytes_of_one > free // 8:
             # what the caching allocator holds without using it can be had too; asking for it takes longer
             free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     elif device.type == "mps":
         free = torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
-    return max(1, free // 8 // bytes_of_map)
+    return max(1, free // 8 // bytes_of_one)

@@ -13,17 +13,40 @@ from torch import Tensor
 
 from attnscope import _core
 
+#: Matrices whose largest entry lies between these are taken as they are.
+SMALLEST_UNSCALED, LARGEST_UNSCALED = 1e-60, 1e60
+
 
 def scales_of(matrices: Tensor, lengths: Tensor | None = None) -> Tensor | None:
     """Return the power of two [...] of each matrix [..., m, n], or None where none is needed.
 
     Args:
-        matrices: float tensors; only float64 ones on the CPU are looked at.
+        matrices: float tensors on any device; only float64 ones are looked at.
         lengths: rows of each matrix that count, and columns of a square one, int64 [...].
     """
-    if torch.compiler.is_compiling() or not matrices.is_cpu:
+    if torch.compiler.is_compiling() or matrices.dtype != torch.float64:
         return None
-    return _core.power_scales(matrices.detach(), lengths)
+    if matrices.is_cpu:
+        return _core.power_scales(matrices.detach(), lengths)
+    return _scales_in_torch(matrices.detach(), lengths)
+
+
+def _scales_in_torch(matrices: Tensor, lengths: Tensor | None) -> Tensor | None:
+    """Return what the core's `power_scales` does, in torch operations on the matrices' device."""
+    rows, columns = matrices.shape[-2:]
+    counts = matrices.isfinite()
+    if lengths is not None:
+        ends = lengths.to(matrices.device)[..., None, None]
+        counts = counts & (torch.arange(rows, device=matrices.device)[:, None] < ends)
+        if rows == columns:
+            counts = counts & (torch.arange(columns, device=matrices.device) < ends)
+    largest = torch.where(counts, matrices.abs(), 0.0).amax((-2, -1))
+    far = (largest > 0) & ((largest <= SMALLEST_UNSCALED) | (largest >= LARGEST_UNSCALED))
+    if not bool(far.any()):
+        return None
+    exponents = -torch.frexp(largest).exponent.clamp(-1022, 1022)
+    powers = torch.ldexp(torch.ones_like(largest), exponents)
+    return torch.where(far, powers, 1.0)
 
 
 def in_range(matrices: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

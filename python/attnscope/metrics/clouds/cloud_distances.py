@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _checks, _core, _placement
 from attnscope.gradients.dispatch import without_derivative
 
 Metric = Literal["cosine", "euclidean", "precomputed"]
@@ -81,14 +81,32 @@ def cloud_distances(
 
 
 def points_argument(function: str, points: Any, lengths: _checks.Lengths, name: str = "points") -> Cloud:
-    """Check `points` [..., n, d] and `lengths`, without a copy."""
-    tensor = _checks.to_host(_checks.float_tensor(function, name, points))
+    """Check `points` [..., n, d] and `lengths`, without a copy.
+
+    Points on an accelerator stay there if the function is measured there.
+    """
+    tensor = _checks.float_tensor(function, name, points)
+    if not _placement.stays(function, tensor):
+        tensor = _checks.to_host(tensor)
     if tensor.ndim < 2 or 0 in tensor.shape[-2:]:
         raise ValueError(
             f"{function}: {name} must be clouds [..., n, d] with n, d >= 1, got shape {tuple(tensor.shape)}"
         )
     leading, n = tuple(tensor.shape[:-2]), int(tensor.shape[-2])
     return Cloud(tensor, _checks.lengths_argument(function, lengths, leading, n))
+
+
+def visible_points(points: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return which points [..., n, d] are within the lengths [...], bool [..., n] where the points are."""
+    place = torch.arange(points.shape[-2], device=points.device)
+    inside = place >= 0 if lengths is None else place < lengths[..., None]
+    return inside.expand(points.shape[:-1])
+
+
+def bytes_of_spectrum(points: Tensor) -> int:
+    """Return the bytes that singular values of a cloud of points [..., n, d] take on their way."""
+    n, d = points.shape[-2:]
+    return 8 * 6 * n * d
 
 
 def distances_of(function: str, cloud: Cloud, metric: str) -> _checks.Attention:
@@ -99,14 +117,15 @@ def distances_of(function: str, cloud: Cloud, metric: str) -> _checks.Attention:
     """
     _few_enough(function, "points", cloud.n)
     if metric == "cosine":
-        zero_points = (cloud.tensor == 0).all(-1) & cloud.inside()
+        zero_points = (cloud.tensor == 0).all(-1).cpu() & cloud.inside()
         if bool(zero_points.any()):
             place = tuple(int(axis) for axis in zero_points.nonzero()[0])
             raise ValueError(
                 f"{function}: cosine distances need vectors that are not 0, got a zero vector at index "
                 f"{place if len(place) > 1 else place[0]}"
             )
-    distances, _ = _core.cloud_distances(cloud.tensor, cloud.lengths, metric)
+    run = _placement.computed_on(_core.cloud_distances, cloud.tensor, function)
+    distances, _ = run(cloud.tensor, cloud.lengths, metric)
     return _checks.Attention(distances, cloud.lengths)
 
 
@@ -117,7 +136,9 @@ def distances_argument(
 
     NaN entries are let through, and infinite ones: such a pair is never joined.
     """
-    checked = _checks.attention_argument(function, distances, lengths, name=name)
+    # nothing of given distances is measured on a device
+    tensor = _checks.to_host(_checks.float_tensor(function, name, distances))
+    checked = _checks.attention_argument(function, tensor, lengths, name=name)
     _few_enough(function, name, checked.n)
     tensor = checked.tensor
     if torch.equal(tensor, tensor.mT) and (tensor.numel() == 0 or bool(tensor.amin() >= 0)):

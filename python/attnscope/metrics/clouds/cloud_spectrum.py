@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _checks, _placement
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.clouds.cloud_distances import Cloud, points_argument
+from attnscope.metrics.clouds.cloud_distances import bytes_of_spectrum, points_argument, visible_points
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
 
 #: Share of the variance that `pca_dimension` counts components for.
@@ -72,13 +72,28 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
     """
     name = "cloud_spectrum"
     checked = points_argument(name, points, lengths)
-    tensor, scales = _powers.in_range(checked.tensor, checked.lengths)
-    cloud = Cloud(tensor, checked.lengths)
     centred = _checks.flag(name, "center", center)
-    wide, sees = cloud.tensor.double(), cloud.inside()[..., None]
+    *fields, finite = _placement.per_cloud(
+        name,
+        lambda points, ends: _spectra(points, ends, center=centred),
+        checked.tensor,
+        checked.lengths,
+        bytes_of_one=bytes_of_spectrum(checked.tensor),
+        decomposition="singular_values",
+    )
+    result, bad = CloudSpectrum(*fields), int((~finite).sum())
+    if bad:
+        result = CloudSpectrum(*(torch.where(_like(finite, values), values, torch.nan) for values in result))
+    return _checks.warn_non_finite(name, checked, result, bad, "clouds")
+
+
+def _spectra(points: Tensor, lengths: Tensor | None, *, center: bool) -> tuple[Tensor, ...]:
+    """Return the fields of `CloudSpectrum` of clouds [..., n, d], and which clouds are finite."""
+    tensor, scales = _powers.in_range(points, lengths)
+    wide, sees = tensor.double(), visible_points(points, lengths)[..., None]
     finite = (wide.isfinite() | ~sees).all((-2, -1))
     wide = torch.where(sees & finite[..., None, None], wide, 0)
-    if centred:
+    if center:
         # From the first point on, so that equal points are at exactly 0 whatever their mean rounds to.
         wide = torch.where(sees, wide - wide[..., :1, :], 0)
         wide = torch.where(sees, wide - wide.sum(-2, keepdim=True) / sees.sum(-2, keepdim=True), 0)
@@ -92,17 +107,14 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
     short = (variance < VARIANCE - 1e-12).sum(-1) + 1
     second = squares[..., 1] if squares.shape[-1] > 1 else torch.zeros_like(total)
     undefined = torch.full_like(total, torch.nan)
-    result = CloudSpectrum(
+    return (
         torch.where(spread, torch.special.entr(p).sum(-1).exp(), 0.0),
         torch.where(spread, total.square() / squares.square().sum(-1), undefined),
         torch.where(spread, second / squares[..., 0], undefined),
         torch.where(spread, short.double(), 0.0),
         _powers.unscaled(sigma, scales),
+        finite,
     )
-    bad = int((~finite).sum())
-    if bad:
-        result = CloudSpectrum(*(torch.where(_like(finite, values), values, torch.nan) for values in result))
-    return _checks.warn_non_finite(name, cloud, result, bad, "clouds")
 
 
 def _like(finite: Tensor, values: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope import _checks
-from attnscope.metrics.clouds.cloud_distances import points_argument
+from attnscope import _checks, _placement
+from attnscope.metrics.clouds.cloud_distances import bytes_of_spectrum, points_argument, visible_points
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
 
 
@@ -48,7 +48,20 @@ def log_volume(points: Tensor, *, alpha: float = 1e-3, lengths: _checks.Lengths 
     if not 0 < ridge < math.inf:
         raise ValueError(f"{name}: alpha must be above 0 and finite, got {alpha!r}")
     checked = points_argument(name, points, lengths)
-    rows, inside = checked.tensor.double(), checked.inside()
+    value, finite = _placement.per_cloud(
+        name,
+        lambda points, ends: _log_volumes(points, ends, ridge),
+        checked.tensor,
+        checked.lengths,
+        bytes_of_one=bytes_of_spectrum(checked.tensor),
+        decomposition="singular_values",
+    )
+    return _checks.warn_non_finite(name, checked, value, int((~finite).sum()), "clouds")
+
+
+def _log_volumes(points: Tensor, lengths: Tensor | None, ridge: float) -> tuple[Tensor, Tensor]:
+    """Return the log volumes of clouds [..., k, d], and which clouds are finite."""
+    rows, inside = points.double(), visible_points(points, lengths)
     finite = (rows.isfinite().all(-1) | ~inside).all(-1)
     rows = torch.where((inside & finite[..., None])[..., None], rows, 0.0)
     centred = rows - rows.mean(-1, keepdim=True)
@@ -56,11 +69,10 @@ def log_volume(points: Tensor, *, alpha: float = 1e-3, lengths: _checks.Lengths 
     k = inside.sum(-1)
     terms = (squares + ridge).log()
     # singular values fall, so those behind the cloud's rows are zeros of the padding
-    place = torch.arange(terms.shape[-1], device="cpu")
+    place = torch.arange(terms.shape[-1], device=points.device)
     total = torch.where(place < k[..., None], terms, 0.0).sum(-1)
     missing = (k - terms.shape[-1]).clamp_min(0).double()
-    value = torch.where(finite, (total + missing * math.log(ridge)) / k, torch.nan)
-    return _checks.warn_non_finite(name, checked, value, int((~finite).sum()), "clouds")
+    return torch.where(finite, (total + missing * math.log(ridge)) / k, torch.nan), finite
 
 
 QUANTITIES = (

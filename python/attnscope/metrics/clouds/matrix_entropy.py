@@ -8,9 +8,9 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _checks, _placement
 from attnscope.metrics import _powers
-from attnscope.metrics.clouds.cloud_distances import points_argument
+from attnscope.metrics.clouds.cloud_distances import bytes_of_spectrum, points_argument, visible_points
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
 
 
@@ -56,16 +56,31 @@ def matrix_entropy(
         for option, value in (("center", center), ("unit", unit), ("normalized", normalized))
     )
     checked = points_argument(name, points, lengths)
-    tensor, _ = _powers.in_range(checked.tensor, checked.lengths)
-    inside = checked.inside()
+    value, finite = _placement.per_cloud(
+        name,
+        lambda points, ends: _entropies(points, ends, center=centred, unit=of_unit, normalized=over_most),
+        checked.tensor,
+        checked.lengths,
+        bytes_of_one=bytes_of_spectrum(checked.tensor),
+        decomposition="singular_values",
+    )
+    return _checks.warn_non_finite(name, checked, value, int((~finite).sum()), "clouds")
+
+
+def _entropies(
+    points: Tensor, lengths: Tensor | None, *, center: bool, unit: bool, normalized: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the entropies of clouds [..., n, d], and which clouds are finite."""
+    tensor, _ = _powers.in_range(points, lengths)
+    inside = visible_points(points, lengths)
     finite = (tensor.isfinite().all(-1) | ~inside).all(-1)
     visible = (inside & finite[..., None])[..., None]
     rows = torch.where(visible, tensor.double(), 0.0)
-    if centred:
+    if center:
         # From the first point on, so that equal points are at exactly 0 whatever their mean rounds to.
         rows = torch.where(visible, rows - rows[..., :1, :], 0.0)
         rows = torch.where(visible, rows - rows.sum(-2, keepdim=True) / inside.sum(-1)[..., None, None], 0.0)
-    if of_unit:
+    if unit:
         norms = rows.norm(dim=-1, keepdim=True)
         rows = torch.where(norms > 0, rows / torch.where(norms > 0, norms, 1.0), 0.0)
     squares = torch.linalg.svdvals(rows).square()
@@ -74,10 +89,10 @@ def matrix_entropy(
     # the slope of x log x at 0 is infinite
     entropy = torch.special.entr(torch.where(shares > 0, shares, 1.0)).sum(-1).clamp_min(0.0)
     value = torch.where((total[..., 0] > 0) & finite, entropy, torch.nan)
-    if over_most:
+    if normalized:
         most = inside.sum(-1).clamp_max(tensor.shape[-1]).double().log()
         value = torch.where(most > 0, value / most, torch.nan)
-    return _checks.warn_non_finite(name, checked, value, int((~finite).sum()), "clouds")
+    return value, finite
 
 
 QUANTITIES = (

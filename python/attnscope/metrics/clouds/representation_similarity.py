@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _checks, _placement
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics.clouds.cloud_distances import Cloud, distances_of, points_argument
@@ -47,15 +47,27 @@ def cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> Tensor:
     n = first.shape[-2]
     if unbiased and n < 4:
         raise ValueError(f"{name}: the debiased estimate needs at least 4 points, got {n}")
+    (value,) = _placement.per_cloud(
+        name,
+        lambda x, y: (_alignments(x, y, debiased=unbiased),),
+        first,
+        second,
+        bytes_of_one=8 * n * (3 * (first.shape[-1] + second.shape[-1]) + 6 * n),
+    )
+    return value
+
+
+def _alignments(x: Tensor, y: Tensor, *, debiased: bool) -> Tensor:
+    """Return the alignment of two representations [..., n, d] and [..., n, e] of the same points."""
     kernels = []
-    for points in (first, second):
-        scaled, _ = _powers.in_range(points)
+    for points in (x, y):
+        scaled, _ = _powers.in_range(points.double())
         # From the first point on, so that a common offset does no harm: both estimates are of centred points.
         rows = scaled - scaled[..., :1, :]
         rows = rows - rows.mean(-2, keepdim=True)
         kernels.append(rows @ rows.mT)
     of_x, of_y = kernels
-    hsic = _unbiased_hsic if unbiased else _biased_hsic
+    hsic = _unbiased_hsic if debiased else _biased_hsic
     norm = hsic(of_x, of_x) * hsic(of_y, of_y)
     return torch.where(norm > 0, hsic(of_x, of_y) / torch.where(norm > 0, norm, 1.0).sqrt(), torch.nan)
 
@@ -108,21 +120,22 @@ def neighbourhood_overlap(x: Tensor, y: Tensor, k: int) -> Tensor:
     count = _checks.at_least(name, "k", k, 1)
     if count > n - 1:
         raise ValueError(f"{name}: k must be at most n - 1 = {n - 1}, got {k}")
-    neighbours = []
+    neighbours, finite = [], torch.tensor(True, device="cpu")
     for points in (first, second):
+        # a cloud is NaN as a whole or not at all
         distances = distances_of(name, Cloud(points, None), "euclidean").tensor.clone()
+        finite = finite & ~distances[..., 0, 0].isnan()
         distances.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
         nearest = distances.sort(dim=-1, stable=True).indices[..., :count]
         neighbours.append(torch.zeros_like(distances, dtype=torch.bool).scatter(-1, nearest, True))
-    finite = first.isfinite().all((-2, -1)) & second.isfinite().all((-2, -1))
     shared = (neighbours[0] & neighbours[1]).sum((-2, -1)).double() / (n * count)
     return torch.where(finite, shared, torch.nan)
 
 
 def _pair(function: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two representations of the same points in float64."""
-    first = points_argument(function, x, None, "x").tensor.double()
-    second = points_argument(function, y, None, "y").tensor.double()
+    """Return two representations of the same points."""
+    first = points_argument(function, x, None, "x").tensor
+    second = points_argument(function, y, None, "y").tensor
     if first.shape[:-1] != second.shape[:-1]:
         raise ValueError(
             f"{function}: x and y must hold the same points, got shapes {tuple(first.shape)} and "

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _checks, _core, _placement
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
@@ -206,7 +206,7 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
     """
     name = "harmonic_distortion"
     orders = _checks.at_least(name, "orders", orders, 2, "a whole number of at least")
-    values = _checks.to_host(_checks.float_tensor(name, "signal", signal)).double()
+    values = _checks.float_tensor(name, "signal", signal)
     if values.ndim == 0:
         raise ValueError(f"{name}: signal must have at least one dimension [..., n], got a single number")
     n = int(values.shape[-1])
@@ -221,11 +221,25 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
         raise ValueError(
             f"{name}: signal must hold two cycles of every theta, got {n} positions of {slowest} radians"
         )
-    position = torch.arange(n, dtype=torch.float64, device="cpu")
+    # each signal is a cloud of one point
+    (ratios,) = _placement.per_cloud(
+        name,
+        lambda signals, thetas: (_power_ratios(signals.squeeze(-2), thetas, orders),),
+        values.unsqueeze(-2),
+        base,
+        bytes_of_one=8 * n * (4 + 4 * orders),
+    )
+    return ratios
+
+
+def _power_ratios(signals: torch.Tensor, thetas: torch.Tensor, orders: int) -> torch.Tensor:
+    """Return powers at multiples 2 … orders of θ [...] over that at θ, of signals [..., n]."""
+    values, n, device = signals.double(), signals.shape[-1], signals.device
+    position = torch.arange(n, dtype=torch.float64, device=device)
     window = 0.5 - 0.5 * torch.cos(2 * math.pi * position / n)
     mean = (values * window).sum(-1, keepdim=True) / window.sum()
     weighted = (values - mean) * window
-    angle = torch.arange(1, orders + 1, device="cpu")[:, None] * base[..., None, None] * position
+    angle = torch.arange(1, orders + 1, device=device)[:, None] * thetas[..., None, None] * position
     weighted = weighted.unsqueeze(-2)
     powers = (weighted * angle.cos()).sum(-1) ** 2 + (weighted * angle.sin()).sum(-1) ** 2
     first = powers[..., :1]

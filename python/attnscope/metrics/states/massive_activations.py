@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _checks, _placement
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds.cloud_distances import points_argument
@@ -78,29 +78,60 @@ def massive_activations(
         if not value >= 0:
             raise ValueError(f"{name}: {limit} must be at least 0, got {value!r}")
     checked = points_argument(name, states, lengths, "states")
-    leading, (n, d) = checked.leading, checked.tensor.shape[-2:]
-    sizes = checked.tensor.detach().double().abs().reshape(-1, n, d).numpy()
-    ends = [n] * len(sizes) if checked.lengths is None else checked.lengths.flatten().tolist()
-    numbers, places = np.full((2, len(sizes)), np.nan), np.full((3, len(sizes)), -1)
-    norms = np.full((len(sizes), n), np.nan)
-    for row, end in enumerate(ends):
-        of_text = sizes[row, :end]
-        if not np.isfinite(of_text).all():
-            continue
-        median, largest = np.median(of_text), of_text.max()
-        massive = (of_text > limits["absolute"]) & (of_text >= limits["relative"] * median)
-        numbers[:, row] = largest, largest / median if median else np.nan
-        places[:, row] = massive.sum(), *divmod(int(of_text.argmax()), d)
-        of_tokens = np.linalg.norm(of_text, axis=-1)
-        middle = np.median(of_tokens)
-        norms[row, :end] = of_tokens / middle if middle else np.nan
-    bad = int((places[0] < 0).sum())
-    counts, tokens, dimensions = (torch.from_numpy(row.reshape(leading)) for row in places)
-    largest_of, ratios = (torch.from_numpy(row.reshape(leading)) for row in numbers)
+    n, d = checked.tensor.shape[-2:]
     result = MassiveActivations(
-        counts, largest_of, ratios, tokens, dimensions, torch.from_numpy(norms.reshape(*leading, n))
+        *_placement.per_cloud(
+            name,
+            lambda points, ends: _of_texts(points, ends, **limits),
+            checked.tensor.detach(),
+            checked.lengths,
+            bytes_of_one=8 * 5 * n * d,
+        )
     )
+    bad = int((result.token < 0).sum())
     return _checks.warn_non_finite(name, checked, result, bad, "states")
+
+
+def _of_texts(
+    states: Tensor, lengths: Tensor | None, *, absolute: float, relative: float
+) -> tuple[Tensor, ...]:
+    """Return the fields of `MassiveActivations` of states [..., n, d]."""
+    leading, (n, d) = states.shape[:-2], states.shape[-2:]
+    texts = states.reshape(math.prod(leading), n, d)
+    ends = [n] * len(texts) if lengths is None else lengths.flatten().tolist()
+    places = torch.full((3, len(texts)), -1, device=states.device)
+    numbers = torch.full((2, len(texts)), torch.nan, dtype=torch.float64, device=states.device)
+    norms = torch.full((len(texts), n), torch.nan, dtype=torch.float64, device=states.device)
+    for row, end in enumerate(ends):
+        sizes = texts[row, :end].double().abs()
+        if not bool(sizes.isfinite().all()):
+            continue
+        median, largest = _median(sizes), sizes.max()
+        # of equal entries the first
+        place = (sizes == largest).flatten().int().argmax()
+        massive = (sizes > absolute) & (sizes >= relative * median)
+        places[:, row] = torch.stack([massive.sum(), place // d, place % d])
+        numbers[:, row] = torch.stack([largest, _over(largest, median)])
+        of_tokens = torch.linalg.vector_norm(sizes, dim=-1)
+        norms[row, :end] = _over(of_tokens, _median(of_tokens))
+    counts, tokens, dimensions = places.reshape(3, *leading)
+    largest_of, ratios = numbers.reshape(2, *leading)
+    return counts, largest_of, ratios, tokens, dimensions, norms.reshape(*leading, n)
+
+
+def _median(values: Tensor) -> Tensor:
+    """Return the median of finite values; of an even number the mean of the middle two."""
+    lower = values.flatten().median()
+    if values.numel() % 2:
+        return lower
+    above = torch.where(values > lower, values, torch.inf).amin()
+    upper = torch.where((values <= lower).sum() > values.numel() // 2, lower, above)
+    return lower + (upper - lower) / 2
+
+
+def _over(values: Tensor, divisor: Tensor) -> Tensor:
+    """Return quotients, NaN where the divisor is 0."""
+    return torch.where(divisor > 0, values / divisor, torch.nan)
 
 
 _STATES = torch.ones(4, 8, dtype=torch.float64, device="cpu")
