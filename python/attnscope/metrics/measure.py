@@ -25,6 +25,7 @@ from attnscope._placement import Unmaterialized
 from attnscope.arguments.caches import attention_of_cache, is_cache
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.discovery import columns_of, registry
+from attnscope.metrics.lazy.map_free import ESTIMATED_BY_NAME
 from attnscope.metrics.lazy.passes import shared_pass
 from attnscope.metrics.plan import (
     MAPS,
@@ -115,6 +116,8 @@ def measure(
     if precision is not None:
         _checks.choice_argument("measure", "precision", precision, _checks.PRECISIONS)
     plan = _plan_of(metrics, options, int(shape[-1]), precision)
+    if isinstance(attention, Unmaterialized):
+        plan = _plan_without_maps(plan, int(shape[-1]))
     tensor = _checks.map_tensor("measure", "attention", attention, square=False)
     if precision is not None and isinstance(tensor, Unmaterialized):
         _checks.check_lazy_precision("measure", precision, tensor)
@@ -125,6 +128,16 @@ def measure(
         return dict(_columns(plan.requests, tensor, lengths))
     results = MeasurementRun(plan, {"attention": tensor}, lengths, "measure", places=places).results()
     return {request.key: result for request, result in zip(plan.requests, results, strict=True)}
+
+
+def _plan_without_maps(plan: MeasurementPlan, n: int) -> MeasurementPlan:
+    """Return the plan in which what lazy attention estimates by name is not derived from other results."""
+    if not any(request.metric in ESTIMATED_BY_NAME for request in plan.requests):
+        return plan
+    return plan_of(
+        [replace(request, is_derived=request.metric not in ESTIMATED_BY_NAME) for request in plan.requests],
+        n,
+    )
 
 
 def _columns(requests: Sequence[Request], tensor: Tensor, lengths: _checks.Lengths) -> dict[str, Tensor]:

@@ -46,13 +46,18 @@ _BY_OPTION = ("before", "matrix", "points", "states")
 
 @dataclass(frozen=True)
 class Request:
-    """A requested result: its name, and a metric of the maps at the site `of`."""
+    """A requested result: its name, and a metric of the maps at the site `of`.
+
+    `is_derived` says whether a metric that follows from another one's result is taken from it; its own
+    function is called else.
+    """
 
     key: str
     metric: str
     options: Mapping[str, Any]
     protocol: str = "exact"
     of: str = "attention"
+    is_derived: bool = True
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ def plan_of(requests: Sequence[Request], n: int) -> MeasurementPlan:
 
 def call_of(request: Request, n: int) -> Call:
     """Return the call that a request resolves to, with defaults filled in, so that equal calls are equal."""
-    source = registry().source(request.protocol, request.metric)
+    source = registry().source(request.protocol, request.metric) if request.is_derived else request.metric
     option_defaults = options_of(registry().functions[request.protocol, source])
     defaults = {**option_defaults, "thresholds": THRESHOLDS, **request.options}
     call_options = {
@@ -211,7 +216,7 @@ class MeasurementRun:
     def _answer(self, request: Request, call: Call) -> Any:
         result = self._result(call)
         derived = registry().derived.get((request.protocol, request.metric))
-        if derived is None:
+        if derived is None or not request.is_derived:
             return result
         function = derived[1]
         derived_options = {

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.metrics.lazy import threshold_graphs
 from lazy_oracle import random_vectors
 
 THRESHOLDS = (0.02, 0.05, 0.15, 0.4)
@@ -48,6 +49,41 @@ def test_graph_statistics_are_those_of_the_map(n):
         np.testing.assert_allclose(
             of_lazy.double().numpy(), of_map.double().numpy(), atol=1e-10, err_msg=field
         )
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("threshold", [0.02, 0.15, 0.4, 0.95])
+def test_laplacian_eigenvalues_of_a_graph_are_those_of_the_map(threshold, normalized):
+    lazy = lazy_with_loops(60, lengths=torch.tensor([60, 41, 1]))
+    options = {"threshold": threshold, "normalized": normalized}
+    lengths = {"lengths": torch.tensor([60, 41, 1])}
+    for k in (None, 1, 5):
+        ours = asc.laplacian_eigenvalues(lazy, k, **options)
+        theirs = asc.laplacian_eigenvalues(lazy.dense(), k, **options, **lengths)
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-10)
+    ours, theirs = asc.laplacian_gap(lazy, **options), asc.laplacian_gap(lazy.dense(), **options, **lengths)
+    np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-10)
+
+
+def test_few_eigenvalues_of_a_large_graph_come_from_a_sparse_factor():
+    """The star of a sink has the spectrum 0, 1 (n − 2 times) and n, and its small end is found first."""
+    n = 3000
+    key = torch.zeros(1, n, 4)
+    key[0, 0] = 30.0
+    star = asc.LazyAttention(torch.ones(1, n, 4), key)
+    values = asc.laplacian_eigenvalues(star, 4, threshold=0.5)
+    np.testing.assert_allclose(values[0].numpy(), [0, 1, 1, 1], atol=1e-9)
+
+
+def test_too_many_eigenvalues_of_a_large_graph_are_refused_with_the_numbers(monkeypatch):
+    monkeypatch.setattr(threshold_graphs, "MOST_VERTICES", 50)
+    with pytest.raises(ValueError, match=r"80 tokens .* 80 eigenvalues of at most 50"):
+        asc.laplacian_eigenvalues(lazy_with_loops(80), threshold=0.001)
+
+
+def test_the_laplacian_of_all_weights_is_refused():
+    with pytest.raises(ValueError, match="give threshold="):
+        asc.laplacian_eigenvalues(lazy_with_loops(20), 3)
 
 
 def test_fiedler_value_of_a_graph_is_that_of_the_map():

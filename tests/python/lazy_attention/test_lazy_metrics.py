@@ -15,7 +15,11 @@ CALLS = {
     "sink_rate": [{}, {"epsilon": 0.05, "position": 3}],
     "sink_position": [{}, {"rule": "largest"}, {"rule": "largest", "min_visibility": 0.6}],
     "sink_share": [{}, {"first": 4}, {"first": 200}, {"queries": 20}],
-    "sink_tokens": [{}, {"rule": "frequency", "tau": 0.03, "gamma": 0.1}],
+    "sink_tokens": [
+        {},
+        {"rule": "frequency", "tau": 0.03, "gamma": 0.1},
+        {"rule": "frequency"},
+    ],
     "sink_excess": [{}],
     "sink_test": [{}, {"alpha": 0.3}],
     "top_mass": [{}, {"k": 5}, {"k": 500}],
@@ -141,8 +145,8 @@ def test_a_spoiled_map_is_warned_of():
     [
         (lambda lazy: asc.attention_entropy(lazy, support="full"), "its own causal, window and mask"),
         (lambda lazy: asc.attention_entropy(lazy, validate=True), "needs the entries of the map"),
-        (lambda lazy: asc.sink_tokens(lazy, rule="frequency"), "percentile of all entries"),
-        (lambda lazy: asc.marchenko_pastur(lazy), "needs the map"),
+        (lambda lazy: asc.marchenko_pastur(lazy), "ks alone is known"),
+        (lambda lazy: asc.power_spectrum(lazy), "needs the map"),
     ],
 )
 def test_what_needs_the_map_says_so(call, words):

@@ -8,6 +8,7 @@ any pass is made.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -127,20 +128,70 @@ def sink_tokens(
     """Return which keys get `tau` from the share `gamma` of the queries that see them, bool [..., h, k]."""
     attention = prepare(attention, lengths, support)
     if tau is None:
-        raise ValueError(
-            "sink_tokens: tau=None is a percentile of all entries, which lazy attention has not; give tau"
-        )
-    counts, keys = attention.take([("counts", tau), ("keys", tau)])
-    head = torch.repeat_interleave(
-        torch.arange(counts[..., 0].numel(), device="cpu"), counts.flatten(0, -2).sum(-1)
-    )
-    hits = torch.bincount(
-        head * attention.shape[-1] + keys, minlength=counts[..., 0].numel() * attention.shape[-1]
-    )
-    hits = hits.reshape(*attention.shape[:-2], -1)
+        hits = _hits_of_slabs(attention, _visible_quantile(attention, 0.9))
+    else:
+        hits = _hits_of_entries(attention, tau)
+    non_finite = _count_non_finite(attention, attention.log_z)
     seen = attention.visibility.query_counts()
     enough = seen >= _fewest(attention, min_visibility)
-    return (hits >= gamma * seen) & enough & (seen > 0), 0
+    return (hits >= gamma * seen) & enough & (seen > 0), non_finite
+
+
+def _hits_of_entries(attention: LazyAttention, tau: float) -> Tensor:
+    """Return how many queries give each key `tau` or more, from the sparse entries, [..., h, k]."""
+    counts, keys = attention.take([("counts", tau), ("keys", tau)])
+    maps, size = attention.shape[:-2].numel(), attention.shape[-1]
+    head = torch.repeat_interleave(torch.arange(maps, device="cpu"), counts.flatten(0, -2).sum(-1))
+    hits = torch.bincount(head * size + keys, minlength=maps * size)
+    return hits.reshape(*attention.shape[:-2], -1)
+
+
+def _hits_of_slabs(attention: LazyAttention, tau: Tensor) -> Tensor:
+    """Return the same where `tau` [..., h] may be so small that most entries reach it."""
+    hits = torch.zeros((*attention.shape[:-2], attention.shape[-1]), dtype=torch.int64, device="cpu")
+    for seen, weights in _visible_slabs(attention):
+        hits += ((weights >= tau[..., None, None]) & seen).sum(-2)
+    return hits
+
+
+def _visible_slabs(attention: LazyAttention) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield which entries of a slab of rows exist, and their weights, [..., h, r, k]."""
+    visibility = attention.visibility
+    for begin, maps in attention.row_slabs():
+        end = begin + maps.shape[-2]
+        yield visibility.rows(begin, end) & visibility.real[..., begin:end, None], maps
+
+
+def _visible_quantile(attention: LazyAttention, share: float) -> Tensor:
+    """Return a quantile of each map's visible entries by linear interpolation, [..., h]; NaN of none or NaN.
+
+    Weights are not negative, so that their order is that of their bits, of which each pass finds 16.
+    """
+    count = attention.visibility.key_counts().sum(-1)
+    place = share * (count - 1).clamp(min=0).double()
+    ranks = torch.stack([place.floor(), place.ceil()], -1).long()  # [..., h, 2]
+    prefix = torch.zeros_like(ranks)
+    maps = ranks[..., 0].numel()
+    left = ranks.reshape(maps, 2).clone()
+    for shift in (48, 32, 16, 0):
+        bins = torch.zeros(maps, 2, 1 << 16, dtype=torch.int64, device="cpu")
+        for seen, weights in _visible_slabs(attention):
+            bits = weights.contiguous().view(torch.int64)
+            for side in range(2):
+                inside = seen & (
+                    bits >> (shift + 16) == prefix[..., side, None, None] if shift < 48 else seen
+                )
+                head, *_ = inside.reshape(maps, -1).nonzero(as_tuple=True)
+                part = (bits[inside] >> shift) & 0xFFFF
+                bins[:, side] += torch.bincount(head << 16 | part, minlength=maps << 16).view(maps, -1)
+        ends = bins.cumsum(-1)
+        digit = torch.searchsorted(ends, left[..., None], right=True)[..., 0].clamp(max=(1 << 16) - 1)
+        below = torch.where(digit > 0, ends.gather(-1, (digit - 1).clamp(min=0)[..., None])[..., 0], 0)
+        left = left - below
+        prefix = prefix << 16 | digit.reshape(prefix.shape)
+    low, high = prefix.view(torch.float64).unbind(-1)
+    value = low + (high - low) * (place - place.floor())
+    return torch.where(count > 0, value, torch.nan)
 
 
 def local_global_ratio(

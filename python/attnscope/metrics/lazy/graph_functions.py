@@ -19,6 +19,7 @@ from attnscope.metrics.lazy.threshold_graphs import (
     bars_down_to,
     betti_of_graph,
     edges_of_maps,
+    eigenvalues_of_graph,
     require_square,
     second_eigenvalue,
     statistics_of_graph,
@@ -86,6 +87,30 @@ def fiedler_value(
     ]
     result = torch.tensor(values, dtype=torch.float64, device="cpu").reshape(attention.shape[:-2])
     return result, int(result.isnan().sum())
+
+
+def laplacian_eigenvalues(
+    attention: LazyAttention,
+    lengths: Tensor | None,
+    k: int,
+    symmetrize: str,
+    threshold: float | None,
+    normalized: bool,
+) -> tuple[Tensor, int]:
+    """Return the k smallest eigenvalues of the Laplacian of the graph at a threshold, [..., h, k]."""
+    if threshold is None:
+        raise ValueError(
+            "laplacian_eigenvalues: the Laplacian of all weights is not sparse, and lazy attention has no "
+            "map to decompose; give threshold=, or take fiedler_value, whose interval is certified"
+        )
+    attention = _prepare("laplacian_eigenvalues", attention, lengths, "max")
+    result = np.full((attention.shape[:-2].numel(), k), math.nan)
+    non_finite = 0
+    for head, edges in enumerate(edges_of_maps(attention, threshold)):
+        non_finite += not edges.n
+        values = eigenvalues_of_graph(edges, min(k, edges.n), normalized)
+        result[head, : len(values)] = values
+    return torch.from_numpy(result).reshape(*attention.shape[:-2], k), non_finite
 
 
 def persistence(

@@ -21,6 +21,9 @@ ROW_AND_COLUMN_METRICS = frozenset(
         "top_mass",
     }
 )
+#: Metrics that lazy attention estimates by functions of their own, where maps have them from a result that it
+#: does not give: all singular values, or all distances from a law.
+ESTIMATED_BY_NAME = frozenset({"effective_rank", "marchenko_pastur_deviation"})
 #: Options by which a caller says what queries see; lazy attention knows that itself.
 _OF_VISIBILITY = frozenset({"support", "sink_mass"})
 

@@ -25,6 +25,7 @@ from attnscope.metrics.lazy.products import (
     random_directions,
     weight_error,
 )
+from attnscope.metrics.lazy.threshold_graphs import require_square
 
 #: Singular values that are asked for where the caller names no number.
 DEFAULT_COUNT = 8
@@ -35,6 +36,8 @@ _BLOCKS = 6
 #: Blocks of the space that is left out of the probes of a trace, and the number of probes.
 _BLOCKS_OF_TRACE, _PROBES = 2, 96
 _CONFIDENCE = 0.95
+#: Rows, and columns, whose products with each other are summed together.
+_OPPOSITE_ROWS = 128
 #: Share of a block below which a direction is rounding.
 _NEGLIGIBLE = 1e-11
 
@@ -71,13 +74,14 @@ def singular_values(
 
 def participation_ratio(
     attention: LazyAttention, lengths: Tensor | None, spectrum: str, seed: int = 0
-) -> tuple[IntervalEstimate, int]:
-    """Return ‖A‖_F⁴/‖AᵀA‖_F² with an interval of 95 %, [..., h]."""
-    if spectrum != "singular":
-        raise ValueError(
-            f"participation_ratio: lazy attention has the spectrum 'singular' alone, got {spectrum!r}"
-        )
+) -> tuple[IntervalEstimate | Tensor, int]:
+    """Return ‖A‖_F⁴/‖AᵀA‖_F² with an interval of 95 %, or the ratio of another spectrum exactly, [..., h]."""
     attention = attention if lengths is None else attention.with_lengths(lengths)
+    if spectrum != "singular":
+        require_square(f"participation_ratio of the spectrum {spectrum!r}", attention)
+        exact = _participation_of_diagonal if spectrum == "eigen" else _participation_of_laplacian
+        non_finite = non_finite_maps(attention)
+        return torch.where(non_finite, torch.nan, exact(attention)), int(non_finite.sum())
     energy = energy_of(attention)
     space = _krylov_space(attention, _WIDTH, _BLOCKS_OF_TRACE, seed)
     inside = space.images.square().sum((-2, -1))
@@ -94,6 +98,47 @@ def participation_ratio(
     ends = (value, (low * (1 - rounding)).clamp(min=1.0), high * (1 + rounding))
     value, low, high = (torch.where(empty, torch.nan, end) for end in ends)
     return IntervalEstimate(value, low, high), int(non_finite.sum())
+
+
+def _participation_of_diagonal(attention: LazyAttention) -> Tensor:
+    """Return the ratio of the eigenvalues of a causal map, which are its diagonal, [..., h]."""
+    if not attention.causal:
+        raise ValueError(
+            "participation_ratio: the eigenvalues of lazy attention are known where it is causal, and this "
+            "is not; LazyAttention.dense() makes the map"
+        )
+    values = attention.diagonal().nan_to_num(0.0)
+    return values.sum(-1).square() / values.square().sum(-1)
+
+
+def _participation_of_laplacian(attention: LazyAttention) -> Tensor:
+    """Return tr(L)²/‖L‖_F² of the Laplacian of (A + Aᵀ)/2 without its diagonal, [..., h]."""
+    names = ("mass", "collision", "incoming")
+    mass, collision, incoming = (
+        values.nan_to_num(0.0) for values in attention.take([(name, None) for name in names])
+    )
+    diagonal = attention.diagonal().nan_to_num(0.0)
+    degrees = (mass + incoming) / 2 - diagonal
+    squares = collision.sum(-1) - diagonal.square().sum(-1)
+    # Σ_{i≠j} w² = (Σ A² + Σ A_ij·A_ji)/2, and in a causal map one of the two is 0
+    opposite = torch.zeros_like(squares) if attention.causal else _sum_opposite(attention, diagonal)
+    return degrees.sum(-1).square() / (degrees.square().sum(-1) + (squares + opposite) / 2)
+
+
+def _sum_opposite(attention: LazyAttention, diagonal: Tensor) -> Tensor:
+    """Return Σ_{i≠j} A_ij·A_ji of each map, [..., h], a block of rows and of columns at a time."""
+    total = -diagonal.square().sum(-1)
+    attention = attention.with_log_z(attention.log_z)
+    for begin in range(0, attention.shape[-1], _OPPOSITE_ROWS):
+        block = slice(begin, begin + _OPPOSITE_ROWS)
+        rows, columns = attention.tile(block, slice(None)), attention.tile(slice(None), block)
+        total += (rows.nan_to_num(0.0) * columns.nan_to_num(0.0).mT).sum((-2, -1))
+    return total
+
+
+def leading_basis(attention: LazyAttention, blocks: int, seed: int) -> Tensor:
+    """Return an orthonormal basis of leading directions of keys [..., h, k, m], some columns zeros."""
+    return _krylov_space(attention, _WIDTH, blocks, seed).basis
 
 
 def _trace_outside(attention: LazyAttention, space: KrylovSpace, seed: int) -> tuple[Tensor, Tensor]:

@@ -131,12 +131,37 @@ def smallest_eigenvalues(adjacency: sparse.csr_matrix, k: int, normalized: bool 
     """Return the k smallest eigenvalues of the Laplacian of a connected graph, ascending."""
     laplacian = sparse.csgraph.laplacian(adjacency, normed=normalized).tocsc()
     n = laplacian.shape[0]
-    if n <= _MOST_OF_DENSE_SPECTRUM:
+    if n <= _MOST_OF_DENSE_SPECTRUM or k > n // 4:
         return np.linalg.eigvalsh(laplacian.toarray())[:k]
     start = np.random.default_rng(0).standard_normal(n)
     # A shift below all eigenvalues makes the matrix definite, and those next to 0 converge first.
     values = sparse.linalg.eigsh(laplacian, k, sigma=-1e-2, v0=start, return_eigenvectors=False, tol=1e-12)
     return np.maximum(np.sort(values), 0.0)
+
+
+def eigenvalues_of_graph(edges: Edges, k: int, normalized: bool) -> Array:
+    """Return the k smallest eigenvalues of the Laplacian of the simple graph of these entries, ascending.
+
+    Eigenvalues of a large component come from a shifted and inverted sparse factor, where few are asked for.
+    """
+    pairs = edges.pairs()
+    adjacency = pairs.adjacency()
+    count, labels = components_of(pairs)
+    sizes = np.bincount(labels, minlength=count)
+    values = [np.zeros(int((sizes == 1).sum()))]  # tokens that nothing joins
+    for component in np.flatnonzero(sizes > 1):
+        tokens = np.flatnonzero(labels == component)
+        number = min(k, len(tokens))
+        if number > len(tokens) // 4 and len(tokens) > MOST_VERTICES:
+            raise ValueError(
+                f"laplacian_eigenvalues: {len(tokens)} tokens of one map are joined at this threshold, and "
+                f"{number} eigenvalues of at most {MOST_VERTICES} fit in memory; ask for fewer, or raise the "
+                "threshold"
+            )
+        part = smallest_eigenvalues(adjacency[tokens][:, tokens], number, normalized)
+        part[0] = 0.0  # of the constant vector
+        values.append(np.maximum(part, 0.0))
+    return np.sort(np.concatenate(values))[:k]
 
 
 def betti_of_graph(edges: Edges, function: str) -> tuple[int, int]:

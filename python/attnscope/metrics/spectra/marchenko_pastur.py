@@ -102,7 +102,7 @@ def marchenko_pastur(
     name = "marchenko_pastur"
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
-    return _compared(name, checked, null, support, draws, seed, all_fields=True)
+    return MarchenkoPastur(*_compare(name, checked, null, support, draws, seed, all_fields=True))
 
 
 @without_derivative("it is the supremum of a step function")
@@ -127,7 +127,9 @@ def marchenko_pastur_deviation(
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
-        [...] float64, in [0, 1]; NaN as there.
+        [...] float64, in [0, 1]; NaN as there; of `LazyAttention` an `IntervalEstimate`, of 95 % over
+        the random vectors that `seed` gives, and certain about what the steps from them leave open. Its
+        queries see all keys or those up to their own; its rows count as equal where (s/m)² <= 1e-11.
 
     Example:
         The n − 1 equal eigenvalues of a permutation matrix are far from any law.
@@ -135,14 +137,18 @@ def marchenko_pastur_deviation(
         >>> import torch, attnscope as asc
         >>> bool(asc.marchenko_pastur_deviation(torch.eye(16).roll(1, 0)) > 0.3)
         True
+
+    References:
+        Ubaru, Chen and Saad, Fast estimation of tr(f(A)) via stochastic Lanczos quadrature, 2017.
     """
     name = "marchenko_pastur_deviation"
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
-    return _compared(name, checked, null, support, draws, seed, all_fields=False).ks
+    ks: torch.Tensor = _compare(name, checked, null, support, draws, seed, all_fields=False)[0]
+    return ks
 
 
-def _compared(
+def _compare(
     name: str,
     checked: _checks.Attention,
     null: str,
@@ -151,7 +157,8 @@ def _compared(
     seed: int,
     *,
     all_fields: bool,
-) -> MarchenkoPastur:
+) -> list[Any]:
+    """Return the fields of `MarchenkoPastur`; of lazy attention ks alone, with its interval."""
     null = _checks.choice_argument(name, "null", null, ("auto", "full", "causal", "permutation"))
     if null == "causal" and checked.cross:
         raise ValueError(f"{name}: in cross attention nothing is causal, got null='causal'")
@@ -166,9 +173,10 @@ def _compared(
             "row that varies; their results are NaN (outliers -1)"
         )
         warn(UndefinedWarning(message, name, undefined))
-    return MarchenkoPastur(*fields)
+    return fields
 
 
+SOURCES = (marchenko_pastur_deviation,)  # called where there is no map to derive it from
 DERIVED = {"marchenko_pastur_deviation": ("marchenko_pastur", lambda result: result.ks)}
 
 # All seven eigenvalues of the Hadamard map are 1. The distances are those of 1 from the law of aspect 7/8:

@@ -101,6 +101,7 @@ def stable_rank(
 def effective_rank(
     attention: Tensor,
     *,
+    seed: int = 0,
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -111,10 +112,12 @@ def effective_rank(
 
     Args:
         attention: maps [..., q, k]; arguments and errors are those of `singular_values`.
+        seed: of the random probes, for `LazyAttention` alone.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
-        [...] float64, in [1, min(q, k)]; NaN for a map of zeros; one token gives 1.
+        [...] float64, in [1, min(q, k)]; NaN for a map of zeros; one token gives 1; of `LazyAttention`,
+        which must be square, an `IntervalEstimate` of 95 %.
 
     Example:
         >>> import torch, attnscope as asc
@@ -124,7 +127,14 @@ def effective_rank(
     References:
         Roy and Vetterli, The effective rank: a measure of effective dimensionality, 2007.
     """
+    seed = _checks.at_least("effective_rank", "seed", seed, 0)
     places = _checks.Places(query_positions, query_lengths, cross)
+    if isinstance(attention, Unmaterialized):
+        checked = _checks.attention_argument(
+            "effective_rank", attention, lengths, validate=validate, places=places
+        )
+        # lazy attention has a function of this name
+        return _checks.call_and_warn(effective_rank, "effective_rank", checked, seed)
     return effective_rank_of(_values("effective_rank", attention, lengths, validate, places))
 
 
@@ -202,11 +212,6 @@ def stable_rank_of(sigma: Tensor | LeadingSingularValues) -> Any:
 
 def effective_rank_of(sigma: Tensor) -> Tensor:
     """Effective rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
-    if isinstance(sigma, LeadingSingularValues):
-        raise TypeError(
-            "effective_rank needs all singular values, and lazy attention has its largest alone; "
-            "LazyAttention.dense() makes the map"
-        )
     filled = sigma.nan_to_num(0.0)
     share = filled / _sum_in_order(filled).unsqueeze(-1)
     # 0·log 0 is 0, and so is its derivative
