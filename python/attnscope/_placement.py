@@ -24,7 +24,7 @@ MODULES = {
     "geometric_semantic_alignment": "alignment",
     "head_divergence": "divergence",
     "laplacian_eigenvalues": "laplacian",
-    "local_global_ratio": "locality",
+    "local_global_ratio": "signals.locality",
     "lookback": "answers.lookback",
     "morlet_scalogram": "signals.wavelet",
     "participation_ratio": "participation_ratio",

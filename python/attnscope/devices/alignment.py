@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.arguments.maps import Extent
+from attnscope.devices.compensated_sums import multiply, norms_of, sum_all, sum_along
 from attnscope.devices.slab import Slab, states_by_head
 from attnscope.devices.slabs import per_map
 
@@ -38,16 +39,16 @@ def geometric_semantic_alignment(
         if of_queries is not None:
             queries = read_directions(of_queries, slab.rows_inside, slab.dtype)
         finite = slab.finite & keys.finite & queries.finite
-        cosines = queries.unit @ keys.unit.mT
+        cosines = multiply(queries.unit, keys.unit.mT)
         pairs = pairs_of_states(slab, queries, keys, left_out)
         count = pairs.flatten(1).sum(-1).to(slab.dtype)
 
         def centred(values: Tensor) -> Tensor:
-            mean = torch.where(pairs, values, 0.0).flatten(1).sum(-1) / count
+            mean = sum_all(torch.where(pairs, values, 0.0)) / count
             return torch.where(pairs, values - mean[:, None, None], 0.0).flatten(1)
 
         a, c = centred(slab.wide), centred(cosines)
-        aa, cc, ac = (a * a).sum(-1), (c * c).sum(-1), (a * c).sum(-1)
+        aa, cc, ac = (sum_along(part) for part in (a * a, c * c, a * c))
         # a constant is subtracted from itself with an error of one rounding of its size
         size = torch.where(pairs, slab.wide.abs(), 0.0).flatten(1).amax(-1)
         varies = (count >= 2) & (aa > count * (torch.finfo(slab.dtype).eps * size) ** 2)
@@ -90,7 +91,7 @@ def read_directions(states: Tensor, inside: Tensor, dtype: torch.dtype) -> Direc
     wide = torch.where(finite[:, None, None], wide, 0.0)
     largest = wide.abs().amax(-1, keepdim=True)
     wide = wide / torch.where(largest > 0, largest, 1.0)
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    norm = norms_of(wide)[..., None]
     unit = wide / torch.where(norm > 0, norm, 1.0)
     return Directions(unit, norm * largest, norm.squeeze(-1) > 0, finite)
 

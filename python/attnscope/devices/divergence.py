@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.arguments.maps import Extent
+from attnscope.devices.compensated_sums import sum_along
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
@@ -27,7 +28,7 @@ def _finite_layers(slab: Slab, heads: int) -> Tensor:
 
 def _divergence(rows: Tensor, mean: Tensor) -> Tensor:
     """Return Σ_j x_j (log x_j − log mean_j) over the last axis, with 0·log 0 = 0."""
-    return (torch.xlogy(rows, rows) - torch.xlogy(rows, mean)).sum(-1)
+    return sum_along(torch.xlogy(rows, rows) - torch.xlogy(rows, mean))
 
 
 def head_divergence(
@@ -38,14 +39,13 @@ def head_divergence(
 
     def compute(slab: Slab, entropy_of_rows: Tensor | None) -> tuple[Tensor, ...]:
         maps = _by_layer(slab.attention, count)
-        mean = maps.mean(1, keepdim=True)
+        mean = sum_along(maps, 1, keepdim=True) / count
         if entropy_of_rows is None:
             entropy_of_rows = slab.row_entropy
-        rows = -_by_layer(torch.where(slab.rows_inside, entropy_of_rows, 0.0), count) - torch.xlogy(
-            maps, mean
-        ).sum(-1)
+        entropies = _by_layer(torch.where(slab.rows_inside, entropy_of_rows, 0.0), count)
+        rows = -entropies - sum_along(torch.xlogy(maps, mean))
         rows = torch.where(_by_layer(slab.rows_inside, count), rows, 0.0)
-        means = rows.sum(-1) / _by_layer(slab.queries, count)
+        means = sum_along(rows) / _by_layer(slab.queries, count)
         finite = _finite_layers(slab, count)
         means = torch.where(finite[:, None], means, math.nan)
         return means.flatten(), finite
@@ -82,19 +82,18 @@ def sink_removal(
             learned = torch.zeros(maps.shape[:-1], dtype=slab.dtype, device=maps.device)
         else:
             learned = _by_layer(mass, count).to(slab.dtype)
-        left = remaining.sum(-1) + learned
+        left = sum_along(remaining) + learned
         survives = left > 0
         scale = torch.where(survives, left, 1.0)
         rescaled = torch.where(survives[..., None], remaining / scale[..., None], 0.0)
         survivors = survives.sum(1, keepdim=True).clamp(min=1)
-        before = _divergence(maps, maps.mean(1, keepdim=True))
-        after = _divergence(rescaled, rescaled.sum(1, keepdim=True) / survivors[..., None])
+        before = _divergence(maps, sum_along(maps, 1, keepdim=True) / count)
+        after = _divergence(rescaled, sum_along(rescaled, 1, keepdim=True) / survivors[..., None])
         if mass is not None:
             rest = torch.where(survives, learned / scale, 0.0)
-            before = (
-                before + torch.xlogy(learned, learned) - torch.xlogy(learned, learned.mean(1, keepdim=True))
-            )
-            mean_rest = rest.sum(1, keepdim=True) / survivors
+            mean_mass = sum_along(learned, 1, keepdim=True) / count
+            before = before + torch.xlogy(learned, learned) - torch.xlogy(learned, mean_mass)
+            mean_rest = sum_along(rest, 1, keepdim=True) / survivors
             after = after + torch.xlogy(rest, rest) - torch.xlogy(rest, mean_rest)
         finite = _finite_layers(slab, count)
         valid = _by_layer(slab.rows_inside, count) & finite[:, None, None]

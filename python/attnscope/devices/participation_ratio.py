@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnscope._placement import NotOnDevice
 from attnscope.arguments.maps import Extent
+from attnscope.devices.compensated_sums import multiply, sum_all, sum_along
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
@@ -19,8 +20,8 @@ def _of_singular_values(slab: Slab) -> tuple[Tensor, Tensor]:
     largest = slab.wide.abs().flatten(1).amax(-1)
     # powers of the entries stay in range, and the ratio is that of any multiple of the map
     scaled = slab.wide / torch.where(largest > 0, largest, 1.0)[:, None, None]
-    gram = scaled @ scaled.mT
-    return scaled.square().flatten(1).sum(-1), gram.square().flatten(1).sum(-1)
+    gram = multiply(scaled, scaled.mT)
+    return sum_all(scaled.square()), sum_all(gram.square())
 
 
 def _of_laplacian(slab: Slab) -> tuple[Tensor, Tensor]:
@@ -29,8 +30,8 @@ def _of_laplacian(slab: Slab) -> tuple[Tensor, Tensor]:
     weights = weights - torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1))
     largest = weights.abs().flatten(1).amax(-1)
     weights = weights / torch.where(largest > 0, largest, 1.0)[:, None, None]
-    degree = weights.sum(-1)
-    return degree.sum(-1), weights.square().flatten(1).sum(-1) + degree.square().sum(-1)
+    degree = sum_along(weights)
+    return sum_along(degree), sum_all(weights.square()) + sum_along(degree.square())
 
 
 def participation_ratio(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnscope.devices.compensated_sums import sum_all, sum_along
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
@@ -70,11 +71,11 @@ def sum_pattern(slab: Slab, targets: Tensor, over_all: bool) -> PatternSums:
     number = targets.sum(-1)
     queries = (number > 0).sum(-1)
     ideal = targets.to(slab.dtype) / number.clamp(min=1)[..., None].to(slab.dtype)
-    matched = torch.where(targets, attention, 0.0).sum((-2, -1))
+    matched = sum_all(torch.where(targets, attention, 0.0))
     visible = slab.visible_keys
-    uniform = (number / visible.clamp(min=1).to(slab.dtype)).sum(-1)
+    uniform = sum_along(number / visible.clamp(min=1).to(slab.dtype))
     rows = (visible > 0).sum(-1)
-    divisor = attention.sum((-2, -1)) if over_all else queries.to(slab.dtype)
+    divisor = sum_all(attention) if over_all else queries.to(slab.dtype)
     return PatternSums(
         targets,
         ideal,
@@ -82,8 +83,8 @@ def sum_pattern(slab: Slab, targets: Tensor, over_all: bool) -> PatternSums:
         divisor,
         torch.where(divisor != 0, matched / divisor, math.nan),
         uniform / (rows if over_all else queries),
-        (attention - ideal).square().sum((-2, -1)),
-        attention.square().sum((-2, -1)) + ideal.square().sum((-2, -1)),
+        sum_all((attention - ideal).square()),
+        sum_all(attention.square()) + sum_all(ideal.square()),
     )
 
 

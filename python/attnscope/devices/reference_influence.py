@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnscope.arguments.maps import Extent
+from attnscope.devices.compensated_sums import multiply, norms_of, sum_along
 from attnscope.devices.slab import Slab, states_by_head
 from attnscope.devices.slabs import per_map
 
@@ -30,13 +31,11 @@ def reference_influence(
         finite = wide.isfinite().flatten(1).all(-1)
         wide = torch.where(finite[:, None, None], wide, 0.0)
         finite = finite & slab.finite
-        from_reference = torch.where(marked[:, None, :], slab.attention, 0.0) @ wide
-        from_others = torch.where(marked[:, None, :], 0.0, slab.attention) @ wide
+        from_reference = multiply(torch.where(marked[:, None, :], slab.attention, 0.0), wide)
+        from_others = multiply(torch.where(marked[:, None, :], 0.0, slab.attention), wide)
         output = from_reference + from_others
-        norm_r, norm_n, norm = (
-            torch.linalg.vector_norm(part, dim=-1) for part in (from_reference, from_others, output)
-        )
-        across = (from_reference * from_others).sum(-1)
+        norm_r, norm_n, norm = (norms_of(part) for part in (from_reference, from_others, output))
+        across = sum_along(from_reference * from_others)
         relative = torch.where(norm > 0, norm_r / norm, math.nan)
         direction = torch.where(
             (norm > 0) & (norm_r > 0), ((norm_r**2 + across) / norm_r / norm).clamp(-1, 1), math.nan

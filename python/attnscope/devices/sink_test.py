@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from attnscope.devices.compensated_sums import sum_along
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
@@ -24,14 +25,15 @@ def far_attention(
         far = slab.seen & (apart >= distance)
         entries = torch.where(far, slab.wide, 0.0)
         count = far.sum(-1, keepdim=True).to(slab.dtype)
-        mean = entries.sum(-1, keepdim=True) / count.clamp(min=1)
-        variance = torch.where(far, slab.wide - mean, 0.0).square().sum(-1, keepdim=True) / count.clamp(min=1)
+        mean = sum_along(entries, keepdim=True) / count.clamp(min=1)
+        squares = torch.where(far, slab.wide - mean, 0.0).square()
+        variance = sum_along(squares, keepdim=True) / count.clamp(min=1)
         largest = torch.where(far, slab.wide, -math.inf).amax(-1, keepdim=True)
         uniform = 1 / slab.visible_keys.clamp(min=1).to(slab.dtype)[..., None]
-        sums = [entries.sum(-2)]
-        sums += [torch.where(far, of_row, 0.0).sum(-2) for of_row in (mean, variance)]
+        sums = [sum_along(entries, -2)]
+        sums += [sum_along(torch.where(far, of_row, 0.0), -2) for of_row in (mean, variance)]
         sums.append(torch.where(far, largest, 0.0).amax(-2).clamp(min=0))
-        sums.append(torch.where(far, uniform, 0.0).sum(-2))
+        sums.append(sum_along(torch.where(far, uniform, 0.0), -2))
         queries = far.sum(-2) * slab.finite[:, None]
         return [*map(slab.undefined_outside, sums), queries, slab.finite]
 

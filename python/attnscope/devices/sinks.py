@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnscope.arguments.maps import Extent
+from attnscope.devices.compensated_sums import sum_along
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
@@ -41,15 +42,15 @@ def _share(slab: Slab, first: int, queries: int) -> tuple[Tensor, Tensor]:
     counted = slab.rows_inside & (slab.rows >= slab.queries[:, None] - queries) & (slab.visible_keys > 0)
     number = counted.sum(-1)
     entries, seen = slab.first_keys(first)
-    mass = entries.sum(-1)
+    mass = sum_along(entries)
     uniform = seen.sum(-1) / slab.visible_keys.to(slab.dtype)
-    share, uniform = (torch.where(counted, part, 0.0).sum(-1) / number for part in (mass, uniform))
+    share, uniform = (sum_along(torch.where(counted, part, 0.0)) / number for part in (mass, uniform))
     return slab.undefined_where_not_finite(share), slab.undefined_where_not_finite(uniform)
 
 
 def _top_mass(slab: Slab, mass: Tensor, k: int) -> Tensor:
-    total = mass.sum(-1)
-    top = mass.topk(min(k, slab.n)).values.sum(-1)
+    total = sum_along(mass)
+    top = sum_along(mass.topk(min(k, slab.n)).values)
     return slab.undefined_where_not_finite(torch.where(total == 0, math.nan, top / total))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope._placement import NotOnDevice
+from attnscope.devices.compensated_sums import sum_along
 
 
 def states_by_head(states: Tensor, maps: Tensor) -> Tensor:
@@ -186,12 +187,12 @@ class Slab:
     @functools.cached_property
     def key_mass(self) -> Tensor:
         """Attention that each key receives from all queries, [m, k]."""
-        return self.attention.sum(-2)
+        return sum_along(self.attention, -2)
 
     @functools.cached_property
     def row_entropy(self) -> Tensor:
         """−Σ_j A_ij log A_ij of every row in nats, [m, q]; a negative entry makes its row NaN."""
-        return -torch.xlogy(self.attention, self.attention).sum(-1)
+        return -sum_along(torch.xlogy(self.attention, self.attention))
 
     def first_keys(self, count: int) -> tuple[Tensor, Tensor]:
         """Return the first `count` columns of the maps, wide, and where they are seen, [m, q, count]."""

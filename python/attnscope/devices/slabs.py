@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnscope.arguments.maps import Extent
-from attnscope.devices.slab import Slab
+from attnscope.devices.slab import Slab, arithmetic_type
 
 #: Copies of a slab in float64 that a measure may hold at a time.
 TEMPORARIES = 8
@@ -67,7 +67,7 @@ def per_map(
 
     def compute_part(first: int, last: int) -> Sequence[Tensor]:
         def part_of(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[first:last].to(device)
+            return None if tensor is None else _moved(tensor[first:last], device)
 
         slab = slab_type(
             maps[first:last],
@@ -192,6 +192,13 @@ def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     packed = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in tensors]).cpu()
     parts = torch.split(packed, [tensor.numel() for tensor in tensors])
     return [part.to(tensor.dtype).reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device, float64 in the type of the device's arithmetic."""
+    if tensor.dtype == torch.float64:
+        return tensor.to(device, arithmetic_type(device))
+    return tensor.to(device)
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from attnscope.devices.compensated_sums import sum_along
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
@@ -33,10 +34,10 @@ def span_attention(
         marked = torch.zeros_like(in_span) if marked is None else marked
 
         def mean_over_span(rows: Tensor) -> Tensor:
-            return torch.where(in_span, rows, 0.0).sum(-1) / size
+            return sum_along(torch.where(in_span, rows, 0.0)) / size
 
         def to_keys(keys: Tensor) -> Tensor:
-            return torch.where(keys[:, None, :], slab.attention, 0.0).sum(-1)
+            return sum_along(torch.where(keys[:, None, :], slab.attention, 0.0))
 
         inward = to_keys(in_span)
         seen_of_span = (slab.seen & in_span[:, None, :]).sum(-1)
@@ -53,8 +54,8 @@ def span_attention(
             mean_over_span(slab.attention.diagonal(dim1=-2, dim2=-1)),
             mean_over_span(to_keys(outside & marked)),
             mean_over_span(to_keys(outside & ~marked)),
-            torch.where(queries, inward, 0.0).sum(-1) / number,
-            torch.where(queries, uniform, 0.0).sum(-1) / number,
+            sum_along(torch.where(queries, inward, 0.0)) / number,
+            sum_along(torch.where(queries, uniform, 0.0)) / number,
         ]
         answered = slab.finite & (borders[:, 0] >= 0)
         return [*(torch.where(answered, field, math.nan) for field in fields), slab.finite]

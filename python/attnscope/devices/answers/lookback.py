@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope._placement import NotOnDevice
+from attnscope.devices.compensated_sums import sum_along
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
@@ -40,8 +41,8 @@ def context_means(slab: Slab, spans: Tensor, predicting: bool) -> ContextMeans:
     in_context = slab.seen & (slab.positions < end)[:, None, :]
     context_keys = in_context.sum(-1)
     other_keys = slab.visible_keys - context_keys
-    context = torch.where(in_context, slab.attention, 0.0).sum(-1) / context_keys.clamp(min=1)
-    others = torch.where(in_context, 0.0, slab.attention).sum(-1) / other_keys.clamp(min=1)
+    context = sum_along(torch.where(in_context, slab.attention, 0.0)) / context_keys.clamp(min=1)
+    others = sum_along(torch.where(in_context, 0.0, slab.attention)) / other_keys.clamp(min=1)
     shift = 1 if predicting else 0
     in_answer = (slab.positions >= start - shift) & (slab.positions < stop - shift) & (start >= 0)
     defined = in_answer & (context_keys > 0) & (other_keys > 0) & (context + others != 0)
@@ -60,7 +61,8 @@ def lookback(
     def compute(slab: Slab, borders: Tensor) -> list[Tensor]:
         means = context_means(slab, borders, predicting)
         ratio = torch.where(means.defined, means.context / (means.context + means.others), math.nan)
-        return [ratio, ratio.nanmean(-1), slab.finite | (borders[:, 0] < 0)]
+        value = sum_along(ratio.nan_to_num(0.0)) / means.defined.sum(-1)
+        return [ratio, value, slab.finite | (borders[:, 0] < 0)]
 
     ratio, value, non_finite = per_map(compute, attention, lengths, support, (spans,))
     return ratio, value, non_finite

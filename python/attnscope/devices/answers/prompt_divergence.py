@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope._placement import NotOnDevice
+from attnscope.devices.compensated_sums import sum_along
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
@@ -69,8 +70,8 @@ def prompt_divergence(
     def compute(slab: Slab, borders: Tensor) -> list[Tensor]:
         tree = grow_trees(slab, borders)
         tokens = (borders[:, 1] - borders[:, 0]).to(slab.dtype)
-        total = torch.where(tree.in_answer, 1.0 - tree.similarity, 0.0).sum(-1)
-        star = torch.where(tree.in_answer, 1.0 - tree.prompt_similarity, 0.0).sum(-1) / tokens
+        total = sum_along(torch.where(tree.in_answer, 1.0 - tree.similarity, 0.0))
+        star = sum_along(torch.where(tree.in_answer, 1.0 - tree.prompt_similarity, 0.0)) / tokens
         defined = slab.finite & (borders[:, 0] > 0)
         fields = (total / tokens, total, star)
         return [

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Spectra, wavelets and uncertainty of attention along the keys in torch operations."""
+"""Spectra, wavelets, uncertainty and reach of attention along the keys in torch operations."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attnscope.arguments.maps import Extent
+from attnscope.devices.compensated_sums import sum_all
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import per_map
 
@@ -27,8 +28,8 @@ def local_global_ratio(
         near = apart <= width[:, None, None]
         entries = slab.attention[..., 1:] if drop_first else slab.attention
         near = near[..., 1:] if drop_first else near
-        local = torch.where(near, entries, 0.0).flatten(1).sum(-1)
-        distant = torch.where(near, 0.0, entries).flatten(1).sum(-1)
+        local = sum_all(torch.where(near, entries, 0.0))
+        distant = sum_all(torch.where(near, 0.0, entries))
         return slab.undefined_where_not_finite(local / distant), slab.finite
 
     result: tuple[Tensor, int] = per_map(compute, attention, lengths, support)
