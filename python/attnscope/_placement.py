@@ -46,15 +46,21 @@ MODULES = {
 TAKES_RECTANGLES = frozenset(
     {
         "attention_entropy",
+        "far_attention",
         "geometric_semantic_alignment",
         "head_divergence",
         "local_global_ratio",
+        "morlet_scalogram",
         "participation_ratio",
+        "power_spectrum",
         "reference_influence",
         "singular_values",
         "sink_removal",
         "sink_statistics",
         "sink_tokens",
+        "span_attention",
+        "spectral_uncertainty",
+        "wavelet_transform",
     }
 )
 

@@ -76,6 +76,8 @@ IN_TORCH: dict[str, dict[str, Any]] = {
     "head_divergence": {},
     "sink_removal": {"keys": [0, 2]},
     "local_global_ratio": {"window": 2},
+    "sink_test": {},
+    "span_attention": {"spans": [2, 5], "special": torch.arange(KEYS) == 0},
     "singular_values": {},
     "participation_ratio": {},
     "geometric_semantic_alignment": {
@@ -87,6 +89,7 @@ IN_TORCH: dict[str, dict[str, Any]] = {
 }
 #: The function of the core behind those that have not its name.
 KERNELS = dict.fromkeys(("incoming_attention", "sink_share", "sink_position", "top_mass"), "sink_statistics")
+KERNELS["sink_test"] = "far_attention"
 #: Where the queries stand, and how many are real.
 PLACES: dict[str, dict[str, Any]] = {
     "at the last keys": {},
@@ -141,3 +144,54 @@ def test_a_rectangle_that_is_not_finite_leaves_its_neighbours_alone(maps: torch.
         for expected, result in zip(_tensors(core), _tensors(other), strict=True):
             assert bool(expected[0].isnan().all()), name
             torch.testing.assert_close(result, expected, atol=1e-12, rtol=1e-12, equal_nan=True)
+
+
+SIGNALS = ("rows", "last", "mean", "offset")
+#: Measures of signals, with options that leave numbers of rows of few keys.
+OF_SIGNALS: dict[str, dict[str, Any]] = {
+    "power_spectrum": {"bands": 3, "min_keys": 3},
+    "spectral_uncertainty": {"min_keys": 3},
+    "wavelet_transform": {"levels": 1, "resample": 4, "min_keys": 6},
+    "morlet_scalogram": {"scales": [1.5, 3.0], "min_keys": 3},
+}
+LONG_QUERIES, LONG_KEYS = 5, 20
+LONG_PLACES: dict[str, dict[str, Any]] = {
+    "at the last keys": {},
+    "ragged": {"lengths": [20, 14], "query_lengths": [5, 3]},
+    "without a query": {"lengths": [20, 14], "query_lengths": [5, 0]},
+    "at keys that do not follow each other": {"query_positions": [3, 8, 9, 15, 18]},
+    "at none": {"cross": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore::attnscope.errors.NotAttentionWarning")
+@pytest.mark.parametrize("drop_first", [False, True])
+@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("places", LONG_PLACES)
+@pytest.mark.parametrize("name", OF_SIGNALS)
+def test_signals_of_rectangles_are_those_of_the_core(
+    name: str, places: str, signal: str, drop_first: bool
+) -> None:
+    is_of_rows = signal == "rows" and name == "morlet_scalogram"
+    if is_of_rows or (signal == "offset" and places == "at none"):
+        pytest.skip("there are no such signals")
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randn(2, 3, LONG_QUERIES, LONG_KEYS, generator=generator, dtype=torch.float64)
+    options = dict(LONG_PLACES[places])
+    stand = torch.tensor(options.get("query_positions", [15, 16, 17, 18, 19]))
+    hidden = torch.arange(LONG_KEYS) > stand[:, None]
+    causal = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
+    for option in ("lengths", "query_lengths"):
+        if option in options:
+            options[option] = torch.tensor(options[option])[:, None]
+    for maps in (causal.masked_fill(hidden, 0.0), torch.softmax(scores, -1)):
+        for support in ("auto", torch.rand(LONG_QUERIES, LONG_KEYS, generator=generator) < 0.8):
+            arguments = {"attention": maps, "signal": signal, "drop_first": drop_first, "support": support}
+            arguments |= {**OF_SIGNALS[name], **options}
+            core = answer(getattr(asc, name), arguments)
+            calls: Counter[str] = Counter()
+            with asc.devices.use("torch"), count_calls(calls):
+                other = answer(getattr(asc, name), arguments)
+            assert calls == {f"cpu: {name}": 1}
+            for expected, result in zip(_tensors(core), _tensors(other), strict=True):
+                torch.testing.assert_close(result, expected, atol=1e-11, rtol=1e-11, equal_nan=True)

@@ -12,15 +12,14 @@ import math
 import torch
 from torch import Tensor
 
+from attnscope.arguments.maps import Extent
 from attnscope.devices.signals.signal_reader import (
-    TEMPORARIES,
     SignalOptions,
     Signals,
-    read_signals,
+    per_signal,
     rescale,
 )
-from attnscope.devices.slab import Slab, refuse_float32
-from attnscope.devices.slabs import per_map
+from attnscope.devices.slab import Slab
 
 #: Numbers of a spectrum before its bands.
 FIELDS = 7
@@ -43,7 +42,7 @@ def fast_length(count: int) -> int:
 
 def power_spectrum(
     attention: Tensor,
-    lengths: Tensor | None,
+    lengths: Tensor | Extent | None,
     support: str | Tensor,
     signal: str,
     drop_first: bool,
@@ -58,11 +57,8 @@ def power_spectrum(
     Raises:
         NotOnDevice: a device without float64.
     """
-    refuse_float32(attention)
-    options = SignalOptions(signal, drop_first, detrend, min_keys)
 
-    def compute(slab: Slab) -> tuple[Tensor, Tensor]:
-        signals = read_signals(slab, options)
+    def measure(slab: Slab, signals: Signals) -> tuple[Tensor]:
         if hann:
             signals = _windowed(signals)
         result = torch.full(
@@ -76,12 +72,13 @@ def power_spectrum(
                 chosen = size_of == size
                 power = torch.fft.rfft(signals.values[chosen], n=size).abs().square()
                 result[chosen] = _described(power, bands)
-        return (result if signal == "rows" else result.squeeze(1)), slab.finite
+        return (result,)
 
-    result: tuple[Tensor, int] = per_map(
-        compute, attention, lengths, support, temporaries=TEMPORARIES + math.ceil(6 * padding)
+    options = SignalOptions(signal, drop_first, detrend, min_keys)
+    result, non_finite = per_signal(
+        measure, attention, lengths, support, options, beside=math.ceil(6 * padding)
     )
-    return result
+    return result, non_finite
 
 
 def _windowed(signals: Signals) -> Signals:

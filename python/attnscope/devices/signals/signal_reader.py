@@ -7,12 +7,15 @@ The definitions of the signals are those of `attnscope.power_spectrum`.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnscope.devices.slab import Slab
+from attnscope.arguments.maps import Extent
+from attnscope.devices.slab import Slab, refuse_float32
+from attnscope.devices.slabs import per_map
 
 #: Float64 copies of a slab that reading its signals and working on them holds at a time.
 TEMPORARIES = 20
@@ -51,6 +54,41 @@ class Signals(NamedTuple):
         """True for entries of the signals, [m, slots, n]."""
         places = torch.arange(self.values.shape[-1], device=self.values.device)
         return places < self.counts[..., None]
+
+
+def per_signal(
+    measure: Callable[[Slab, Signals], Sequence[Tensor]],
+    attention: Tensor,
+    lengths: Tensor | Extent | None,
+    support: str | Tensor,
+    options: SignalOptions,
+    *,
+    beside: int = 0,
+) -> Any:
+    """Compute a measure of the signals of every map of a batch.
+
+    Args:
+        measure: takes a slab and its signals; returns tensors [m, ...], the first with an axis of slots that
+            only "rows" keeps.
+        attention: maps [..., q, k].
+        lengths: as the core takes it.
+        support: likewise.
+        options: which signals.
+        beside: float64 copies of a slab that `measure` holds beside the signals.
+
+    Returns:
+        The tensors of `measure` for the batch, on the CPU; and how many maps are not finite.
+
+    Raises:
+        NotOnDevice: a device without float64.
+    """
+    refuse_float32(attention)
+
+    def compute(slab: Slab) -> tuple[Tensor, ...]:
+        first, *others = measure(slab, read_signals(slab, options))
+        return (first if options.kind == "rows" else first.squeeze(1)), *others, slab.finite
+
+    return per_map(compute, attention, lengths, support, temporaries=TEMPORARIES + beside)
 
 
 def read_signals(slab: Slab, options: SignalOptions) -> Signals:
@@ -92,11 +130,11 @@ def _rows(slab: Slab, options: SignalOptions) -> tuple[Tensor, Tensor, Tensor]:
     values, counts = slab.attention, slab.visible_keys
     seen = slab.seen if isinstance(slab.support, Tensor) else None
     if options.kind == "last":
-        last = (slab.lengths - 1)[:, None]
+        last = (slab.queries - 1).clamp(min=0)[:, None]
         index = last[..., None].expand(-1, 1, slab.n)
         values, counts = values.gather(1, index), counts.gather(1, last)
         seen = None if seen is None else seen.gather(1, index)
-    present = slab.inside if options.kind == "rows" else torch.ones_like(counts, dtype=torch.bool)
+    present = slab.rows_inside if options.kind == "rows" else (slab.queries > 0)[:, None]
     if options.drop_first:
         counts = counts - (1 if seen is None else seen[..., 0].long())
         values = torch.nn.functional.pad(values[..., 1:], (0, 1))
@@ -114,8 +152,8 @@ def _without_gaps(values: Tensor, entered: Tensor) -> Tensor:
 
 
 def _entries(slab: Slab, options: SignalOptions) -> tuple[Tensor, Tensor]:
-    """Return the entries that enter a mean, 0 where none does, and where one does, [m, n, n]."""
-    entries, seen = slab.attention, slab.seen & slab.inside[:, :, None] & slab.inside[:, None, :]
+    """Return the entries that enter a mean, 0 where none does, and where one does, [m, q, k]."""
+    entries, seen = slab.attention, slab.seen & slab.rows_inside[:, :, None] & slab.inside[:, None, :]
     if not options.drop_first:
         return entries, seen
     seen = seen & (slab.positions > 0)
@@ -136,7 +174,9 @@ def _by_key(slab: Slab, options: SignalOptions) -> tuple[Tensor, Tensor]:
 def _by_offset(slab: Slab, options: SignalOptions) -> tuple[Tensor, Tensor]:
     """Return sums over pairs, and the number of pairs, by distance from the query's own key, [m, n]."""
     entries, seen = _entries(slab, options)
-    return _diagonal_sums(entries), _diagonal_sums(seen.to(slab.dtype))
+    if slab.shift is None:
+        return _diagonal_sums(entries), _diagonal_sums(seen.to(slab.dtype))
+    return _sums_by_distance(slab, entries), _sums_by_distance(slab, seen.to(slab.dtype))
 
 
 def _diagonal_sums(maps: Tensor) -> Tensor:
@@ -150,6 +190,24 @@ def _diagonal_sums(maps: Tensor) -> Tensor:
     sums = padded[:, :-n].reshape(len(maps), n, 2 * n - 1).sum(-2)
     after, before = sums[:, n - 1 :], sums[:, : n - 1].flip(-1)
     return after + torch.nn.functional.pad(before, (1, 0))
+
+
+def _sums_by_distance(slab: Slab, maps: Tensor) -> Tensor:
+    """Return the sums of rectangles over queries and keys of each distance from the query's own key, [m, k].
+
+    Entries are gathered in the order of their distances, and not scattered, so that equal maps give equal
+    bits.
+    """
+    places = slab.places.expand(maps.shape[:2])[..., None]
+    result = torch.zeros_like(maps[:, 0])
+    for step in (-1, 1):
+        key = places + step * slab.positions
+        is_key = (key >= 0) & (key < slab.n)
+        # the query's own key is at distance 0 both ways
+        is_key = is_key & (slab.positions >= (1 if step > 0 else 0))
+        entries = maps.gather(-1, key.clamp(0, slab.n - 1))
+        result = result + torch.where(is_key, entries, 0.0).sum(-2)
+    return result
 
 
 def _count(pairs: Tensor, options: SignalOptions) -> Tensor:

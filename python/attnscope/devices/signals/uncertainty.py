@@ -14,15 +14,14 @@ import math
 import torch
 from torch import Tensor
 
+from attnscope.arguments.maps import Extent
 from attnscope.devices.signals.power_spectrum import fast_length
 from attnscope.devices.signals.signal_reader import (
-    TEMPORARIES,
     SignalOptions,
     Signals,
-    read_signals,
+    per_signal,
 )
-from attnscope.devices.slab import Slab, refuse_float32
-from attnscope.devices.slabs import per_map
+from attnscope.devices.slab import Slab
 
 #: Numbers of each signal.
 FIELDS = 6
@@ -30,7 +29,7 @@ FIELDS = 6
 
 def spectral_uncertainty(
     attention: Tensor,
-    lengths: Tensor | None,
+    lengths: Tensor | Extent | None,
     support: str | Tensor,
     signal: str,
     drop_first: bool,
@@ -42,21 +41,16 @@ def spectral_uncertainty(
     Raises:
         NotOnDevice: a device without float64.
     """
-    refuse_float32(attention)
-    options = SignalOptions(signal, drop_first, False, min_keys)
 
-    def compute(slab: Slab) -> tuple[Tensor, Tensor]:
-        signals = read_signals(slab, options)
+    def measure(slab: Slab, signals: Signals) -> tuple[Tensor]:
         # libraries of transforms refuse a batch of nothing
         empty = signals.values.new_zeros((*signals.counts.shape, FIELDS))
-        result = _spread(signals, root) if len(signals.values) else empty
-        return (result if signal == "rows" else result.squeeze(1)), slab.finite
+        return (_spread(signals, root) if len(signals.values) else empty,)
 
+    options = SignalOptions(signal, drop_first, False, min_keys)
     # complex transforms of twice the length
-    result: tuple[Tensor, int] = per_map(
-        compute, attention, lengths, support, temporaries=TEMPORARIES + 5 * 2 * 2
-    )
-    return result
+    result, non_finite = per_signal(measure, attention, lengths, support, options, beside=5 * 2 * 2)
+    return result, non_finite
 
 
 def _spread(signals: Signals, root: bool) -> Tensor:

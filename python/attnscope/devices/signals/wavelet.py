@@ -13,14 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnscope.arguments.maps import Extent
 from attnscope.devices.signals.signal_reader import (
-    TEMPORARIES,
     SignalOptions,
-    read_signals,
+    Signals,
+    per_signal,
     scaled,
 )
-from attnscope.devices.slab import Slab, refuse_float32
-from attnscope.devices.slabs import per_map
+from attnscope.devices.slab import Slab
 
 _ROOT3, _NORM = math.sqrt(3.0), 4.0 * math.sqrt(2.0)
 #: Analysis filters; the high-pass one is the low-pass one backwards with alternating signs.
@@ -41,7 +41,7 @@ class Scale(NamedTuple):
 
 def wavelet_transform(
     attention: Tensor,
-    lengths: Tensor | None,
+    lengths: Tensor | Extent | None,
     support: str | Tensor,
     signal: str,
     drop_first: bool,
@@ -56,11 +56,8 @@ def wavelet_transform(
     Raises:
         NotOnDevice: a device without float64.
     """
-    refuse_float32(attention)
-    options = SignalOptions(signal, drop_first, detrend, min_keys)
 
-    def compute(slab: Slab) -> tuple[Tensor, Tensor, Tensor]:
-        signals = read_signals(slab, options)
+    def measure(slab: Slab, signals: Signals) -> tuple[Tensor, Tensor]:
         energy = signals.values.square().sum(-1)
         defined = signals.defined & (signals.counts >= 3 << levels) & (energy > 0)
         finest = Scale(signals.values, signals.counts)
@@ -70,14 +67,13 @@ def wavelet_transform(
         coefficients = scaled(torch.stack(profile, -2), signals.exponents[..., None, None])
         coefficients = torch.where(defined[..., None, None], coefficients, 0.0).sum(1)
         profiles = coefficients / defined.sum(1)[:, None, None]
-        return (fields if signal == "rows" else fields.squeeze(1)), profiles, slab.finite
+        return fields, profiles
 
     # the profile has `resample` numbers of each scale beside the n of a signal
     wide = math.ceil(4 * (levels + 1) * resample / attention.shape[-1])
-    result: tuple[Tensor, Tensor, int] = per_map(
-        compute, attention, lengths, support, temporaries=TEMPORARIES + wide
-    )
-    return result
+    options = SignalOptions(signal, drop_first, detrend, min_keys)
+    fields, profiles, non_finite = per_signal(measure, attention, lengths, support, options, beside=wide)
+    return fields, profiles, non_finite
 
 
 def _decomposed(signal: Scale, levels: int) -> list[Scale]:
@@ -161,7 +157,7 @@ def _resampled(scale: Scale, points: int) -> Tensor:
 
 def morlet_scalogram(
     attention: Tensor,
-    lengths: Tensor | None,
+    lengths: Tensor | Extent | None,
     support: str | Tensor,
     signal: str,
     drop_first: bool,
@@ -175,11 +171,8 @@ def morlet_scalogram(
     Raises:
         NotOnDevice: a device without float64.
     """
-    refuse_float32(attention)
-    options = SignalOptions(signal, drop_first, detrend, min_keys)
 
-    def compute(slab: Slab) -> tuple[Tensor, Tensor]:
-        signals = read_signals(slab, options)
+    def measure(slab: Slab, signals: Signals) -> tuple[Tensor]:
         values, real = signals.values[:, 0], signals.real[:, 0]
         powers = []
         for scale in scales.tolist():
@@ -187,10 +180,12 @@ def morlet_scalogram(
             powers.append((values @ cosine).square() + (values @ sine).square())
         power = scaled(torch.stack(powers, 1), 2 * signals.exponents[:, :, None])
         defined = real & signals.defined
-        return torch.where(defined[:, None], power, math.nan), slab.finite
+        # of its one slot
+        return (torch.where(defined[:, None], power, math.nan)[:, None],)
 
-    result: tuple[Tensor, int] = per_map(compute, attention, lengths, support, temporaries=TEMPORARIES)
-    return result
+    options = SignalOptions(signal, drop_first, detrend, min_keys)
+    result, non_finite = per_signal(measure, attention, lengths, support, options)
+    return result, non_finite
 
 
 def _morlet_matrices(slab: Slab, scale: float, omega: float) -> tuple[Tensor, Tensor]:
