@@ -33,6 +33,7 @@ struct GraphRows {
   std::vector<Index> queue;
   std::vector<double> row;
   std::vector<double> degree;
+  AlignedBuffer band;  // rows that are turned into columns together
   // The power of two that the weights and degrees were multiplied by; eigenvalues are divided by
   // it.
   double scale = 1.0;

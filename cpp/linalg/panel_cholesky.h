@@ -9,120 +9,193 @@
 // The Cholesky factor of one matrix, A = UᵀU, in panels.
 namespace attnscope {
 
-// Numbers that the inverses of the diagonal blocks take, each twice: as it is and transposed.
-inline Index panel_inverses(Index n) { return panels_of(n) * 2 * kPanel * kPanel; }
+// Numbers that the inverses of the diagonal blocks take.
+template <class Number = double>
+Index panel_inverses(Index n) {
+  return panels_of<Number>(n) * PanelShape<Number>::kWidth * PanelShape<Number>::kWidth;
+}
 
-// R = U⁻¹ of the diagonal block whose first row is `block`, to `inverse`, and Rᵀ behind it.
-inline void invert_block(const double* block, double* inverse) {
-  double* transposed = inverse + kPanel * kPanel;
-  for (Index r = kPanel - 1; r >= 0; --r) {
-    Lanes row[kPanelVectors] = {};
-    for (Index q = r + 1; q < kPanel; ++q) {
-      const double factor = block[r * kPanel + q];
-      const Lanes* below = lanes_at(inverse + q * kPanel);
-      for (Index v = 0; v < kPanelVectors; ++v) row[v] -= factor * below[v];
+// U⁻¹ of the diagonal block whose first row is `block`, to `inverse`.
+template <class Number>
+void invert_block(const Number* block, Number* inverse) {
+  using Shape = PanelShape<Number>;
+  constexpr Index kWidth = Shape::kWidth, kVectors = Shape::kVectors;
+  for (Index r = kWidth - 1; r >= 0; --r) {
+    // Every other row below to a sum of its own, since each waits for the last.
+    typename Shape::Vector even[kVectors] = {}, odd[kVectors] = {};
+    Index q = r + 1;
+    for (; q + 1 < kWidth; q += 2) {
+      const Number f = block[r * kWidth + q], g = block[r * kWidth + q + 1];
+      const auto* below = lanes_at(static_cast<const Number*>(inverse) + q * kWidth);
+#pragma GCC unroll 3
+      for (Index v = 0; v < kVectors; ++v) {
+        even[v] -= f * below[v];
+        odd[v] -= g * below[kVectors + v];
+      }
     }
-    const double scale = 1.0 / block[r * kPanel + r];
-    Lanes* to = lanes_at(inverse + r * kPanel);
-    for (Index v = 0; v < kPanelVectors; ++v) to[v] = row[v] * scale;
-    inverse[r * kPanel + r] = scale;
-    for (Index q = 0; q < kPanel; ++q) transposed[q * kPanel + r] = inverse[r * kPanel + q];
+    if (q < kWidth) {
+      const Number f = block[r * kWidth + q];
+      for (Index v = 0; v < kVectors; ++v) even[v] -= f * lanes_at(inverse + q * kWidth)[v];
+    }
+    const Number scale = Number{1} / block[r * kWidth + r];
+    for (Index v = 0; v < kVectors; ++v)
+      lanes_at(inverse + r * kWidth)[v] = (even[v] + odd[v]) * scale;
+    inverse[r * kWidth + r] = scale;
   }
+}
+
+// The factor of kPanelRows rows of one panel, from vector kFirst on: `rows` are the panel's, `left`
+// their columns of the panel in whose diagonal block they stand, `above` how many rows come before,
+// `inverse` what the diagonal entries' inverses are, or null where the rows are those of the
+// panel's own diagonal block: then false where the matrix is not positive definite.
+template <Index kFirst, class Number>
+[[gnu::always_inline]] inline bool factorize_rows(Number* panel, const Number* left, Index above,
+                                                  const Number* inverse) {
+  using Shape = PanelShape<Number>;
+  using Vector = typename Shape::Vector;
+  constexpr Index kWidth = Shape::kWidth, kVectors = Shape::kVectors, kLanes = Shape::kLanes;
+  constexpr Index kLeft = kVectors - kFirst;
+  Vector* rows = lanes_at(panel + above * kWidth) + kFirst;
+  Vector c[kPanelRows][kLeft];
+  rest_of_products<kWidth, kVectors, Number>(rows, left, panel + kFirst * kLanes, above, c);
+  left += above * kWidth;
+#pragma GCC unroll 8
+  for (Index r = 0; r < kPanelRows; ++r) {
+    Number scale;
+    if (inverse == nullptr) {
+      // Where these rows' columns stand in the panel.
+      const Index column = static_cast<Index>(left - panel) - above * kWidth + r;
+      Number row[kWidth];
+      for (Index v = 0; v < kLeft; ++v) {
+        for (Index k = 0; k < kLanes; ++k) row[(kFirst + v) * kLanes + k] = c[r][v][k];
+      }
+      const Number pivot = row[column];
+      if (!(pivot > Number{0})) return false;
+      scale = Number{1} / std::sqrt(pivot);
+    } else {
+      scale = inverse[r * kWidth + r];
+    }
+    for (Index v = 0; v < kLeft; ++v) {
+      c[r][v] *= scale;
+      rows[r * kVectors + v] = c[r][v];
+    }
+    // The rows' own triangle: its entries are in `left`, which is this panel where inverse is null.
+#pragma GCC unroll 8
+    for (Index q = r + 1; q < kPanelRows; ++q) {
+      const Number f = left[r * kWidth + q];
+      for (Index v = 0; v < kLeft; ++v) c[q][v] -= f * c[r][v];
+    }
+  }
+  return true;
 }
 
 // Overwrites the upper triangle in `a` by its factor; `count` panels, whose columns past the matrix
 // are those of the unit matrix. False when the matrix is not positive definite. Cost n³/3
 // operations.
-inline bool panel_factorize(double* a, Index count, double* inverses) {
+template <class Number>
+bool panel_factorize(Number* a, Index count, Number* inverses) {
+  using Shape = PanelShape<Number>;
+  constexpr Index kWidth = Shape::kWidth, kLanes = Shape::kLanes;
   for (Index s = 0; s < count; ++s) {
-    double* panel = a + panel_offset(s);
-    for (Index t = 0; t <= s; ++t) {
-      const double* left = a + panel_offset(t);
-      for (Index o = 0; o < kPanel; o += kPanelRows) {
-        const Index i0 = t * kPanel + o;
-        Lanes* rows = lanes_at(panel + i0 * kPanel);
-        Lanes c[kPanelRows][kPanelVectors];
-        rest_of_products<kPanel>(rows, left + o, panel, i0, c);
-        // The rows' own triangle: its entries are in `left`, which is this panel where t == s.
-#pragma GCC unroll 8
-        for (Index r = 0; r < kPanelRows; ++r) {
-          double scale;
-          if (t == s) {
-            double row[kPanel];
-            for (Index v = 0; v < kPanelVectors; ++v) {
-              for (Index k = 0; k < kPackWidth; ++k) row[v * kPackWidth + k] = c[r][v][k];
-            }
-            const double pivot = row[o + r];
-            if (!(pivot > 0.0)) return false;
-            scale = 1.0 / std::sqrt(pivot);
-          } else {
-            scale = inverses[t * 2 * kPanel * kPanel + (o + r) * kPanel + o + r];
-          }
-          for (Index v = 0; v < kPanelVectors; ++v) {
-            c[r][v] *= scale;
-            rows[r * kPanelVectors + v] = c[r][v];
-          }
-#pragma GCC unroll 8
-          for (Index q = r + 1; q < kPanelRows; ++q) {
-            const double f = left[(i0 + r) * kPanel + o + q];
-            for (Index v = 0; v < kPanelVectors; ++v) c[q][v] -= f * c[r][v];
-          }
-        }
+    Number* panel = a + panel_offset<Number>(s);
+    for (Index t = 0; t < s; ++t) {
+      const Number* left = a + panel_offset<Number>(t);
+      for (Index o = 0; o < kWidth; o += kPanelRows) {
+        factorize_rows<0>(panel, left + o, t * kWidth + o,
+                          inverses + t * kWidth * kWidth + o * (kWidth + 1));
       }
     }
-    double* inverse = inverses + s * 2 * kPanel * kPanel;
-    std::fill(inverse, inverse + 2 * kPanel * kPanel, 0.0);
-    invert_block(panel + s * kPanel * kPanel, inverse);
+    // Columns before a row are of no use in its own block.
+    for (Index o = 0; o < kWidth; o += kPanelRows) {
+      const Index above = s * kWidth + o;
+      const Number* none = nullptr;
+      const bool positive =
+          o < kLanes       ? factorize_rows<0>(panel, panel + o, above, none)
+          : o < 2 * kLanes ? factorize_rows<1>(panel, panel + o, above, none)
+                           : factorize_rows<Shape::kVectors - 1>(panel, panel + o, above, none);
+      if (!positive) return false;
+    }
+    invert_block<Number>(panel + s * kWidth * kWidth, inverses + s * kWidth * kWidth);
   }
   return true;
 }
 
-// xᵀ = xᵀB with a block of kPanel rows.
-[[gnu::always_inline]] inline void multiply_block(const double* block, Lanes* x) {
-  const Lanes* rows = lanes_at(block);
-  const double* numbers = reinterpret_cast<const double*>(x);
-  Lanes even[kPanelVectors] = {}, odd[kPanelVectors] = {};
-  for (Index r = 0; r < kPanel; r += 2) {
-    const Lanes f = broadcast(numbers[r]), g = broadcast(numbers[r + 1]);
-    for (Index v = 0; v < kPanelVectors; ++v) {
-      even[v] += f * rows[r * kPanelVectors + v];
-      odd[v] += g * rows[(r + 1) * kPanelVectors + v];
+// xᵀ = xᵀB with a block of as many rows as a panel has columns.
+template <class Number>
+[[gnu::always_inline]] inline void multiply_block(const Number* block, Number* x) {
+  using Shape = PanelShape<Number>;
+  constexpr Index kVectors = Shape::kVectors;
+  const auto* rows = lanes_at(block);
+  typename Shape::Vector even[kVectors] = {}, odd[kVectors] = {};
+  for (Index r = 0; r < Shape::kWidth; r += 2) {
+    const auto f = broadcast(x[r]), g = broadcast(x[r + 1]);
+    for (Index v = 0; v < kVectors; ++v) {
+      even[v] += f * rows[r * kVectors + v];
+      odd[v] += g * rows[(r + 1) * kVectors + v];
     }
   }
-  for (Index v = 0; v < kPanelVectors; ++v) x[v] = even[v] + odd[v];
+  for (Index v = 0; v < kVectors; ++v) lanes_at(x)[v] = even[v] + odd[v];
 }
 
-// Solves A x = b in place, x [kPanel · count] on a 64-byte boundary. Cost 2 n² operations.
-inline void panel_solve(const double* a, Index count, const double* inverses, double* x) {
-  for (Index s = 0; s < count; ++s) {
-    Lanes* own = lanes_at(x + s * kPanel);
-    Lanes even[kPanelVectors], odd[kPanelVectors] = {};
-    for (Index v = 0; v < kPanelVectors; ++v) even[v] = own[v];
-    const Lanes* rows = lanes_at(a + panel_offset(s));
-    for (Index k = 0; k < s * kPanel; k += 2) {
-      const Lanes f = broadcast(x[k]), g = broadcast(x[k + 1]);
-#pragma GCC unroll 3
-      for (Index v = 0; v < kPanelVectors; ++v) {
-        even[v] -= f * rows[v];
-        odd[v] -= g * rows[kPanelVectors + v];
-      }
-      rows += 2 * kPanelVectors;
+// x = Bx with such a block.
+template <class Number>
+[[gnu::always_inline]] inline void multiply_by_block(const Number* block, Number* x) {
+  using Shape = PanelShape<Number>;
+  using Vector = typename Shape::Vector;
+  constexpr Index kVectors = Shape::kVectors, kLanes = Shape::kLanes;
+  Vector given[kVectors];
+  for (Index v = 0; v < kVectors; ++v) given[v] = lanes_at(x)[v];
+  const Vector* rows = lanes_at(block);
+  for (Index k = 0; k < Shape::kWidth; k += kLanes) {
+    Vector part[kLanes];
+#pragma GCC unroll 16
+    for (Index r = 0; r < kLanes; ++r) {
+      part[r] = rows[0] * given[0];
+#pragma GCC unroll 2
+      for (Index v = 1; v < kVectors; ++v) part[r] += rows[v] * given[v];
+      rows += kVectors;
     }
-    for (Index v = 0; v < kPanelVectors; ++v) own[v] = even[v] + odd[v];
-    multiply_block(inverses + s * 2 * kPanel * kPanel, own);
+    *lanes_at(x + k) = row_sums(part);
+  }
+}
+
+// Solves A x = b in place, x as long as `count` panels on a 64-byte boundary. Cost 2 n² operations.
+template <class Number>
+void panel_solve(const Number* a, Index count, const Number* inverses, Number* x) {
+  using Shape = PanelShape<Number>;
+  using Vector = typename Shape::Vector;
+  constexpr Index kWidth = Shape::kWidth, kVectors = Shape::kVectors, kLanes = Shape::kLanes;
+  for (Index s = 0; s < count; ++s) {
+    Vector* own = lanes_at(x + s * kWidth);
+    Vector even[kVectors], odd[kVectors] = {};
+    for (Index v = 0; v < kVectors; ++v) even[v] = own[v];
+    const Vector* rows = lanes_at(a + panel_offset<Number>(s));
+    for (Index k = 0; k < s * kWidth; k += 2) {
+      const Vector f = broadcast(x[k]), g = broadcast(x[k + 1]);
+#pragma GCC unroll 3
+      for (Index v = 0; v < kVectors; ++v) {
+        even[v] -= f * rows[v];
+        odd[v] -= g * rows[kVectors + v];
+      }
+      rows += 2 * kVectors;
+    }
+    for (Index v = 0; v < kVectors; ++v) own[v] = even[v] + odd[v];
+    multiply_block(inverses + s * kWidth * kWidth, x + s * kWidth);
   }
   for (Index s = count - 1; s >= 0; --s) {
-    Lanes* own = lanes_at(x + s * kPanel);
-    multiply_block(inverses + (2 * s + 1) * kPanel * kPanel, own);
-    const Lanes solved[] = {own[0], own[1], own[2]};
-    const Lanes* rows = lanes_at(a + panel_offset(s));
-    // kPanel is a multiple of kPackWidth, so no row is left over.
-    for (Index k = 0; k < s * kPanel; k += kPackWidth) {
-      Lanes part[kPackWidth];
-#pragma GCC unroll 8
-      for (Index r = 0; r < kPackWidth; ++r) {
-        part[r] = rows[0] * solved[0] + rows[1] * solved[1] + rows[2] * solved[2];
-        rows += kPanelVectors;
+    multiply_by_block(inverses + s * kWidth * kWidth, x + s * kWidth);
+    Vector solved[kVectors];
+    for (Index v = 0; v < kVectors; ++v) solved[v] = lanes_at(x + s * kWidth)[v];
+    const Vector* rows = lanes_at(a + panel_offset<Number>(s));
+    // A panel's width is a multiple of kLanes, so no row is left over.
+    for (Index k = 0; k < s * kWidth; k += kLanes) {
+      Vector part[kLanes];
+#pragma GCC unroll 16
+      for (Index r = 0; r < kLanes; ++r) {
+        part[r] = rows[0] * solved[0];
+#pragma GCC unroll 2
+        for (Index v = 1; v < kVectors; ++v) part[r] += rows[v] * solved[v];
+        rows += kVectors;
       }
       *lanes_at(x + k) -= row_sums(part);
     }

@@ -58,7 +58,8 @@ inline void panel_update(double* a, Index count, Index terms, const double* left
     for (Index i0 = 0; i0 < (s + 1) * kPanel; i0 += kPanelRows) {
       Lanes* rows = lanes_at(panel + i0 * kPanel);
       Lanes c[kPanelRows][kPanelVectors];
-      rest_of_products<kPanelRows>(rows, left + i0 * terms, right + s * terms * kPanel, terms, c);
+      rest_of_products<kPanelRows, kPanelVectors>(rows, left + i0 * terms,
+                                                  right + s * terms * kPanel, terms, c);
 #pragma GCC unroll 8
       for (Index r = 0; r < kPanelRows; ++r) {
 #pragma GCC unroll 3

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <utility>
+
 #include "simd/lanes.h"
 
 // The upper triangle of one matrix in panels of columns: a panel holds its columns' rows one after
@@ -14,50 +16,82 @@ inline constexpr Index kPanel = kPanelVectors * kPackWidth;
 inline constexpr Index kPanelRows = kPackWidth == 2 ? 3 : kPackWidth;
 static_assert(kPanel % kPanelRows == 0);
 
-inline Index panels_of(Index n) {
+// Panels of either float type; a vector holds twice as many float32 numbers, of which two make a
+// panel that pads less where the registers are widest.
+template <class Number>
+struct PanelShape;
+template <>
+struct PanelShape<double> {
+  using Vector = Lanes;
+  using Places = LaneMask;
+  static constexpr Index kLanes = kPackWidth;
+  static constexpr Index kVectors = kPanelVectors;
+  static constexpr Index kWidth = kPanel;
+};
+template <>
+struct PanelShape<float> {
+  using Vector = FloatLanes;
+  using Places = FloatPlaces;
+  static constexpr Index kLanes = kFloatsInPack;
+  static constexpr Index kVectors = kPackWidth == 8 ? 2 : 3;
+  static constexpr Index kWidth = kVectors * kLanes;
+};
+static_assert(PanelShape<float>::kWidth % kPanelRows == 0);
+
+template <class Number = double>
+Index panels_of(Index n) {
   assert(n >= 0);
-  return (n + kPanel - 1) / kPanel;
+  return (n + PanelShape<Number>::kWidth - 1) / PanelShape<Number>::kWidth;
 }
 
 // Numbers before panel s.
-inline Index panel_offset(Index s) {
+template <class Number = double>
+Index panel_offset(Index s) {
   assert(s >= 0);
-  return kPanel * kPanel * (s * (s + 1) / 2);
+  return PanelShape<Number>::kWidth * PanelShape<Number>::kWidth * (s * (s + 1) / 2);
 }
 
 // Where entry (row, column), row <= column, stands.
-inline Index panel_entry(Index row, Index column) {
+template <class Number = double>
+Index panel_entry(Index row, Index column) {
   assert(0 <= row && row <= column);
-  const Index s = column / kPanel;
-  return panel_offset(s) + row * kPanel + (column - s * kPanel);
+  const Index width = PanelShape<Number>::kWidth;
+  const Index s = column / width;
+  return panel_offset<Number>(s) + row * width + (column - s * width);
 }
 
 inline Lanes* lanes_at(double* at) { return reinterpret_cast<Lanes*>(at); }
 inline const Lanes* lanes_at(const double* at) { return reinterpret_cast<const Lanes*>(at); }
+inline FloatLanes* lanes_at(float* at) { return reinterpret_cast<FloatLanes*>(at); }
+inline const FloatLanes* lanes_at(const float* at) {
+  return reinterpret_cast<const FloatLanes*>(at);
+}
 
 // c = rows − Σ_k left_k right_kᵀ of kPanelRows rows of one panel, which the registers hold: entry r
-// of left_k is left[k·kStride + r], right_k is row k of `right`.
-template <Index kStride>
-[[gnu::always_inline]] inline void rest_of_products(const Lanes* rows, const double* left,
-                                                    const double* right, Index terms,
-                                                    Lanes (&c)[kPanelRows][kPanelVectors]) {
+// of left_k is left[k·kStride + r], right_k is row k of `right`. Rows are kRow vectors long, of
+// which kVectors count.
+template <Index kStride, Index kRow, class Number, class Vector, Index kVectors>
+[[gnu::always_inline]] inline void rest_of_products(const Vector* rows, const Number* left,
+                                                    const Number* right, Index terms,
+                                                    Vector (&c)[kPanelRows][kVectors]) {
 #pragma GCC unroll 8
   for (Index r = 0; r < kPanelRows; ++r) {
 #pragma GCC unroll 3
-    for (Index v = 0; v < kPanelVectors; ++v) c[r][v] = rows[r * kPanelVectors + v];
+    for (Index v = 0; v < kVectors; ++v) c[r][v] = rows[r * kRow + v];
   }
-  const Lanes* x = lanes_at(right);
+  const Vector* x = lanes_at(right);
   for (Index k = 0; k < terms; ++k) {
-    const Lanes x0 = x[0], x1 = x[1], x2 = x[2];
+    Vector own[kVectors];
+#pragma GCC unroll 3
+    for (Index v = 0; v < kVectors; ++v) own[v] = x[v];
 #pragma GCC unroll 8
     for (Index r = 0; r < kPanelRows; ++r) {
-      const Lanes f = broadcast(left[r]);
-      c[r][0] -= f * x0;
-      c[r][1] -= f * x1;
-      c[r][2] -= f * x2;
+      const Vector f = broadcast(left[r]);
+#pragma GCC unroll 3
+      for (Index v = 0; v < kVectors; ++v) c[r][v] -= f * own[v];
     }
     left += kStride;
-    x += kPanelVectors;
+    x += kRow;
   }
 }
 
@@ -91,5 +125,66 @@ inline Lanes row_sums(const Lanes* p) {
   return joined_rows(p, [](Lanes a, Lanes b) { return a + b; });
 }
 inline Lanes row_tops(const Lanes* p) { return joined_rows(p, larger); }
+
+// Where lane `lane` of a tile's row comes from when blocks of kBlock lanes change places with those
+// of a row kBlock further down: itself and that row, one behind the other.
+template <Index kBlock>
+constexpr long exchanged_place(Index lane, bool further) {
+  const bool moves = (lane / kBlock % 2 == 0) == further;
+  if (!moves) return lane + (further ? kPackWidth : 0);
+  return further ? lane + kBlock : lane - kBlock + kPackWidth;
+}
+
+template <Index kBlock, Index... kLane>
+[[gnu::always_inline]] inline void exchange_blocks(Lanes* rows,
+                                                   std::integer_sequence<Index, kLane...> lanes) {
+  if constexpr (kBlock > 0) {
+    constexpr LaneMask kNear = {exchanged_place<kBlock>(kLane, false)...};
+    constexpr LaneMask kFar = {exchanged_place<kBlock>(kLane, true)...};
+#pragma GCC unroll 8
+    for (Index r = 0; r < kPackWidth; ++r) {
+      if (r / kBlock % 2 != 0) continue;
+      const Lanes near = rows[r], far = rows[r + kBlock];
+      rows[r] = picked(near, far, kNear);
+      rows[r + kBlock] = picked(near, far, kFar);
+    }
+    exchange_blocks<kBlock / 2>(rows, lanes);
+  }
+}
+// Turns a square tile about its diagonal.
+[[gnu::always_inline]] inline void transpose_lanes(Lanes* rows) {
+  exchange_blocks<kPackWidth / 2>(rows, std::make_integer_sequence<Index, kPackWidth>{});
+}
+
+// Place `lane` of what joins two vectors of runs of kBlock lanes: runs of the first and of the
+// second in turn, the even ones or the `odd` ones.
+template <Index kBlock>
+constexpr int joined_place(Index lane, bool odd) {
+  const Index run = lane / kBlock;
+  return static_cast<int>((run % 2 == 0 ? 0 : kFloatsInPack) + run / 2 * 2 * kBlock +
+                          lane % kBlock + (odd ? kBlock : 0));
+}
+
+// What each of `kLanes` vectors sums to, in one.
+template <Index kBlock, Index... kLane>
+[[gnu::always_inline]] inline FloatLanes joined_sums(const FloatLanes* p,
+                                                     std::integer_sequence<Index, kLane...> lanes) {
+  if constexpr (kBlock == kFloatsInPack) {
+    return p[0];
+  } else {
+    constexpr FloatPlaces kEven = {joined_place<kBlock>(kLane, false)...};
+    constexpr FloatPlaces kOdd = {joined_place<kBlock>(kLane, true)...};
+    constexpr Index kCount = kFloatsInPack / kBlock / 2;
+    FloatLanes sums[kCount];
+#pragma GCC unroll 8
+    for (Index k = 0; k < kCount; ++k) {
+      sums[k] = picked(p[2 * k], p[2 * k + 1], kEven) + picked(p[2 * k], p[2 * k + 1], kOdd);
+    }
+    return joined_sums<2 * kBlock>(sums, lanes);
+  }
+}
+inline FloatLanes row_sums(const FloatLanes* p) {
+  return joined_sums<1>(p, std::make_integer_sequence<Index, kFloatsInPack>{});
+}
 
 }  // namespace attnscope

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "matrix/padded_vectors.h"
 
@@ -11,7 +12,7 @@
 namespace attnscope {
 
 // Steps of one round at most, and with that the size of its basis.
-inline constexpr Index kMostLanczosSteps = 32;
+inline constexpr Index kMostLanczosSteps = 48;
 
 // The number that a fixed generator gives to coordinate i: a start vector that no symmetry of a
 // graph is likely to share, and the same in every run.
@@ -63,71 +64,83 @@ inline double largest_eigenvalue(const double* alpha, const double* beta, Index 
   return x * top;
 }
 
-// Where a round of Lanczos steps ended.
+// Where a round of Lanczos steps ended, and the space that they grew: basis vectors 1 to `size`,
+// the tridiagonal matrix of the operator on them, and the unit vector of its largest eigenvalue.
 struct LanczosRound {
   double theta = 0.0;     // largest Ritz value
   double residual = 0.0;  // of its vector
   bool converged = false;
+  Index size = 0;
+  double alpha[kMostLanczosSteps], beta[kMostLanczosSteps], ritz[kMostLanczosSteps];
 };
+
+// The vector of the largest Ritz value, to `vector`.
+template <class Number>
+void form_ritz_vector(const LanczosRound& round, const Number* basis, Index padded,
+                      Number* vector) {
+  std::fill(vector, vector + padded, Number{0});
+  for (Index k = 0; k < round.size; ++k) {
+    add_multiple(vector, round.ritz[k], basis + (k + 1) * padded, padded);
+  }
+}
 
 // Grows a Krylov space of the operator that `apply(x)` applies in place, with full
 // reorthogonalisation, from the unit vector basis + padded, on the complement of the unit vector
 // basis. `basis` holds (kMostLanczosSteps + 2) vectors. Ends when the residual of the largest Ritz
 // value θ is below tolerance(θ)·θ, or after kMostLanczosSteps, or when `dimension` of them have
 // filled the space, or as soon as the residuals so far promise more than `patience` further steps.
-// Unless it converged, the Ritz vector replaces basis + padded.
 //
 // The bound residual²/gap would let it end sooner, but the gap to the second Ritz value is not the
 // gap to the second eigenvalue: two that lie close together look like one until the residual is as
 // small as their distance. Reference: Parlett, The Symmetric Eigenvalue Problem, 1998, chapters 11
 // and 13.
-template <class Tolerance, class Apply>
-LanczosRound lanczos_round(Index padded, Index dimension, double patience, double* basis,
+template <class Number, class Tolerance, class Apply>
+LanczosRound lanczos_round(Index padded, Index dimension, double patience, Number* basis,
                            Tolerance&& tolerance, Apply&& apply) {
-  double alpha[kMostLanczosSteps], beta[kMostLanczosSteps], ritz[kMostLanczosSteps];
+  constexpr double kClosed = std::is_same_v<Number, float> ? 1e-6 : 1e-10;
   LanczosRound result;
+  double* const alpha = result.alpha;
+  double* const beta = result.beta;
+  double* const ritz = result.ritz;
   const Index most = std::min(kMostLanczosSteps, dimension);
   double before = 0.0;  // the residual at the last look
   for (Index j = 0; j < most; ++j) {
-    const double* q = basis + (j + 1) * padded;
-    double* next = basis + (j + 2) * padded;
+    const Number* q = basis + (j + 1) * padded;
+    Number* next = basis + (j + 2) * padded;
     std::copy(q, q + padded, next);
     apply(next);
-    alpha[j] = inner_product(next, q, padded);
+    alpha[j] = inner_product<Number>(next, q, padded);
     // The three-term recurrence takes out what is large, one full sweep the rounding that is left.
     add_multiple(next, -alpha[j], q, padded);
     if (j > 0) add_multiple(next, -beta[j - 1], q - padded, padded);
     remove_parts(basis, j + 2, padded, next);
-    beta[j] = std::sqrt(inner_product(next, next, padded));
+    beta[j] = std::sqrt(static_cast<double>(inner_product<Number>(next, next, padded)));
 
     const Index size = j + 1;
-    const bool closed = beta[j] <= 1e-10 * alpha[0];
+    const bool closed = beta[j] <= kClosed * alpha[0];
     if (closed || size == most || (size >= 4 && size % 2 == 0)) {
       const double theta = largest_eigenvalue(alpha, beta, size);
       // Backwards from the last component, the direction in which the vector grows.
       ritz[j] = 1.0;
-      double norm = 1.0;
+      double square = 1.0;
       for (Index k = j; k > 0; --k) {
         const double beyond = k < j ? beta[k] * ritz[k + 1] : 0.0;
         ritz[k - 1] = ((theta - alpha[k]) * ritz[k] - beyond) / beta[k - 1];
-        norm += ritz[k - 1] * ritz[k - 1];
+        square += ritz[k - 1] * ritz[k - 1];
       }
+      const double length = std::sqrt(square);
       result.theta = theta;
-      result.residual = beta[j] / std::sqrt(norm);
+      result.residual = beta[j] / length;
       const double allowed = tolerance(theta) * theta;
       result.converged = size == dimension || result.residual <= allowed;
-      if (result.converged || closed) return result;
       // Residuals fall by the same factor from look to look.
       const double fall = before > 0.0 ? std::log(before / result.residual) : 1e300;
-      const bool crawls = size >= 6 && 2.0 * std::log(result.residual / allowed) > patience * fall;
+      const bool crawls = size >= 6 && static_cast<double>(size) >= 0.3 * patience &&
+                          2.0 * std::log(result.residual / allowed) > patience * fall;
       before = result.residual;
-      if (size == most || crawls) {
-        double* vector = basis + (j + 2) * padded;
-        std::fill(vector, vector + padded, 0.0);
-        for (Index k = 0; k < size; ++k) {
-          add_multiple(vector, ritz[k] / std::sqrt(norm), basis + (k + 1) * padded, padded);
-        }
-        std::copy(vector, vector + padded, basis + padded);
+      if (result.converged || closed || size == most || crawls) {
+        result.size = size;
+        for (Index k = 0; k < size; ++k) ritz[k] /= length;
         return result;
       }
     }

@@ -44,8 +44,16 @@ typedef double Lanes __attribute__((vector_size(kPackWidth * sizeof(double)), ma
 typedef long LaneMask __attribute__((vector_size(kPackWidth * sizeof(long))));
 static_assert(sizeof(long) == sizeof(double));
 
+// Twice as many float32 numbers in as many bytes: entries of one matrix, where float64 is not
+// needed.
+inline constexpr Index kFloatsInPack = 2 * kPackWidth;
+typedef float FloatLanes __attribute__((vector_size(kFloatsInPack * sizeof(float)), may_alias));
+typedef int FloatPlaces __attribute__((vector_size(kFloatsInPack * sizeof(int))));
+static_assert(sizeof(int) == sizeof(float));
+
 // value − 0 is value, −0 too, so that nothing is left to compute; value + 0 would turn −0 into 0.
 inline Lanes broadcast(double value) { return value - Lanes{}; }
+inline FloatLanes broadcast(float value) { return value - FloatLanes{}; }
 
 inline Lanes square_root(Lanes x) {
   Lanes root;
@@ -84,6 +92,17 @@ inline Lanes picked(Lanes a, Lanes b, LaneMask places) {
   return __builtin_shuffle(a, b, places);
 #endif
 }
+inline FloatLanes picked(FloatLanes a, FloatLanes b, FloatPlaces places) {
+#if defined(__clang__)
+  FloatLanes result{};
+  for (Index k = 0; k < kFloatsInPack; ++k) {
+    result[k] = places[k] < kFloatsInPack ? a[places[k]] : b[places[k] - kFloatsInPack];
+  }
+  return result;
+#else
+  return __builtin_shuffle(a, b, places);
+#endif
+}
 
 inline bool any(LaneMask mask) {
   long bits = 0;
@@ -95,6 +114,12 @@ inline double sum_of_lanes(Lanes x) {
   double sum = 0.0;
   for (Index lane = 0; lane < kPackWidth; ++lane) sum += x[lane];
   return sum;
+}
+
+inline float sum_of_lanes(FloatLanes x) {
+  float sums[4] = {};  // four chains, since each sum waits for the last
+  for (Index lane = 0; lane < kFloatsInPack; ++lane) sums[lane % 4] += x[lane];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 // `size` entries of a pack in `buffer`, not initialised.

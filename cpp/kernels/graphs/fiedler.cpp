@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "graphs/graph_rows.h"
+#include "graphs/laplacian_panels.h"
 #include "linalg/eigenvalues.h"
 #include "linalg/packed_tridiagonal.h"
 #include "linalg/panel_cholesky.h"
@@ -210,10 +210,43 @@ double by_factor(const MatrixView<Scalar>& attention, const GraphOptions& option
         [&](double* x) { panel_solve(panels, count, inverses, x); });
     if (!(found.theta > 0.0)) break;
     if (found.converged) return sigma + 1.0 / found.theta;
+    double* free = basis + (found.size + 1) * padded;
+    form_ritz_vector(found, basis, padded, free);
+    std::copy(free, free + padded, basis + padded);
     sigma += 1.0 / (found.theta + 1.5 * found.residual);
   }
   return value_direct(attention, options, workspace.laplacian) *
          eigenvalue_scale(options, workspace.graph.scale);
+}
+
+// The same from a float32 factor and corrections in float64, or from by_factor where these do not
+// get there. λ2's error is at most `bound`·λ2 for all that residuals can tell.
+template <class Scalar>
+double by_float_factor(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                       Precision precision, FiedlerWorkspace& workspace) {
+  const Index n = attention.rows();
+  const Index padded = panels_of(n) * kPanel;
+  double* panels = workspace.matrix.resize(panel_offset(panels_of(n)));
+  const Index components = read_laplacian(attention, options, panels, workspace.graph);
+  if (components > 1) return 0.0;
+  if (components == 1) {
+    const std::vector<double>& degree = workspace.graph.degree;
+    double sum = 0.0;
+    for (Index i = 0; i < n; ++i) sum += degree[i];
+    double* null = workspace.vectors.resize(padded);
+    const auto nodes = static_cast<double>(n);
+    for (Index i = 0; i < padded; ++i) {
+      null[i] = i >= n               ? 0.0
+                : options.normalized ? std::sqrt(degree[i] / sum)
+                                     : std::sqrt(1.0 / nodes);
+    }
+    const double lift = options.normalized ? 2.0 : 2.0 * sum / nodes;
+    const std::optional<double> value = preconditioned_fiedler_value(
+        {n, panels, null, lift}, precision == Precision::exact ? 1e-10 : 1e-7,
+        workspace.preconditioned);
+    if (value) return *value;
+  }
+  return by_factor(attention, options, precision == Precision::exact ? 1e-11 : 1e-8, workspace);
 }
 
 // The vector of an eigenvalue λ2 > 0, times eigenvalue_scale, that is known, from solves with the
@@ -318,9 +351,6 @@ Index fiedler_pack_width(Index smallest) {
 template <class Scalar>
 void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
                     Precision precision, double* out, FiedlerWorkspace& workspace) {
-  // A hundredth of what is promised: where λ2 and λ3 look like one eigenvalue, a Ritz value is off
-  // by its residual times the ratio of the start vector's parts along their two vectors.
-  const double tolerance = precision == Precision::exact ? 1e-11 : 1e-8;
   const Index n = pack.front().rows();
   const Index count = static_cast<Index>(pack.size());
   if (n < 3 || n > kLargestTridiagonal) {
@@ -329,7 +359,7 @@ void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions
         out[k] = value_direct(pack[k], options, workspace.laplacian);
         continue;
       }
-      const double scaled = by_factor(pack[k], options, tolerance, workspace);
+      const double scaled = by_float_factor(pack[k], options, precision, workspace);
       out[k] = scaled / eigenvalue_scale(options, workspace.graph.scale);
     }
     return;

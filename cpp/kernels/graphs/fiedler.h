@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "graphs/preconditioned_fiedler.h"
 #include "kernels/graphs/laplacian.h"
 #include "simd/memory.h"
 
@@ -14,6 +15,7 @@ struct FiedlerWorkspace {
   AlignedBuffer inverses;
   AlignedBuffer basis;
   GraphRows graph;
+  PreconditionedFiedlerWorkspace preconditioned;
   LaplacianWorkspace laplacian;
 };
 
@@ -33,8 +35,9 @@ Index fiedler_pack_width(Index smallest);
 //
 // n <= 96: tridiagonal form of a pack and Laguerre's iteration. Larger: the Cholesky factor of
 // L + s·uuᵀ − σ, u the null vector, and Lanczos steps with its inverse until the residual
-// says stop, σ moving up to λ2 where they crawl. Where that does not converge, all eigenvalues
-// directly. Cost n³/3 to 4/3 n³ operations.
+// says stop, σ moving up to λ2 where they crawl: in float32, with residuals and Rayleigh quotients
+// in float64 that say how far the value can be off, and where float32 does not hold that, in
+// float64. Where that does not converge, all eigenvalues directly. Cost n³/3 to 4/3 n³ operations.
 template <class Scalar>
 void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
                     Precision precision, double* out, FiedlerWorkspace& workspace);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "graphs/graph_rows.h"
+#include "graphs/laplacian_panels.h"
 #include "linalg/eigenvalues.h"
 #include "linalg/packed_tridiagonal.h"
 #include "linalg/panel_tridiagonal.h"
@@ -14,13 +14,6 @@ namespace {
 
 // Up to this size a pack stays near the second-level cache; beyond, one matrix at a time does.
 constexpr Index kLargestPacked = 256;
-
-// The number of components of a graph whose weights and degrees were just read: 0 where a weight is
-// negative.
-template <class Weight>
-Index components_of(bool graph, Index n, GraphRows& rows, Weight&& weight) {
-  return graph ? count_graph_components(n, rows.queue, weight) : 0;
-}
 
 // The Laplacians of up to kPackWidth matrices, times read_weights' `scales`, in the lower triangles
 // `a`, zeros in lanes without one, and the components_of each.
@@ -63,42 +56,6 @@ void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOption
       for (Index j = 0; j < i; ++j) row[j] = -row[j];
     }
   }
-}
-
-// The Laplacian of one matrix, times workspace.scale, in panels, as panel_tridiagonalize takes it;
-// returns components_of it. Without any the panels are not a Laplacian.
-template <class Scalar>
-Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& options, double* panels,
-                     GraphRows& workspace) {
-  const Index n = matrix.rows();
-  std::fill(panels, panels + panel_offset(panels_of(n)), 0.0);
-  const bool graph = read_weights(matrix, options, workspace, [&](Index i, const double* row) {
-    double* column = panels + panel_entry(0, i);
-    for (Index j = 0; j < i; ++j) column[j * kPanel] = -row[j];
-    const Index first = i / kPanel * kPanel;
-    double* own = panels + panel_offset(i / kPanel) + i * kPanel;
-    for (Index j = first; j < i; ++j) own[j - first] = -row[j];
-  });
-  const Index components = components_of(
-      graph, n, workspace, [&](Index i, Index j) { return -panels[panel_entry(j, i)]; });
-  std::vector<double>& degree = workspace.degree;
-  for (Index i = 0; i < n; ++i) {
-    const double d = degree[i];
-    panels[panel_entry(i, i)] = options.normalized && d > 0.0 ? 1.0 : d;
-  }
-  if (components == 0 || !options.normalized) return components;
-  for (double& d : degree) d = d > 0.0 ? 1.0 / std::sqrt(d) : 0.0;
-  for (Index s = 0; s < panels_of(n); ++s) {
-    const Index first = s * kPanel;
-    const Index end = std::min(n, first + kPanel);
-    double* row = panels + panel_offset(s);
-    for (Index i = 0; i < end; ++i, row += kPanel) {
-      for (Index j = first; j < end; ++j) {
-        if (i != j) row[j - first] *= degree[i] * degree[j];
-      }
-    }
-  }
-  return components;
 }
 
 }  // namespace

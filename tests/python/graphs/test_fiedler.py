@@ -52,6 +52,56 @@ def test_maps_whose_eigenvalues_crowd_above_the_smallest(n, normalized):
     np.testing.assert_allclose(asc.fiedler_value(attention, normalized=normalized), expected, rtol=1e-9)
 
 
+def crowded_maps(n, seed):
+    """Maps of five regimes: a sink, near keys, nearly uniform, sharp, and sharp without a causal mask."""
+    rng = np.random.default_rng([seed, n])
+    sharp, flat = rng.standard_normal((2, n, n))
+    far = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    logits = np.stack([0.3 * flat, 0.3 * flat - far / 8.0, 0.1 * flat, 3.0 * sharp, 2.5 * sharp])
+    logits[0, :, 0] += 5.0
+    logits[:4] = np.where(np.tri(n, dtype=bool), logits[:4], -np.inf)
+    return torch.softmax(torch.tensor(logits), -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n", [97, 104, 128, 129, 161, 200, 256, 288, 300])
+def test_float32_factors_hold_both_bounds(n, dtype):
+    """In every regime, and as it is: no map's value depends on what a neighbour needs."""
+    maps = crowded_maps(n, 3).to(dtype)
+    maps = torch.cat([maps, torch.full((1, n, n), torch.nan, dtype=dtype), maps[:1]])
+    for options in ({}, {"normalized": True}, {"symmetrize": "max"}):
+        expected = [lambda2(a.double().numpy(), **options) for a in maps[:5]]
+        for precision, tolerance in (("exact", 1e-9), ("fast", 1e-6)):
+            with pytest.warns(RuntimeWarning, match="1 of 7"):
+                result = asc.fiedler_value(maps, precision=precision, **options)
+            np.testing.assert_allclose(result[:5], expected, rtol=tolerance, atol=0)
+            assert result[5].isnan()
+            assert result[6] == result[0]
+            assert result[3] == asc.fiedler_value(maps[3], precision=precision, **options)
+
+
+@pytest.mark.parametrize("exponent", [-200, -60, -20, 20, 60, 200])
+def test_weights_that_float32_cannot_hold(exponent):
+    maps = crowded_maps(120, 1)
+    scaled = asc.fiedler_value(maps * 2.0**exponent) * 2.0**-exponent
+    np.testing.assert_allclose(scaled, asc.fiedler_value(maps), rtol=1e-9)
+
+
+@pytest.mark.parametrize("bridge", [1e-2, 1e-4, 6e-5, 1e-5, 1e-6, 1e-7, 1e-9])
+@pytest.mark.parametrize("n", [98, 200])
+def test_a_value_at_and_below_the_rounding_of_float32(n, bridge):
+    """Two sharp blocks beside a bridge; the largest degree is some ten thousand to a billion times λ2."""
+    a = crowded_maps(n, 2)[[0, 3]]
+    half = n // 2
+    a[:, half:, :half] *= 0.0
+    a[:, half, 0] = bridge
+    expected = [lambda2(x.numpy()) for x in a]
+    bound = n * 2.0**-50 * np.array([weights(x.numpy()).sum(0).max() for x in a])
+    for precision, tolerance in (("exact", 1e-9), ("fast", 1e-6)):
+        result = asc.fiedler_value(a, precision=precision).numpy()
+        assert np.all(np.abs(result - expected) <= tolerance * np.array(expected) + bound)
+
+
 @pytest.mark.parametrize("n", [97, 130])
 def test_equal_eigenvalues_end_the_steps_at_once(n):
     """Complete graph: the Krylov space closes after one step."""

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+// float32 factors, and what float64 steps make of them, against Eigen's float64 solvers.
+#include <gtest/gtest.h>
+
+#include <Eigen/Dense>
+#include <cmath>
+#include <random>
+
+#include "linalg/refinement/davidson.h"
+#include "linalg/refinement/float_preconditioner.h"
+
+namespace attnscope {
+namespace {
+
+using Matrix = Eigen::MatrixXd;
+
+Matrix positive(Index n, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<double> normal;
+  Matrix a(n, n);
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < n; ++j) a(i, j) = normal(generator);
+  }
+  return a * a.transpose() / static_cast<double>(n) + Matrix::Identity(n, n);
+}
+
+float* floats(AlignedBuffer& buffer, Index size) {
+  return reinterpret_cast<float*>(buffer.resize((size + 1) / 2));
+}
+
+template <class Number>
+void fill(const Matrix& a, Number* panels) {
+  const Index n = a.rows();
+  const Index count = panels_of<Number>(n);
+  std::fill(panels, panels + panel_offset<Number>(count), Number{0});
+  for (Index i = 0; i < count * PanelShape<Number>::kWidth; ++i) {
+    for (Index k = 0; k < std::min(i, n); ++k)
+      panels[panel_entry<Number>(k, i)] = i < n ? static_cast<Number>(a(k, i)) : Number{0};
+    panels[panel_entry<Number>(i, i)] = i < n ? static_cast<Number>(a(i, i)) : Number{1};
+  }
+}
+
+template <class Number>
+void solves(double tolerance) {
+  for (const Index n : {1, 2, 7, 23, 24, 25, 32, 33, 47, 64, 65, 96, 130}) {
+    const Matrix a = positive(n, static_cast<unsigned>(n));
+    const Index count = panels_of<Number>(n);
+    AlignedBuffer matrix, inverse, vector;
+    auto* panels = reinterpret_cast<Number*>(matrix.resize(panel_offset<Number>(count)));
+    auto* inverses = reinterpret_cast<Number*>(inverse.resize(panel_inverses<Number>(n)));
+    auto* x = reinterpret_cast<Number*>(vector.resize(count * PanelShape<Number>::kWidth));
+    fill(a, panels);
+    ASSERT_TRUE(panel_factorize(panels, count, inverses));
+    const Eigen::VectorXd b = Eigen::VectorXd::LinSpaced(n, -1.0, 2.0);
+    std::fill(x, x + count * PanelShape<Number>::kWidth, Number{0});
+    for (Index i = 0; i < n; ++i) x[i] = static_cast<Number>(b[i]);
+    panel_solve<Number>(panels, count, inverses, x);
+    const Eigen::VectorXd expected = a.llt().solve(b);
+    for (Index i = 0; i < n; ++i) EXPECT_NEAR(x[i], expected[i], tolerance * expected.norm()) << n;
+    // With one eigenvalue below 0 there is no factor.
+    fill(Matrix(a - 2.0 * a(n - 1, n - 1) * Matrix::Identity(n, n)), panels);
+    EXPECT_FALSE(panel_factorize(panels, count, inverses)) << n;
+  }
+}
+
+TEST(PanelCholesky, SolvesInFloat64) { solves<double>(1e-13); }
+TEST(PanelCholesky, SolvesInFloat32) { solves<float>(1e-5); }
+
+TEST(Panels, JoinedSumsAndTurnedTiles) {
+  FloatLanes rows[kFloatsInPack];
+  for (Index r = 0; r < kFloatsInPack; ++r) {
+    for (Index k = 0; k < kFloatsInPack; ++k) rows[r][k] = static_cast<float>(100 * r + k);
+  }
+  const FloatLanes sums = row_sums(rows);
+  for (Index r = 0; r < kFloatsInPack; ++r) {
+    const auto lanes = static_cast<float>(kFloatsInPack);
+    EXPECT_EQ(sums[r], lanes * static_cast<float>(100 * r) + lanes * (lanes - 1.0f) / 2.0f);
+  }
+  Lanes tile[kPackWidth];
+  for (Index r = 0; r < kPackWidth; ++r) {
+    for (Index k = 0; k < kPackWidth; ++k) tile[r][k] = static_cast<double>(10 * r + k);
+  }
+  transpose_lanes(tile);
+  for (Index r = 0; r < kPackWidth; ++r) {
+    for (Index k = 0; k < kPackWidth; ++k) EXPECT_EQ(tile[r][k], static_cast<double>(10 * k + r));
+  }
+}
+
+TEST(SmallMatrix, SmallestEigenvalueEqualsEigen) {
+  std::mt19937 generator(5);
+  std::normal_distribution<double> normal;
+  for (Index size = 1; size <= kMostDavidsonSteps; ++size) {
+    SmallMatrix small;
+    Matrix whole = Matrix::Zero(size, size);
+    for (Index i = 0; i < size; ++i) {
+      for (Index j = 0; j <= i; ++j) {
+        const double entry = i == j ? 1.0 + static_cast<double>(i) : 1e-3 * normal(generator);
+        small.entry[i][j] = whole(i, j) = whole(j, i) = entry;
+      }
+    }
+    double vector[kMostDavidsonSteps];
+    const double value = small.smallest(size, vector);
+    EXPECT_NEAR(value, Eigen::SelfAdjointEigenSolver<Matrix>(whole).eigenvalues()[0],
+                1e-15 * static_cast<double>(size));
+    const Eigen::Map<Eigen::VectorXd> y(vector, size);
+    EXPECT_LT((whole * y - value * y).norm(), 1e-13);
+    EXPECT_NEAR(y.norm(), 1.0, 1e-14);
+  }
+  SmallMatrix saddle;
+  saddle.entry[0][0] = 1.0;
+  saddle.entry[1][0] = 0.1;
+  saddle.entry[1][1] = 0.5;  // not the larger one
+  double vector[2];
+  EXPECT_TRUE(std::isnan(saddle.smallest(2, vector)));
+}
+
+// (1 − δB⁻¹) t = z across the Ritz vector, after few steps that leave the space incomplete.
+TEST(FloatPreconditioner, CorrectionSolvesItsEquation) {
+  const Index n = 90;
+  Eigen::VectorXd low = Eigen::VectorXd::LinSpaced(n, -1.0, 2.0).normalized();
+  Matrix a = positive(n, 3) - 0.7 * low * low.transpose();
+  a.row(0).setZero();
+  a.col(0).setZero();
+  a(0, 0) = 5.0;  // the null vector, an eigenvector of its own
+  const Index padded = panels_of<float>(n) * PanelShape<float>::kWidth;
+  AlignedBuffer matrix, inverse, space, other;
+  float* factor = floats(matrix, panel_offset<float>(panels_of<float>(n)));
+  float* basis = floats(space, (kMostLanczosSteps + 6) * padded);
+  FloatPreconditioner preconditioner(n, factor, floats(inverse, panel_inverses<float>(n)), basis);
+  fill(a, factor);
+  ASSERT_TRUE(preconditioner.factorize());
+  std::fill(basis, basis + 2 * padded, 0.0f);
+  basis[0] = 1.0f;
+  for (Index i = 1; i < n; ++i) preconditioner.vector(1)[i] = static_cast<float>(start_entry(i));
+  float* start = preconditioner.vector(1);
+  scale_vector(start, 1.0 / std::sqrt(inner_product<float>(start, start, padded)), padded);
+  const LanczosRound& round = preconditioner.grow(1e9, [](double) { return 1e-5; });
+  ASSERT_TRUE(round.converged);
+  preconditioner.prepare();
+  float* ritz = preconditioner.ritz_vector();
+  Eigen::VectorXd x(n), z(n);
+  for (Index i = 0; i < n; ++i) x[i] = ritz[i];
+  std::mt19937 generator(9);
+  std::normal_distribution<double> normal;
+  for (Index i = 0; i < n; ++i) z[i] = i == 0 ? 0.0 : normal(generator);
+  z -= x.dot(z) / x.squaredNorm() * x;
+  float* given = preconditioner.behind();
+  std::fill(given, given + padded, 0.0f);
+  for (Index i = 0; i < n; ++i) given[i] = static_cast<float>(z[i]);
+  const float* t = preconditioner.correct(given, 1e-4);
+  Eigen::VectorXd solution(n);
+  for (Index i = 0; i < n; ++i) solution[i] = t[i];
+  Eigen::VectorXd rest = z - (solution - a.llt().solve(solution) / round.theta);
+  rest -= x.dot(rest) / x.squaredNorm() * x;
+  EXPECT_LT(rest.norm(), 1e-3 * z.norm());
+}
+
+}  // namespace
+}  // namespace attnscope
