@@ -146,6 +146,15 @@ class Unmaterialized:
         """Precision in which the functions are computed."""
         raise NotImplementedError
 
+    @property
+    def visibility(self) -> Any:
+        """The keys that each query sees, and which queries are no padding."""
+        raise NotImplementedError
+
+    def with_lengths(self, lengths: Any) -> Any:
+        """Return the same maps with other lengths."""
+        raise NotImplementedError
+
     def select_heads(self, heads: Sequence[int]) -> Any:
         """Return the maps of some heads of each layer."""
         raise NotImplementedError

@@ -151,8 +151,11 @@ class Attention(NamedTuple):
         return self._within(self.n, self.lengths)
 
     def queries_inside(self) -> Tensor:
-        """Return which queries are within the lengths, bool [..., q]."""
-        return self._within(self.query_count, self.query_lengths)
+        """Return which queries are within the lengths, bool [..., q]; lazy attention brings lengths too."""
+        inside = self._within(self.query_count, self.query_lengths)
+        if isinstance(self.tensor, _placement.Unmaterialized):
+            inside = inside & self.tensor.visibility.real
+        return inside
 
     def _within(self, size: int, lengths: Tensor | None) -> Tensor:
         place = torch.arange(size, device="cpu")

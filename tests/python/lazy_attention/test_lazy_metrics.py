@@ -152,3 +152,46 @@ def test_a_spoiled_map_is_warned_of():
 def test_what_needs_the_map_says_so(call, words):
     with pytest.raises((TypeError, ValueError), match=words):
         call(asc.LazyAttention(*random_vectors()))
+
+
+SINK_MASS_CALLS = {
+    "attention_entropy": [{}, {"base": 2}, {"normalized": True}],
+    "sink_share": [{}, {"first": 4, "queries": 20}],
+    "top_mass": [{}, {"k": 5}, {"k": 500}],
+    "head_divergence": [{}],
+}
+
+
+@pytest.mark.filterwarnings("ignore::attnscope.errors.NotAttentionWarning")
+@pytest.mark.parametrize("lengths", [None, [96, 60, 20]], ids=["", "padding"])
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("function", SINK_MASS_CALLS)
+def test_the_mass_of_learned_sinks_counts_as_in_maps(function, window, lengths):
+    query, key = sink_like_vectors()
+    options = {"sink_logits": torch.tensor([0.0, 1.0, 5.0]), "window": window, "precision": "exact"}
+    if function == "head_divergence" and lengths is not None:
+        lengths = [60, 60, 60]  # heads of a layer have one length
+    lazy = asc.LazyAttention(
+        query, key, lengths=None if lengths is None else torch.tensor(lengths), **options
+    )
+    support = torch.ones(96, 96).tril().triu(-95 if window is None else 1 - window).bool()
+    mass = lazy.sink_mass
+    of_maps = {"support": support, "sink_mass": mass.nan_to_num(0.0)}
+    if lengths is not None:
+        of_maps["lengths"] = torch.tensor(lengths[:1] if function == "head_divergence" else lengths)[..., :]
+    for arguments in SINK_MASS_CALLS[function]:
+        ours = getattr(asc, function)(lazy, sink_mass=mass, **arguments)
+        theirs = getattr(asc, function)(lazy.dense(), **of_maps, **arguments)
+        assert_equal_results(ours, theirs, 1e-9)
+        assert float(mass[:, 1:19].max()) > 0.5  # a term left out would show
+
+
+def test_metrics_of_one_pass_do_not_change_each_other():
+    lazy = asc.LazyAttention(*sink_like_vectors(), sink_logits=torch.zeros(3), precision="exact")
+    options = {"sink_mass": lazy.sink_mass}
+    calls = {"nats": {}, "bits": {"base": 2}, "normalized": {"normalized": True}, "mass": options}
+    measured = asc.measure(
+        lazy, {key: {"metric": "attention_entropy", **values} for key, values in calls.items()}
+    )
+    for key, values in calls.items():
+        assert_equal_results(measured[key], asc.attention_entropy(lazy, **values), 1e-12)

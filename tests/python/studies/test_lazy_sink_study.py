@@ -9,12 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 import attnscope as asc
 from attnscope.config.run_config import RunConfig
 from attnscope.demo.texts import byte_tokenizer, documentation
 from attnscope.errors import ConfigError
+from attnscope.studies.attention_sinks import study
 from attnscope.studies.attention_sinks.study import SinkStudy
 
 SIZES = {
@@ -52,6 +60,21 @@ def write_texts(folder, lengths):
     path = folder / "texts.txt"
     path.write_text("\n".join(book[1000 * place :][:length] for place, length in enumerate(lengths)))
     return path
+
+
+def write_model_with_learned_sinks(folder):
+    torch.manual_seed(0)
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "eos_token_id": 1, "pad_token_id": 0}
+    model = GptOssForCausalLM(GptOssConfig(**SIZES, **experts, sliding_window=40))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4.0)
+            if name.endswith("sinks"):
+                parameter.add_(torch.linspace(-1.0, 2.0, len(parameter)))
+    model.save_pretrained(folder)
+    byte_tokenizer(SIZES["max_position_embeddings"]).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module", params=[None, 40], ids=["causal", "window"])
@@ -145,9 +168,10 @@ def test_rows_of_the_mean_over_heads_are_those_of_the_map(two_runs):
 ROWS_AND_COLUMNS = ("sink_share", "sink_rate", "sink_test", "attention_entropy", "head_divergence")
 
 
-def test_what_needs_no_map_is_measured_without(tmp_path):
+@pytest.mark.parametrize("write", [write_model, write_model_with_learned_sinks])
+def test_what_needs_no_map_is_measured_without(write, tmp_path):
     """The default computes maps only where something that is asked for needs them."""
-    model = write_model(tmp_path / "model")
+    model = write(tmp_path / "model")
     texts = write_texts(tmp_path, [70, 50])
 
     def run(name, **settings):
@@ -167,6 +191,19 @@ def test_what_needs_no_map_is_measured_without(tmp_path):
     assert {*plain.tables()} == {*of_maps.tables()}
     of_protocols = run("both", protocols="both")
     assert "queries and keys" not in " ".join(of_protocols.provenance["notes"])
+
+
+def test_a_model_is_asked_for_its_queries_once(tmp_path, monkeypatch):
+    """Not once for every block of its texts."""
+    calls = []
+    refusal = study.lazy_refusal
+    monkeypatch.setattr(
+        study, "lazy_refusal", lambda *values, **options: calls.append(1) or refusal(*values, **options)
+    )
+    models = {"models": str(write_model(tmp_path / "model")), "texts": str(write_texts(tmp_path, [40] * 6))}
+    settings = {"output": str(tmp_path / "run"), "progress": False, "block": 2}
+    asc.run("attention_sinks", **models, **settings, metrics=ROWS_AND_COLUMNS, protocols="exact")
+    assert calls == [1]
 
 
 def test_the_report_has_the_section_and_its_figure(two_runs, tmp_path):

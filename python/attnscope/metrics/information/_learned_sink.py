@@ -49,6 +49,17 @@ def visible_pairs(attention: _checks.Attention, support: Any) -> torch.Tensor:
     return seen & attention.queries_inside()[..., None] & attention.inside()[..., None, :]
 
 
+def visible_key_counts(attention: _checks.Attention, support: Any) -> torch.Tensor:
+    """Return how many keys each query sees, int64 [..., q]."""
+    maps: Any = attention.tensor
+    if isinstance(maps, Unmaterialized):
+        # the lengths of a call come on top of those of lazy attention
+        of_call = maps if attention.lengths is None else maps.with_lengths(attention.lengths)
+        counts: torch.Tensor = of_call.visibility.key_counts()
+        return counts
+    return visible_pairs(attention, support).sum(-1)
+
+
 def divergence_of_mass(mass: torch.Tensor) -> torch.Tensor:
     """Return the term that the learned sink adds to each head's divergence from the mean of its layer,
     [..., h, q], nats.
@@ -61,7 +72,7 @@ def learned_share(
 ) -> torch.Tensor:
     """Mean of the learned sink's mass over the last queries that see a key, [...]."""
     mass = sink_mass_argument(function, sink_mass, attention)
-    counted = visible_pairs(attention, support).any(-1).expand(mass.shape)
+    counted = (visible_key_counts(attention, support) > 0).expand(mass.shape)
     if queries is not None:
         last = attention.queries_inside().sum(-1, keepdim=True)
         counted = counted & (torch.arange(attention.query_count, device="cpu") >= last - queries)

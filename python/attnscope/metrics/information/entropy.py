@@ -10,7 +10,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics.closed_forms import uniform_map
-from attnscope.metrics.information._learned_sink import sink_mass_argument, visible_pairs
+from attnscope.metrics.information._learned_sink import sink_mass_argument, visible_key_counts
 from attnscope.metrics.quantity import ClosedForm, Quantity
 
 
@@ -83,11 +83,12 @@ def attention_entropy(
     mass = None if sink_mass is None else sink_mass_argument(name, sink_mass, checked)
     result = _checks.call_and_warn(_core.attention_entropy, name, checked, seen, normalized and mass is None)
     if mass is not None:
-        result -= torch.xlogy(mass, mass)
+        # not in place: results of lazy attention are shared by the metrics of one pass
+        result = result - torch.xlogy(mass, mass)
         if normalized:
-            result /= (visible_pairs(checked, seen).sum(-1) + 1).double().log()
+            result = result / (visible_key_counts(checked, seen) + 1).double().log()
     if base != math.e and not normalized:
-        result /= math.log(base)
+        result = result / math.log(base)
     return result
 
 

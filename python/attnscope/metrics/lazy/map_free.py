@@ -18,12 +18,15 @@ ROW_AND_COLUMN_METRICS = frozenset(
         "sink_rate",
         "sink_share",
         "sink_test",
+        "sink_tokens",
         "top_mass",
     }
 )
 #: Metrics that lazy attention estimates by functions of their own, where maps have them from a result that it
 #: does not give: all singular values, or all distances from a law.
 ESTIMATED_BY_NAME = frozenset({"effective_rank", "marchenko_pastur_deviation"})
+#: Sites of maps that a pass over queries and keys stands for.
+_SITES = frozenset({"attention", "head_mean"})
 #: Options by which a caller says what queries see; lazy attention knows that itself.
 _OF_VISIBILITY = frozenset({"support", "sink_mass"})
 
@@ -37,7 +40,9 @@ def needs_no_map(quantity: Quantity) -> bool:
     """
     return (
         quantity.protocol == "exact"
-        and quantity.needs == ("attention",)
+        and set(quantity.needs) <= _SITES
         and quantity.metric in ROW_AND_COLUMN_METRICS
         and not _OF_VISIBILITY & set(quantity.options)
+        # a percentile of all entries takes several passes over them
+        and quantity.options.get("rule") != "frequency"
     )

@@ -84,15 +84,14 @@ def write_lazy_layer(
     attention = states.attention
     keys: list[Key] = [("entropy", None), ("first", 1), ("incoming", None)] if profiles else []
     of_mean = [quantity for quantity in of_single_maps(quantities) if needs_no_map(quantity)]
-    if states.learned is not None:  # the share of a mean sink is not measured from queries and keys
-        of_mean = []
     with shared_pass() as note:
         # so that the first pass of the quantities measures them too
         note(lambda: attention.take(keys) if keys else None)
-        sites: dict[str, Any] = {"attention": attention}
+        mean_attention = HeadMeanAttention(attention)
+        sites: dict[str, Any] = {"attention": attention, "head_mean": mean_attention}
         measured = measure_layer(sites, quantities, states, heads=states.names)
         measured_profiles = attention.take(keys) if profiles else []
-        sites = {"attention": HeadMeanAttention(attention)}
+        sites = {"attention": mean_attention}
         mean = measure_layer(sites, of_mean, states, mean=True) if of_mean else None
     write_rows(run, measured, batch, "exact", number, states.names, supports=states.supports)
     if mean is not None:
