@@ -123,8 +123,8 @@ STAYS_ON_DEVICE = frozenset(
 )
 
 #: Decompositions that a CUDA device does slower than a pinned copy to the CPU and the core there, with the
-#: number of tokens up to which that was measured: 32 maps, one H200 against 16 CPU threads
-#: (`benchmarks/devices.py`).
+#: number of tokens up to which that was measured: 32 maps, one H200 against 16 CPU threads, torch 2.11. The
+#: rows "decompositions" of `benchmarks/devices.py` measure it again.
 CUDA_IS_SLOWER = {"fiedler_value": 128, "laplacian_eigenvalues": 512, "singular_values": 2048}
 #: Maps of fewer bytes are copied to the CPU, because launching the operations takes longer than the core
 #: does.

@@ -2,6 +2,8 @@
 """Tensors that are no maps, and devices that fail or run out of memory, as torch operations meet them."""
 
 import re
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -136,3 +138,21 @@ def test_what_lies_beside_the_maps_may_lie_on_another_device(name, monkeypatch):
     expected = answer(function, {**arguments, **options})
     for have, want in zip(arrays_of(computed), arrays_of(expected), strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-9, atol=1e-9)
+
+
+def test_triton_is_not_asked_for_a_device_that_it_does_not_know(monkeypatch):
+    """It may be installed where there is neither a device nor its interpreter."""
+    trees = types.ModuleType("attnscope.devices.homology.spanning_tree")
+    monkeypatch.setitem(sys.modules, trees.__name__, trees)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    maps = CALLS["persistence"][1]["attention"]
+
+    def grow(*arguments):
+        raise RuntimeError("0 active drivers")
+
+    trees.grow = grow
+    expected = asc.persistence(maps, max_dimension=0)
+    with asc.devices.use("torch"):
+        computed = asc.persistence(maps, max_dimension=0)
+    for have, want in zip(arrays_of(computed), arrays_of(expected), strict=True):
+        np.testing.assert_array_equal(have, want)

@@ -205,9 +205,14 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
+def runs_triton(device: torch.device) -> bool:
+    """Return True for devices whose programs Triton writes, and where its interpreter runs them."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def _slab_type(device: torch.device, masks: Tensor | None) -> type[Slab]:
     """Return the class that reads maps fastest on a device: one fused read where there is Triton."""
-    if masks is None and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
+    if masks is None and runs_triton(device):
         try:
             from attnscope.devices.fused_read import FusedSlab
         except ImportError:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnscope._placement import NotOnDevice
 from attnscope.devices.slab import Slab
-from attnscope.devices.slabs import per_map
+from attnscope.devices.slabs import per_map, runs_triton
 
 #: Tokens of the largest map whose tree one program holds in registers.
 MOST_TOKENS = 8192
@@ -34,9 +34,11 @@ def persistence(
         of maps that are not finite.
 
     Raises:
-        NotOnDevice: H1, Hellinger distances, more than `MOST_TOKENS` tokens, or no Triton.
+        NotOnDevice: H1, Hellinger distances, more than `MOST_TOKENS` tokens, or no Triton there.
     """
     if max_dimension != 0 or metric != "attention" or attention.shape[-1] > MOST_TOKENS:
+        raise NotOnDevice
+    if not runs_triton(attention.device):
         raise NotOnDevice
     try:
         from attnscope.devices.homology.spanning_tree import grow
