@@ -47,6 +47,22 @@ def test_loops_equal_gudhi_on_the_thresholded_graph(kind):
         assert result[k].tolist() == alive
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("symmetrize", ["max", "mean", "min"])
+def test_fast_counts_the_float32_weights(dtype, symmetrize):
+    a = torch.stack([torch.from_numpy(attention_map(kind, 24)) for kind in KINDS]).to(dtype)
+    narrow = a.float() if dtype == torch.float64 else a
+    # on either side of weights, where a float64 weight and its float32 neighbour part
+    thresholds = np.unique(narrow[0].double().clamp(1e-6, 0.999).numpy())[:40].tolist()
+    fast = asc.betti_numbers(a, thresholds, symmetrize=symmetrize, precision="fast")
+    assert torch.equal(fast, asc.betti_numbers(narrow, thresholds, symmetrize=symmetrize))
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match="betti_numbers: precision must be"):
+        asc.betti_numbers(torch.eye(3), [0.5], precision="quick")
+
+
 @settings(max_examples=60)
 @given(
     st.integers(1, 25),

@@ -57,6 +57,44 @@ def test_every_dtype_is_read_exactly(dtype, symmetrize):
         assert_bars_equal(bars[k], gudhi_bars(dissimilarity(a[k], symmetrize)))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("symmetrize", ["max", "mean", "min"])
+def test_fast_gives_the_bars_of_the_float32_weights(kind, symmetrize):
+    a = torch.from_numpy(attention_map(kind, 33, seed=4))
+    bars = asc.persistence(a, symmetrize=symmetrize, precision="fast")
+    assert_bars_equal(bars[()], gudhi_bars(dissimilarity(a.float(), symmetrize)))
+
+
+def test_fast_rounds_weights_that_differ_in_float64_alone():
+    ring = torch.zeros(4, 4, dtype=torch.float64)
+    ring[range(4), [1, 2, 3, 0]] = 0.75 - 2.0**-40 * torch.arange(4.0, dtype=torch.float64)
+    exact, fast = (asc.persistence(ring, precision=precision)[()] for precision in ("exact", "fast"))
+    assert np.unique(exact[0][:3, 1]).tolist() == [0.25, 0.25 + 2.0**-40, 0.25 + 2.0**-39]
+    assert fast[0].tolist() == [[0.0, 0.25]] * 3 + [[0.0, np.inf]]
+    assert fast[1].tolist() == [[0.25, 1.0]]
+
+
+def test_what_measure_reads_off_fast_bars_is_of_the_float32_weights():
+    a = torch.from_numpy(attention_map("tied", 20, seed=5)) - 2.0**-40 * torch.arange(400.0).reshape(20, 20)
+    names = ["bar_count", "total_persistence", "betti_numbers"]
+    fast = asc.measure(a, names, precision="fast", thresholds=[0.25, 0.5, 0.75])
+    expected = asc.measure(a.float(), names, thresholds=[0.25, 0.5, 0.75])
+    exact = asc.measure(a, names, thresholds=[0.25, 0.5, 0.75])
+    for name in names:
+        assert torch.equal(fast[name], expected[name])
+        assert not torch.equal(fast[name], exact[name])
+
+
+@pytest.mark.parametrize("options", [{}, {"max_dimension": 0}, {"metric": "hellinger"}])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fast_and_exact_are_one_for_all_types_but_float64(dtype, options):
+    a = torch.stack([torch.from_numpy(attention_map(kind, 24)) for kind in KINDS]).to(dtype)
+    fast = asc.persistence(a, precision="fast", **options)
+    expected = asc.persistence(a.float() if dtype == torch.float64 else a, **options)
+    for field in ("birth", "death", "dimension", "birth_edge", "death_edge", "offsets"):
+        assert torch.equal(getattr(fast, field), getattr(expected, field)), field
+
+
 @pytest.mark.parametrize("kind", ["softmax", "causal", "tied"])
 def test_bars_equal_ripser_bit_for_bit_in_float32(kind):
     ripser = pytest.importorskip("ripser").ripser
@@ -121,6 +159,33 @@ def test_components_of_tied_weights_join_by_row_and_column(n, levels, dtype):
     result = asc.persistence(torch.from_numpy(weights).to(dtype), max_dimension=0)
     expected = kruskal_edges(np.maximum(weights, weights.T))
     assert result.death_edge[:-1].tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("levels", [1, 3, 120])
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 9, 16, 17, 31, 33, 64, 67])
+def test_components_of_causal_maps_join_by_row_and_column(n, levels, dtype):
+    generator = np.random.default_rng([n, levels, 1])
+    weights = np.tril(generator.integers(0, levels + 1, (n, n))) / 128.0  # many are tied, some are 0
+    maps = torch.from_numpy(weights).to(dtype)
+    expected = kruskal_edges(np.maximum(weights, weights.T))
+    padded = torch.full((n, n + 3), torch.nan, dtype=dtype)[:, :n]
+    padded.copy_(maps)
+    for layout in (maps, padded, maps.mT.contiguous().mT, maps.mT):
+        result = asc.persistence(layout, max_dimension=0)
+        assert result.death_edge[:-1].tolist() == expected
+
+
+@pytest.mark.parametrize("outlier", [-0.5, 1.5])
+@pytest.mark.parametrize("n", [3, 20, 40])
+def test_components_of_causal_maps_with_weights_outside_0_and_1(n, outlier):
+    weights = np.tril(np.random.default_rng(n).random((n, n))) / 2
+    weights[n - 1, n - 2] = outlier
+    bars = asc.persistence(torch.from_numpy(weights), max_dimension=0)
+    tree = kruskal_edges(np.minimum(np.maximum(weights, weights.T), 1.0))
+    expected = [edge for edge in tree if weights[tuple(edge)] < 1.0]
+    assert bars.death_edge[:-1].tolist() == expected
+    np.testing.assert_array_equal(bars.death[:-1], [1.0 - max(0.0, weights[tuple(e)]) for e in expected])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,6 +22,7 @@ def betti_numbers(
     thresholds: torch.Tensor | Sequence[float | str] | float | str,
     *,
     symmetrize: Symmetrize = "max",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
@@ -35,6 +36,8 @@ def betti_numbers(
         thresholds: in any order, numbers in (0, 1), or "k/n" for k over each map's own number of tokens; a
             "k/n" of 1 or more gives the empty graph.
         symmetrize: how a directed head becomes a graph.
+        precision: "exact" takes the entries as they are; "fast" gives exactly the numbers of
+            `attention.float()`. Only float64 maps are rounded; of other types both give the same.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning −1 for that map.
 
@@ -57,7 +60,7 @@ def betti_numbers(
         Edelsbrunner, Harer, Computational Topology, 2010. Ruscio et al., What are you sinking?, 2025.
     """
     name = "betti_numbers"
-    checked = attention_of_topology(name, attention, lengths, validate=validate)
+    checked = attention_of_topology(name, attention, lengths, validate=validate, precision=precision)
     levels = _checks.thresholds_argument(name, thresholds, checked)
     _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min"))
     return _checks.call_and_warn(_core.betti_numbers, name, checked, levels, symmetrize)
@@ -78,7 +81,7 @@ def bars_hold(options: Mapping[str, Any], bars: Mapping[str, Any]) -> bool:
         and type(bars["max_dimension"]) is int
         and bars["max_dimension"] == 1
         and options["symmetrize"] in ("max", "min")  # a mean has more digits than its two weights
-        and all(options[option] == bars[option] for option in ("symmetrize", "validate"))
+        and all(options[option] == bars[option] for option in ("symmetrize", "precision", "validate"))
         and len(values) > 0
         and all(type(value) is float and _SMALLEST_FROM_BARS <= value < 1.0 for value in values)
     )

@@ -27,6 +27,7 @@ def persistence(
     symmetrize: Symmetrize = "max",
     metric: Metric = "attention",
     at_least: float | None = None,
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> Barcodes:
@@ -50,6 +51,9 @@ def persistence(
             true metric between attention distributions (negative entries count as 0, no symmetrization).
         at_least: of `LazyAttention`: bars with births below 1 − at_least, from the entries of at least this
             weight. A bar that is still open there has that death and a death edge of −1.
+        precision: "exact" takes the entries as they are; "fast" gives exactly the bars of
+            `attention.float()`, at a bottleneck distance of at most 2⁻²⁵ for weights in [0, 1]. Only float64
+            maps are rounded; of other types both give the same.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries.
 
@@ -77,7 +81,7 @@ def persistence(
         Vietoris–Rips filtration, 2023 (arXiv 2307.16333). Ruscio et al., What are you sinking?, 2025.
     """
     name = "persistence"
-    checked = attention_of_topology(name, attention, lengths, validate=validate)
+    checked = attention_of_topology(name, attention, lengths, validate=validate, precision=precision)
     dimension = _checks.whole_number(name, "max_dimension", max_dimension)
     if isinstance(max_dimension, bool) or dimension not in (0, 1):
         raise ValueError(f"{name}: max_dimension must be 0 or 1, got {max_dimension!r}")
@@ -93,14 +97,26 @@ def persistence(
 
 
 def attention_of_topology(
-    function: str, attention: torch.Tensor, lengths: _checks.Lengths, *, validate: bool
+    function: str,
+    attention: torch.Tensor,
+    lengths: _checks.Lengths,
+    *,
+    validate: bool,
+    precision: _checks.Precision = "exact",
 ) -> _checks.Attention:
-    """Check `attention` as every metric does, and that its tokens can be numbered in 16 bits."""
+    """Check `attention` as every metric does, and that its tokens can be numbered in 16 bits.
+
+    "fast" rounds float64 maps to float32.
+    """
+    _checks.precision_argument(function, precision, attention)
     checked = _checks.attention_argument(function, attention, lengths, validate=validate)
     if checked.n > _core.max_vertices:
         raise ValueError(
             f"{function}: attention must have at most {_core.max_vertices} tokens, got {checked.n}"
         )
+    tensor = checked.tensor
+    if precision == "fast" and not isinstance(tensor, Unmaterialized) and tensor.dtype == torch.float64:
+        return checked._replace(tensor=tensor.float())
     return checked
 
 
