@@ -20,6 +20,20 @@ inline Symmetrize symmetrize_from(const std::string& name) {
   throw py::value_error("symmetrize must be 'mean', 'max' or 'min', got '" + name + "'");
 }
 
+// The last argument of functions that have a fast way, "exact" where nobody asks for it.
+inline py::arg_v precision_argument() { return py::arg_v("precision", std::string("exact")); }
+
+inline bool is_fast(const std::string& precision) {
+  if (precision != "exact" && precision != "fast")
+    throw py::value_error("precision must be 'exact' or 'fast', got '" + precision + "'");
+  return precision == "fast";
+}
+
+// Results, and behind them under `fast` the number of maps that were measured exactly after all.
+inline py::tuple with_fallbacks(const py::tuple& results, bool fast, Index fallbacks) {
+  return fast ? py::tuple(results + py::make_tuple(fallbacks)) : results;
+}
+
 // `signal`: "rows", "last", "mean" or "offset"; attnscope.metrics.signals.power_spectrum sees to
 // it.
 inline SignalOptions signal_options(const std::string& signal, bool drop_first, bool detrend,

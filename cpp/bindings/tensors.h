@@ -210,10 +210,17 @@ class Fields {
   std::tuple<Result<T>...> results_;
 };
 
+// An argument by its name, or as it is where it has a default or another setting.
+inline py::arg argument_of(const char* name) { return py::arg(name); }
+template <class Setting>
+Setting argument_of(const Setting& setting) {
+  return setting;
+}
+
 // module.def with the names of the arguments in order.
 template <class Function, class... Name>
 void define(py::module_& module, const char* name, Function&& function, Name&&... names) {
-  module.def(name, std::forward<Function>(function), py::arg(names)...);
+  module.def(name, std::forward<Function>(function), argument_of(names)...);
 }
 
 }  // namespace attnscope

@@ -14,4 +14,11 @@ template <class Scalar>
 bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                     double* entropy, RowScratch& scratch);
 
+// The entropies alone, under a support that is known, in float32: relative error below 2e-6 of Σ |x
+// log x|. Those of float64 matrices are in float64. Of a row that is not finite they are not
+// either.
+template <class Scalar>
+void fast_entropies(const MatrixView<Scalar>& attention, const Support& support, double* entropy,
+                    RowScratch& scratch);
+
 }  // namespace attnscope

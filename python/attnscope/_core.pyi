@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Tensors are checked by attnscope._checks before they come here. A tuple's last entry counts the matrices
-# that were not finite.
+# that were not finite. Under `precision="fast"` one more count stands behind it: of the maps that were
+# measured exactly after all.
 from collections.abc import Iterable
 from typing import Any
 
@@ -85,8 +86,8 @@ def morlet_scalogram(
     omega: float,
 ) -> tuple[Tensor, int]: ...
 def attention_entropy(
-    attention: Tensor, lengths: _Extent, support: _Support, normalized: bool
-) -> tuple[Tensor, int]: ...
+    attention: Tensor, lengths: _Extent, support: _Support, normalized: bool, precision: str = "exact"
+) -> tuple[Any, ...]: ...
 def sink_statistics(
     attention: Tensor,
     lengths: _Extent,
@@ -96,7 +97,8 @@ def sink_statistics(
     min_visibility: float | None,
     first_and_queries: tuple[int, int] | None,
     top: int,
-) -> tuple[Any, Any, Any, Any, Any, Any, int]: ...
+    precision: str = "exact",
+) -> tuple[Any, ...]: ...
 def sink_tokens(
     attention: Tensor,
     lengths: _Extent,

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/batched.h"
+#include "bindings/options.h"
 #include "matrix/columns/column_sums.h"
 
 namespace attnscope {
@@ -107,9 +108,9 @@ Index incoming_of_layers(const Batch& batch, bool find_support, Index shift, dou
 bool sums_layers(const Batch& batch) {
   bool is_summable = false;
   visit_scalar(batch, [&](const auto* data) {
-    is_summable = has_summable_columns(matrix_view(
-        data, batch.queries, std::min<Index>(batch.n, 16) * batch.sizes.back(), batch.row_stride,
-        Index{1}));
+    is_summable = has_summable_columns(
+        matrix_view(data, batch.queries, std::min<Index>(batch.n, 16) * batch.sizes.back(),
+                    batch.row_stride, Index{1}));
   });
   return is_summable;
 }
@@ -118,12 +119,14 @@ bool sums_layers(const Batch& batch) {
 // asked for.
 py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument support, bool incoming,
                              bool entropy, std::optional<double> min_visibility,
-                             std::optional<std::pair<Index, Index>> first_and_queries, Index top) {
+                             std::optional<std::pair<Index, Index>> first_and_queries, Index top,
+                             const std::string& precision) {
   const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const auto [first, queries] = first_and_queries.value_or(std::pair<Index, Index>(0, 0));
-  const SinkRequest asked{min_visibility.has_value(), min_visibility.value_or(0.0), first, queries,
-                          top};
+  const bool fast = is_fast(precision);
+  const SinkRequest asked{
+      min_visibility.has_value(), min_visibility.value_or(0.0), first, queries, top, fast};
   const auto numbers = [&](bool wanted, const std::vector<Index>& trailing) {
     return wanted ? make_result(batch.sizes, trailing, kNaN) : Result<double>{py::none()};
   };
@@ -135,8 +138,9 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
   Result<std::int64_t> positions{py::none()};
   if (asked.position) positions = make_result(batch.sizes, {}, std::int64_t{-1});
   const auto answer = [&](Index non_finite) {
-    return py::make_tuple(incomings.tensor, entropies.tensor, positions.tensor, shares.tensor,
-                          uniforms.tensor, tops.tensor, non_finite);
+    return with_fallbacks(py::make_tuple(incomings.tensor, entropies.tensor, positions.tensor,
+                                         shares.tensor, uniforms.tensor, tops.tensor, non_finite),
+                          fast, 0);
   };
   const bool one_question = !entropy && !asked.position && top == 0 && supports.data == nullptr &&
                             heads_lie_together(batch);
@@ -144,8 +148,8 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
     return answer(shares_of_layers(batch, supports, asked, shares.data, uniforms.data));
   const bool by_entries = supports.automatic || supports.rule.kind == Support::Kind::full;
   if (one_question && asked.first == 0 && incoming && by_entries && sums_layers(batch))
-    return answer(incoming_of_layers(batch, supports.automatic, supports.given(0).shift,
-                                     incomings.data));
+    return answer(
+        incoming_of_layers(batch, supports.automatic, supports.given(0).shift, incomings.data));
   const Index non_finite = per_matrix_checked_by_kernel<SinkWorkspace>(
       batch,
       [&](const auto& view, Index index, auto& workspace) {
@@ -201,7 +205,7 @@ py::tuple far(Argument attention, Argument lengths, Argument support) {
 
 void bind_sinks(py::module_& module) {
   define(module, "sink_statistics", &sink_statistics_of, "attention", "lengths", "support",
-         "incoming", "entropy", "min_visibility", "first_and_queries", "top");
+         "incoming", "entropy", "min_visibility", "first_and_queries", "top", precision_argument());
   define(module, "sink_tokens", &tokens, "attention", "lengths", "support", "tau", "gamma",
          "min_visibility");
   define(module, "far_attention", &far, "attention", "lengths", "support");

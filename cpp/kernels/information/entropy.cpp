@@ -9,12 +9,36 @@
 
 namespace attnscope {
 
+namespace {
+
+// Entropies in float32; false where an entry is not finite.
+template <class Scalar>
+bool fast_rows(const MatrixView<Scalar>& attention, bool find_support, Support& support,
+               double* out, RowScratch& scratch) {
+  if (find_support) {
+    support.kind =
+        is_causal(attention, support.shift) ? Support::Kind::causal : Support::Kind::full;
+  } else if (!all_finite(attention)) {
+    return false;
+  }
+  fast_entropies(attention, support, out, scratch);
+  // Where the support was found every entry is 0 or in an entropy.
+  const auto is_finite = [](double entropy) { return std::isfinite(entropy); };
+  return !find_support || std::all_of(out, out + attention.rows(), is_finite) ||
+         all_finite(attention);
+}
+
+}  // namespace
+
 template <class Scalar>
 bool attention_entropy(const MatrixView<Scalar>& attention, bool find_support, Support& support,
-                       bool normalized, double* out, RowScratch& scratch) {
+                       bool normalized, double* out, RowScratch& scratch, bool fast) {
   const Index queries = attention.rows();
   const Index n = attention.cols();
-  if (!row_statistics(attention, find_support, support, out, scratch)) {
+  fast = fast && !std::is_same_v<Scalar, double>;
+  const bool finite = fast ? fast_rows(attention, find_support, support, out, scratch)
+                           : row_statistics(attention, find_support, support, out, scratch);
+  if (!finite) {
     std::fill(out, out + queries, kNaN);
     return false;
   }

@@ -58,37 +58,53 @@ struct FarRow {
   double largest = 0.0;
 };
 
-// Of the entries in [0, left) and [right, end), all of them visible.
+// The larger of the lanes, by halves.
+double largest_of(Lanes x) { return largest_lane(reinterpret_cast<DoubleVector>(x)); }
+
+// Of the entries in [0, left) and [right, end), all of them visible, which are added to `mass`, of
+// which whole vectors are touched.
 template <class WideType>
-FarRow far_row(const WideType* row, Index left, Index right, Index end, Index n) {
-  FarRow found;
-  found.count = static_cast<double>(left + std::max<Index>(0, end - right));
-  if (found.count == 0.0) return found;
-  const auto for_each_far_lane = [&](auto&& visit) {
-    const auto part = [&](Index begin, Index stop) {
-      for_each_lane(row, begin, stop, n,
-                    [&](Lanes x, Index j) { visit(x, first_lanes(stop - j)); });
-    };
-    part(0, left);
-    part(right, end);
-  };
+FarRow far_row(const WideType* row, Index left, Index right, Index end, Index n, double* mass) {
+  FarRow of_row;
+  of_row.count = static_cast<double>(left + std::max<Index>(0, end - right));
+  if (of_row.count == 0.0) return of_row;
   Lanes total{};
   Lanes most = broadcast(-std::numeric_limits<double>::infinity());
-  for_each_far_lane([&](Lanes x, LaneMask counted) {
+  const auto add = [&](Index begin, Index stop) {
+    Index j = begin;
+    for (; j + kPackWidth <= stop; j += kPackWidth) {
+      const Lanes x = load(row + j);
+      total += x;
+      most = larger(most, x);
+      store(mass + j, load(mass + j) + x);
+    }
+    if (j >= stop) return;
+    const Lanes x = load_head(row + j, stop - j, n - j);
     total += x;
-    most = larger(most, counted ? x : most);
-  });
-  found.sum = sum_of_lanes(total);
-  const Lanes mean = broadcast(found.sum / found.count);
+    most = larger(most, first_lanes(stop - j) ? x : most);
+    store(mass + j, load(mass + j) + x);
+  };
+  add(0, left);
+  add(right, end);
+  of_row.sum = sum_of_lanes(total);
+  of_row.largest = largest_of(most);
+  const Lanes mean = broadcast(of_row.sum / of_row.count);
   Lanes squares{};
-  for_each_far_lane([&](Lanes x, LaneMask counted) {
-    const Lanes rest = counted ? x - mean : Lanes{};
-    squares += rest * rest;
-  });
-  found.squares = sum_of_lanes(squares);
-  found.largest = most[0];
-  for (Index k = 1; k < kPackWidth; ++k) found.largest = std::max(found.largest, most[k]);
-  return found;
+  const auto add_squares = [&](Index begin, Index stop) {
+    Index j = begin;
+    for (; j + kPackWidth <= stop; j += kPackWidth) {
+      const Lanes rest = load(row + j) - mean;
+      squares = multiply_add(rest, rest, squares);
+    }
+    if (j >= stop) return;
+    const Lanes x = load_head(row + j, stop - j, n - j);
+    const Lanes rest = first_lanes(stop - j) ? x - mean : Lanes{};
+    squares = multiply_add(rest, rest, squares);
+  };
+  add_squares(0, left);
+  add_squares(right, end);
+  of_row.squares = sum_of_lanes(squares);
+  return of_row;
 }
 
 // visible_queries as float64 numbers, to workspace.visible, unless they are there already.
@@ -109,7 +125,13 @@ void count_visible(const Support& support, Index queries, Index n, SinkWorkspace
 // them: without entropies in one read along the memory, where the rows allow that.
 template <class Scalar>
 bool sums_and_entropies(const MatrixView<Scalar>& attention, bool find_support, Support& support,
-                        double* entropy, SinkWorkspace& workspace) {
+                        bool fast, double* entropy, SinkWorkspace& workspace) {
+  if (fast && entropy != nullptr && !std::is_same_v<Scalar, double>) {
+    if (!sums_and_entropies(attention, find_support, support, false, nullptr, workspace))
+      return false;
+    fast_entropies(attention, support, entropy, workspace.rows);
+    return true;
+  }
   if (entropy != nullptr || !find_support || !has_summable_columns(attention))
     return row_statistics(attention, find_support, support, entropy, workspace.rows);
   const Index n = attention.cols();
@@ -137,6 +159,42 @@ bool read_support(const MatrixView<Scalar>& attention, bool find_support, Suppor
   return reading.finite;
 }
 
+// The same of a mask, key by key.
+template <class Scalar>
+void far_attention_of_mask(const MatrixView<Scalar>& attention, const Support& support,
+                           const FarAttention& out, SinkWorkspace& workspace) {
+  const Index distance = far_distance(attention.cols());
+  std::vector<double>& far = workspace.far;  // the far visible entries of a row
+  std::vector<double>& unused = workspace.far_sums;
+  std::vector<Index>& keys = workspace.counts;
+  for_each_row(
+      attention, support, workspace.rows, [&](Index i, const Wide<Scalar>* row, Index end) {
+        const Index place = support.position(i);
+        const Index left = std::clamp<Index>(place - distance + 1, 0, end);
+        const Index right = std::clamp<Index>(place + distance, left, end);
+        far.clear();
+        keys.clear();
+        Index visible = 0;
+        for (Index j = 0; j < end; ++j) {
+          if (!support.visible(i, j)) continue;
+          ++visible;
+          if (j >= left && j < right) continue;
+          far.push_back(static_cast<double>(row[j]));
+          keys.push_back(j);
+        }
+        const auto count = static_cast<Index>(far.size());
+        unused.assign(count + 2 * kPackWidth, 0.0);
+        const FarRow of_row = far_row(far.data(), count, count, count, count, unused.data());
+        if (of_row.count == 0.0) return;
+        const FarSums given{of_row.sum / of_row.count, of_row.squares / of_row.count,
+                            of_row.largest, 1.0 / static_cast<double>(visible), 1};
+        for (std::size_t k = 0; k < far.size(); ++k) {
+          out.mass[keys[k]] += far[k];
+          given.add_to(out, keys[k]);
+        }
+      });
+}
+
 }  // namespace
 
 Index far_distance(Index n) {
@@ -147,55 +205,49 @@ template <class Scalar>
 void far_attention(const MatrixView<Scalar>& attention, const Support& support,
                    const FarAttention& out, SinkWorkspace& workspace) {
   const Index n = attention.cols();
-  const Index distance = far_distance(n);
-  const bool masked = support.kind == Support::Kind::mask;
   for (double* each : {out.mass, out.expected, out.variance, out.largest, out.uniform})
     std::fill(each, each + n, 0.0);
   std::fill(out.queries, out.queries + n, std::int64_t{0});
-  std::vector<double>& far = workspace.far;  // the far visible entries of a masked row
-  std::vector<Index>& keys = workspace.counts;
+  if (support.kind == Support::Kind::mask) {
+    far_attention_of_mask(attention, support, out, workspace);
+    return;
+  }
+  const Index distance = far_distance(n);
+  std::vector<double>& mass = workspace.far;
+  mass.assign(n + 2 * kPackWidth, 0.0);
+  // of rows that give to the keys before j, at j − 1, and of those that give to the keys from j on
+  std::vector<FarSums>& before = workspace.before;
+  std::vector<FarSums>& from = workspace.from;
+  before.assign(n, {});
+  from.assign(n, {});
   for_each_row(attention, support, workspace.rows,
                [&](Index i, const Wide<Scalar>* row, Index end) {
                  const Index place = support.position(i);
                  const Index left = std::clamp<Index>(place - distance + 1, 0, end);
                  const Index right = std::clamp<Index>(place + distance, left, end);
-                 FarRow found;
-                 Index visible = end;
-                 if (masked) {
-                   far.clear();
-                   keys.clear();
-                   visible = 0;
-                   for (Index j = 0; j < end; ++j) {
-                     if (!support.visible(i, j)) continue;
-                     ++visible;
-                     if (j >= left && j < right) continue;
-                     far.push_back(static_cast<double>(row[j]));
-                     keys.push_back(j);
-                   }
-                   const auto count = static_cast<Index>(far.size());
-                   found = far_row(far.data(), count, count, count, count);
+                 const FarRow of_row = far_row(row, left, right, end, n, mass.data());
+                 if (of_row.count == 0.0) return;
+                 const FarSums given{of_row.sum / of_row.count, of_row.squares / of_row.count,
+                                     of_row.largest, 1.0 / static_cast<double>(end), 1};
+                 if (left > 0) before[left - 1].add(given);
+                 if (right == end) return;
+                 if (end == n) {
+                   from[right].add(given);
                  } else {
-                   found = far_row(row, left, right, end, n);
+                   for (Index j = right; j < end; ++j) given.add_to(out, j);
                  }
-                 if (found.count == 0.0) return;
-                 const double mean = found.sum / found.count;
-                 const double variance = found.squares / found.count;
-                 const double uniform = 1.0 / static_cast<double>(visible);
-                 const auto add = [&](Index j, double entry) {
-                   out.mass[j] += entry;
-                   out.expected[j] += mean;
-                   out.variance[j] += variance;
-                   out.largest[j] = std::max(out.largest[j], found.largest);
-                   out.uniform[j] += uniform;
-                   ++out.queries[j];
-                 };
-                 if (masked) {
-                   for (std::size_t k = 0; k < far.size(); ++k) add(keys[k], far[k]);
-                   return;
-                 }
-                 for (Index j = 0; j < left; ++j) add(j, static_cast<double>(row[j]));
-                 for (Index j = right; j < end; ++j) add(j, static_cast<double>(row[j]));
                });
+  std::copy(mass.begin(), mass.begin() + n, out.mass);
+  FarSums sum;
+  for (Index j = n - 1; j >= 0; --j) {
+    sum.add(before[j]);
+    sum.add_to(out, j);
+  }
+  sum = {};
+  for (Index j = 0; j < n; ++j) {
+    sum.add(from[j]);
+    sum.add_to(out, j);
+  }
 }
 
 template <class Scalar>
@@ -209,7 +261,8 @@ bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Sup
     answers.share = sink_share(attention, support, asked.first, asked.queries);
     return true;
   }
-  if (!sums_and_entropies(attention, find_support, support, answers.entropy, workspace)) {
+  if (!sums_and_entropies(attention, find_support, support, asked.fast, answers.entropy,
+                          workspace)) {
     if (answers.entropy != nullptr) std::fill(answers.entropy, answers.entropy + queries, kNaN);
     return false;
   }

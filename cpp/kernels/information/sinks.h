@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -20,10 +21,53 @@ struct VisibleCounts {
   Index rows = 0;
 };
 
+// What far queries give each key j: the sums over the queries with |position − j| >=
+// far_distance(keys) that see it, all that see it in cross attention, where those to `expected` and
+// `variance` are over the mean and the population variance of row i's far visible entries. Where
+// the far entries of a row are exchangeable and rows are independent, `mass` has that mean, at most
+// that variance, and no term above `largest`. A key with no far query is 0 everywhere.
+struct FarAttention {
+  double* mass;           // Σ A_ij [n]
+  double* expected;       // [n]
+  double* variance;       // [n]
+  double* largest;        // the largest far entry of those rows [n]
+  double* uniform;        // Σ 1/(keys that i sees), the mass under uniform attention [n]
+  std::int64_t* queries;  // their number [n]
+};
+
+// What rows give to all keys before, or all keys from, one place: sums that are made once for all
+// rows, key after key.
+struct FarSums {
+  double expected = 0.0;
+  double variance = 0.0;
+  double largest = 0.0;
+  double uniform = 0.0;
+  std::int64_t queries = 0;
+
+  void add(const FarSums& other) {
+    expected += other.expected;
+    variance += other.variance;
+    largest = std::max(largest, other.largest);
+    uniform += other.uniform;
+    queries += other.queries;
+  }
+
+  void add_to(const FarAttention& out, Index j) const {
+    out.expected[j] += expected;
+    out.variance[j] += variance;
+    out.largest[j] = std::max(out.largest[j], largest);
+    out.uniform[j] += uniform;
+    out.queries[j] += queries;
+  }
+};
+
 struct SinkWorkspace {
   RowScratch rows;
   QuantileWorkspace quantile;
   std::vector<double> far;
+  std::vector<double> far_sums;
+  std::vector<FarSums> before;
+  std::vector<FarSums> from;
   std::vector<Index> queries;
   std::vector<Index> counts;
   VisibleCounts visible;
@@ -78,20 +122,6 @@ Index incoming_of_heads(const MatrixView<Scalar>& layer, Index heads, Index shif
 // max(⌈n/10⌉, min(4, ⌊n/4⌋), 1).
 Index far_distance(Index n);
 
-// What far queries give each key j: the sums over the queries with |position − j| >=
-// far_distance(keys) that see it, all that see it in cross attention, where those to `expected` and
-// `variance` are over the mean and the population variance of row i's far visible entries. Where
-// the far entries of a row are exchangeable and rows are independent, `mass` has that mean, at most
-// that variance, and no term above `largest`. A key with no far query is 0 everywhere.
-struct FarAttention {
-  double* mass;           // Σ A_ij [n]
-  double* expected;       // [n]
-  double* variance;       // [n]
-  double* largest;        // the largest far entry of those rows [n]
-  double* uniform;        // Σ 1/(keys that i sees), the mass under uniform attention [n]
-  std::int64_t* queries;  // their number [n]
-};
-
 // The matrix must be finite. One read of it, O(n²). Bernstein 1924 (the bound that these feed).
 template <class Scalar>
 void far_attention(const MatrixView<Scalar>& attention, const Support& support,
@@ -104,6 +134,7 @@ struct SinkRequest {
   Index first = 0;    // of sink_share; 0: not asked for
   Index queries = 0;  // of sink_share
   Index top = 0;      // of top_mass; 0: not asked for
+  bool fast = false;  // entropies in float32, as attention_entropy has them
 };
 
 //  incoming   α_j = (1/N_j) Σ_{i sees j} A_ij [n], the mean attention that a key receives from the

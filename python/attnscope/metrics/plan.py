@@ -329,7 +329,9 @@ class MeasurementRun:
         support = self.sites[support.name] if isinstance(support, Site) else support
         options_by_source = {source: call.options for source, call in group.items()}
         read_arguments = (options_by_source, support, self.lengths, first.options["validate"], self.places)
-        precision = first.options["precision"]
+        # a divergence is the small difference of this entropy and another sum
+        shared = any(call in self.plan.entropies.values() for call in group.values())
+        precision: _checks.Precision = "exact" if shared else first.options["precision"]
         _, read = sinks.from_one_read("measure", self.sites[first.of], *read_arguments, precision)
         self._results |= {call: read[source] for source, call in group.items()}
 

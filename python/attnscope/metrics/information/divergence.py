@@ -61,7 +61,7 @@ def head_divergence(
         sink_mass: what a learned sink takes of each row, [..., h, q]: one more key. Without it rows that sum
             to less than 1 are no distributions, and their number can be negative.
         support: which keys a query sees, as in `incoming_attention`; only visible keys are summed.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: the difference of two entropies needs float64.
         lengths: keys per layer, broadcast against [...], or against [..., h] with equal ones for its heads.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that layer.

@@ -40,7 +40,8 @@ def attention_entropy(
         sink_mass: what a learned sink takes of each row, [..., q], `Layer.states("sink_mass")`: one more key,
             also in the number that normalises. Without it such rows are no distributions.
         support: which keys a query sees, as in `incoming_attention`.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" computes logarithms of float32 and half maps in float32, with an error below 1e-5
+            of Σ_j |A_ij log A_ij|; float64 maps are measured exactly.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
@@ -81,7 +82,10 @@ def attention_entropy(
     seen = _checks.support_argument(name, support, checked)
     normalized = _checks.flag(name, "normalized", normalized)
     mass = None if sink_mass is None else sink_mass_argument(name, sink_mass, checked)
-    result = _checks.call_and_warn(_core.attention_entropy, name, checked, seen, normalized and mass is None)
+    kernel_arguments = (seen, normalized and mass is None)
+    result = _checks.call_and_warn(
+        _core.attention_entropy, name, checked, *kernel_arguments, precision=precision
+    )
     if mass is not None:
         # not in place: results of lazy attention are shared by the metrics of one pass
         result = result - torch.xlogy(mass, mass)

@@ -483,7 +483,7 @@ def from_one_read(
         first_and_queries,
     )
     incoming, entropy, positions, shares, uniform, top = _checks.call_and_warn(
-        _core.sink_statistics, function, checked, *kernel_arguments, min(k, n)
+        _core.sink_statistics, function, checked, *kernel_arguments, min(k, n), precision=precision
     )
     results: dict[str, Any] = {"incoming_attention": incoming, "attention_entropy": entropy}
     results |= {"sink_position": positions, "top_mass": top}
