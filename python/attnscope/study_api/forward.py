@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _BAND = 128
 #: Tokens on which a model shows whether it hands over its queries and keys.
 _FEW_TOKENS = 8
+#: Answers of `lazy_refusal` for models in memory.
+_REFUSALS: WeakKeyDictionary[Any, dict[Hashable, str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ def lazy_refusal(
     """Return why the layers of a pass cannot be measured from queries and keys, "" if all can.
 
     The model runs on the first few tokens of a text, both ways: each layer that has a map must hand over its
-    queries and keys.
+    queries and keys. The answer is kept as long as the model is made of the same modules.
 
     Args:
         model: as it is run.
@@ -202,6 +205,31 @@ def lazy_refusal(
     """
     if further := set(inputs) - {"input_ids", "attention_mask"}:
         return f"the model reads {', '.join(sorted(further))} too"
+    question = (tuple(layers or ()), cross, _structure_of(model))
+    answers = _REFUSALS.setdefault(model, {})
+    if question not in answers:
+        answers.clear()
+        answers[question] = _find_refusal(model, inputs, layers, cross)
+    return answers[question]
+
+
+def _structure_of(model: Any) -> int:
+    """Return a number that changes with a model's modules, their functions and hooks."""
+    return hash(
+        tuple(
+            (
+                type(module),
+                module.__dict__.get("forward"),
+                len(module._forward_hooks),
+                len(module._forward_pre_hooks),
+            )
+            for module in model.modules()
+        )
+    )
+
+
+def _find_refusal(model: Any, inputs: Mapping[str, Any], layers: Sequence[int] | None, cross: bool) -> str:
+    """Return the answer of `lazy_refusal` from two short passes."""
     few = {"input_ids": inputs["input_ids"][:1, :_FEW_TOKENS]}
     try:
         lazily = set()

@@ -8,6 +8,7 @@ import transformers
 
 import attnscope as asc
 from attnscope.analysis.recipe import Recipe
+from attnscope.study_api import forward
 
 METRICS = [
     *("attention_entropy", "sink_share", "sink_position", "sink_rate", "top_mass", "sink_excess"),
@@ -75,3 +76,17 @@ def test_a_model_that_keeps_its_queries_to_itself_is_measured_from_maps():
         transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
     ).eval()
     assert asc.analyze(bloom, TEXTS, ["attention_entropy"]).provenance["attention"] == "maps"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_model_is_asked_for_its_queries_until_it_changes(monkeypatch):
+    model = build(MODELS["causal"])
+    calls = []
+    find = forward._find_refusal
+    monkeypatch.setattr(forward, "_find_refusal", lambda *values: calls.append(1) or find(*values))
+    ways = [asc.analyze(model, TEXTS, ["attention_entropy"]).provenance["attention"] for _ in range(2)]
+    assert (ways, len(calls)) == (["queries and keys"] * 2, 1)
+    attention = model.model.layers[1].self_attn
+    attention.forward = type(attention).forward.__get__(attention)
+    asc.analyze(model, TEXTS, ["attention_entropy"])
+    assert len(calls) == 2

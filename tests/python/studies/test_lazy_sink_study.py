@@ -22,8 +22,8 @@ import attnscope as asc
 from attnscope.config.run_config import RunConfig
 from attnscope.demo.texts import byte_tokenizer, documentation
 from attnscope.errors import ConfigError
-from attnscope.studies.attention_sinks import study
 from attnscope.studies.attention_sinks.study import SinkStudy
+from attnscope.study_api import forward
 
 SIZES = {
     "vocab_size": 257,
@@ -196,10 +196,8 @@ def test_what_needs_no_map_is_measured_without(write, tmp_path):
 def test_a_model_is_asked_for_its_queries_once(tmp_path, monkeypatch):
     """Not once for every block of its texts."""
     calls = []
-    refusal = study.lazy_refusal
-    monkeypatch.setattr(
-        study, "lazy_refusal", lambda *values, **options: calls.append(1) or refusal(*values, **options)
-    )
+    find = forward._find_refusal
+    monkeypatch.setattr(forward, "_find_refusal", lambda *values: calls.append(1) or find(*values))
     models = {"models": str(write_model(tmp_path / "model")), "texts": str(write_texts(tmp_path, [40] * 6))}
     settings = {"output": str(tmp_path / "run"), "progress": False, "block": 2}
     asc.run("attention_sinks", **models, **settings, metrics=ROWS_AND_COLUMNS, protocols="exact")

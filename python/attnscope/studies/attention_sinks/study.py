@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -115,11 +114,8 @@ def needs_maps_of(study: SinkStudy, run: StageRun) -> bool:
     """
     if study.options.attention == "lazy":
         return False
-    model, refusals = run.model().model, study.refusals
-    if model not in refusals:
-        first = batch_of(run.unit.inputs[:1], run.encoder)
-        refusals[model] = lazy_refusal(model, run.inputs(first), layers=study.settings.layers or None)
-    refusal = refusals[model]
+    first = batch_of(run.unit.inputs[:1], run.encoder)
+    refusal = lazy_refusal(run.model().model, run.inputs(first), layers=study.settings.layers or None)
     if refusal:
         run.note(f"attention: maps, because {refusal}")
     return bool(refusal)
@@ -315,8 +311,6 @@ class SinkStudy(Study):
         needed = {site for chosen in self.selected.values() for quantity in chosen for site in quantity.needs}
         self.sites = tuple(site for site in layer_rows.SITES if site in needed)
         self.lazily, self.left_out = self._select_lazily(options)
-        #: Why a model in memory is measured from maps, "" if it is not: two short passes tell it once.
-        self.refusals: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     @property
     def holds_maps(self) -> bool:
