@@ -52,6 +52,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "laplacian_gap": asc.laplacian_gap,
     "laplacian_shape": lambda a: asc.laplacian_shape(a).entropy,
     "lookback": lambda a: asc.lookback(a, (3, 7)).value,
+    "marchenko_pastur": lambda a: asc.marchenko_pastur(a).wasserstein,
     "participation_ratio": asc.participation_ratio,
     "pattern_share": lambda a: asc.pattern_share(a, ["previous", "first"]).share,
     "prompt_divergence": lambda a: asc.prompt_divergence(a, (3, 7)).total,
@@ -68,7 +69,14 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 #: Bars are as many as there are, and answers and patterns are checked by their values, neither of which a
 #: compiled graph knows.
-NOT_COMPILED = {"causal_spectrum", "lookback", "pattern_share", "persistence", "prompt_divergence"}
+NOT_COMPILED = {
+    "causal_spectrum",
+    "lookback",
+    "marchenko_pastur",
+    "pattern_share",
+    "persistence",
+    "prompt_divergence",
+}
 COMPILED = [name for name in FUNCTIONS if name not in NOT_COMPILED]
 
 
@@ -163,6 +171,7 @@ OPERATORS = {
     "fiedler_value": ("mean", False, "exact"),
     "geometric_semantic_alignment": ("causal", None, STATES.expand(2, 3, 8, 4), None, None),
     "lookback": ("auto", None, torch.tensor([3, 7, 2]), True),
+    "marchenko_pastur": ("causal", "auto"),
     "pattern_share": ("auto", None, "previous first", None, None, False),
     "prompt_divergence": ("auto", None, torch.tensor([3, 7])),
     "reference_influence": (
@@ -179,9 +188,9 @@ def test_torch_finds_the_operators_right(name: str) -> None:
     importlib.import_module("attnscope.gradients.catalogue")
     operator = getattr(torch.ops.attnscope, name).default
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-    if name in ("lookback", "reference_influence"):
-        # NaN for queries outside the answer or in the reference is right, and the last check compares it as
-        # unequal
+    if name in ("lookback", "marchenko_pastur", "reference_influence"):
+        # NaN for queries outside the answer or in the reference, or of the p-value of a law, is right,
+        # and the last check compares it as unequal
         checks.remove("test_aot_dispatch_dynamic")
     torch.library.opcheck(operator, (heads().requires_grad_(), None, *OPERATORS[name]), test_utils=checks)
 

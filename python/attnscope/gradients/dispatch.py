@@ -28,6 +28,7 @@ KERNELS = {
     "laplacian_gap": "laplacian_eigenvalues",
     "laplacian_shape": "laplacian_eigenvalues",
     "lookback": "lookback",
+    "marchenko_pastur": "marchenko_pastur",
     "participation_ratio": "participation_ratio",
     "pattern_share": "pattern_share",
     "persistence": "persistence",

@@ -38,7 +38,6 @@ class MarchenkoPastur(NamedTuple):
     p_value: torch.Tensor
 
 
-@without_derivative("a distance of distributions is a supremum of a step function")
 def marchenko_pastur(
     attention: torch.Tensor,
     *,
@@ -80,7 +79,7 @@ def marchenko_pastur(
     Returns:
         MarchenkoPastur, each field [...]; NaN, outliers −1, for fewer than eight queries or keys and for
         maps in which no row varies. Error of ks below 1e-10 where no eigenvalue lies within rounding of the
-        1e-12·edge cut.
+        1e-12·edge cut. `wasserstein` of square maps and a law hands the gradient on.
 
     Raises:
         ValueError: an unknown null, the causal one for cross attention, draws < 1, and as
@@ -168,6 +167,7 @@ def _compare(
     kernel_arguments = (visible, null, draws, seed, all_fields)
     *fields, undefined = _checks.call_and_warn(_core.marchenko_pastur, name, checked, *kernel_arguments)
     if undefined:
+        undefined = int(undefined)
         message = (
             f"{name}: {undefined} of {math.prod(checked.leading)} matrices have fewer than 8 tokens or no "
             "row that varies; their results are NaN (outliers -1)"
