@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention entropy of every query, against vectorised torch and SciPy."""
+"""Attention entropy of every query, against vectorised torch and SciPy; in float32, `fast`, beside it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
     np.testing.assert_allclose(ours.numpy(), theirs.double().numpy(), rtol=0, atol=tolerance, err_msg=peer)
 
 
+def agree_fast(peer: str, ours: torch.Tensor, theirs: Any) -> None:
+    theirs = torch.as_tensor(theirs)
+    tolerance = 1e-5 if theirs.dtype == torch.float64 else 200 * torch.finfo(theirs.dtype).eps
+    np.testing.assert_allclose(ours.numpy(), theirs.double().numpy(), rtol=1e-5, atol=tolerance, err_msg=peer)
+
+
 def main() -> None:
     benchmark = Benchmark("entropy", __doc__ or "")
     for n, name, attention in wanted_maps(
@@ -42,6 +48,23 @@ def main() -> None:
             reads=attention.nbytes,
             facts={"n": n},
         )
+        if attention.dtype != torch.float64:
+            benchmark.compare(
+                f"{name} fast",
+                len(attention),
+                lambda a=attention: asc.attention_entropy(a, precision="fast"),
+                {
+                    "ours exact": lambda a=attention: asc.attention_entropy(a),
+                    "torch entr": lambda a=attention: torch.special.entr(a).sum(-1),
+                    "torch log": lambda a=attention: (
+                        -(a * a.clamp_min(torch.finfo(a.dtype).tiny).log()).sum(-1)
+                    ),
+                },
+                agree=agree_fast,
+                reads=attention.nbytes,
+                facts={"n": n, "precision": "fast"},
+                peers_compete=False,
+            )
     benchmark.finish()
 
 
