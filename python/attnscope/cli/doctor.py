@@ -143,7 +143,7 @@ def _devices() -> str:
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name(0)} (reductions and dense linear algebra run there; {copied})"
     if torch.backends.mps.is_available():
-        return f"mps ({copied})"
+        return f"mps (sums and products run there in compensated float32; {copied})"
     return "no accelerator"
 
 
