@@ -10,6 +10,7 @@
 
 #include "homology/edge_order.h"
 #include "homology/similarity_square.h"
+#include "homology/tree_rounds.h"
 #include "matrix/radix_sort.h"
 #include "simd/number_lanes.h"
 
@@ -122,34 +123,41 @@ Edge edge_into(const Float* row, const Float* cap, std::size_t width, Float valu
 
 }  // namespace
 
-template <class Float, class Number, class Scalar, class Combine>
-void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>& attention,
-                        Combine combine) {
-  // Weights are symmetric functions of A and its transpose. Beyond n whole tiles hold what no
-  // vertex outside reads.
+// The rows of the matrix or, which holds the same pairs, its transpose, and how far they are apart:
+// where they lie, or copied where that is not as contiguous numbers of this type.
+template <class Float, class Number, class Scalar>
+std::pair<const Float*, std::size_t> SpanningTree::contiguous_rows(
+    Growth<Float, Number>& growth, const MatrixView<Scalar>& attention) {
   const MatrixView<Scalar> lines = along_memory(attention);
   const auto outer = static_cast<std::size_t>(lines.outerStride());
   const auto inner = static_cast<std::size_t>(lines.innerStride());
   const Scalar* data = lines.data();
-  const Float* rows = nullptr;
-  std::size_t ld = outer;
   if constexpr (std::is_same_v<Scalar, Float>) {
-    if (inner == 1) rows = data;
+    if (inner == 1) return {data, outer};
   }
-  if (rows == nullptr) {
-    ld = stride_;
-    growth.widened.resize(n_ * stride_);
-    for (std::size_t i = 0; i < n_; ++i) {
-      Float* to = growth.widened.data() + i * stride_;
-      const Scalar* from = data + i * outer;
-      for (std::size_t j = 0; j < n_; ++j) to[j] = static_cast<Float>(from[j * inner]);
-    }
-    rows = growth.widened.data();
+  growth.widened.resize(n_ * stride_);
+  for (std::size_t i = 0; i < n_; ++i) {
+    Float* to = growth.widened.data() + i * stride_;
+    const Scalar* from = data + i * outer;
+    for (std::size_t j = 0; j < n_; ++j) to[j] = static_cast<Float>(from[j * inner]);
   }
-  const bool lower =
-      is_causal(matrix_view(rows, static_cast<Index>(n_), static_cast<Index>(ld), 1));
-  growth.square.resize(round_to_tiles(n_) * stride_ + kBlock<Float>);
-  fill_similarity_square(rows, n_, ld, lower, stride_, combine, growth.square.data());
+  return {growth.widened.data(), stride_};
+}
+
+// From the entries below the diagonal. False where one of them is not in [0, 1].
+template <class Float, class Number>
+bool SpanningTree::grow_in_rounds(Growth<Float, Number>& growth, const Float* rows, std::size_t ld,
+                                  Ahead ahead) {
+  TreeRounds<Float> rounds(n_, stride_, growth.rounds, components_, ahead);
+  if (!rounds.grow(rows, ld)) return false;
+  const std::vector<EdgeRank<Float>>& ranks = growth.rounds.tree;
+  grown_.resize(ranks.size());
+  growth.found.resize(ranks.size());
+  for (std::size_t k = 0; k < ranks.size(); ++k) {
+    grown_[k] = static_cast<Edge>(ranks[k]);
+    growth.found[k] = similarity_of<Float>(ranks[k]);
+  }
+  return true;
 }
 
 template <class Float, class Number>
@@ -327,12 +335,11 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
   // Vectors of two numbers have too little to compare at once.
   const bool is_grown = kPackWidth > 2 && grow_without_ties(growth);
   if (!is_grown) grow_with_ties(growth);
-  sort_edges(growth);
 }
 
 template <class Scalar>
-void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
-                          Metric metric) {
+void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric,
+                          bool causal, Ahead ahead) {
   n_ = static_cast<std::size_t>(attention.rows());
   stride_ = square_stride(n_);
   if (metric == Metric::hellinger) {
@@ -342,18 +349,30 @@ void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmet
       wide_.square[row * stride_ + column] = wide_.square[column * stride_ + row] = -distance;
     });
     grow(wide_);
+    sort_edges(wide_);
   } else {
-    with_similarity<Scalar>(symmetrize, metric, [&](auto zero, auto similarity) {
-      fill(growth(zero), attention, similarity);
-      grow(growth(zero));
+    const bool takes_larger = metric == Metric::attention && symmetrize == Symmetrize::max;
+    with_similarity<Scalar>(symmetrize, metric, [&]<class Float>(Float zero, auto similarity) {
+      auto& own = growth(zero);
+      const auto [rows, ld] = contiguous_rows(own, attention);
+      // Whose lines are columns has its zeros below the diagonal of what is read.
+      const bool lower = causal && lines_are_rows(attention);
+      if (!lower || !takes_larger || !grow_in_rounds(own, rows, ld, ahead)) {
+        // Beyond n whole tiles hold what no vertex outside reads.
+        own.square.resize(round_to_tiles(n_) * stride_ + kBlock<Float>);
+        fill_similarity_square(rows, n_, ld, lower, stride_, similarity, own.square.data());
+        grow(own);
+      }
+      sort_edges(own);
     });
   }
   const double least = metric == Metric::attention ? 1.0 : 0.0;
   for (double& length : lengths_) length = least - length;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar) \
-  template void SpanningTree::assign<Scalar>(const MatrixView<Scalar>&, Symmetrize, Metric);
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
+  template void SpanningTree::assign<Scalar>(const MatrixView<Scalar>&, Symmetrize, Metric, bool, \
+                                             Ahead);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE
 

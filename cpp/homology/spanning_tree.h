@@ -2,20 +2,26 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "homology/edge_order.h"
+#include "homology/tree_scratch.h"
 
 namespace attnscope {
 
-// The minimum spanning tree of the dense graph whose edges EdgeOrder puts in order, by Prim's
-// algorithm: no edge outside the tree is ever sorted. Ties are decided as that order decides them,
-// by (row, column). Scratch is kept from matrix to matrix.
+// The minimum spanning tree of the dense graph whose edges EdgeOrder puts in order: no edge outside
+// the tree is ever sorted. Ties are decided as that order decides them, by (row, column). Causal
+// maps grow by Borůvka's rounds, which read them where they lie and are done after one where a key
+// is nearest to all; others by Prim's algorithm, from a square of similarities. Scratch is kept
+// from matrix to matrix.
 class SpanningTree {
  public:
-  // Reads a matrix of n >= 2 rows. Cost O(n²) in vector passes, with hellinger O(n³).
+  // Reads a matrix of n >= 2 rows; `causal`: it is known to be causal, which false does not deny;
+  // `ahead` is the memory of the next one. Cost O(n²) in vector passes, with hellinger O(n³).
   template <class Scalar>
-  void assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric);
+  void assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric,
+              bool causal = false, Ahead ahead = {});
 
   // The n − 1 edges, from near to far.
   const std::vector<Edge>& edges() const { return edges_; }
@@ -32,12 +38,17 @@ class SpanningTree {
     std::vector<Float> cap;      // ∞ outside, −∞ inside
     std::vector<Number> from;    // the vertex of the tree that has it, the smallest on ties
     std::vector<Float> found;    // similarity of each edge of the tree
+    TreeScratch<Float> rounds;
   };
 
   Growth<float, std::int32_t>& growth(float) { return narrow_; }
   Growth<double, std::int64_t>& growth(double) { return wide_; }
-  template <class Float, class Number, class Scalar, class Combine>
-  void fill(Growth<Float, Number>& growth, const MatrixView<Scalar>& attention, Combine combine);
+  template <class Float, class Number, class Scalar>
+  std::pair<const Float*, std::size_t> contiguous_rows(Growth<Float, Number>& growth,
+                                                       const MatrixView<Scalar>& attention);
+  template <class Float, class Number>
+  bool grow_in_rounds(Growth<Float, Number>& growth, const Float* rows, std::size_t ld,
+                      Ahead ahead);
   template <class Float, class Number>
   void grow(Growth<Float, Number>& growth);
   template <class Float, class Number>
@@ -51,6 +62,7 @@ class SpanningTree {
   std::size_t stride_ = 0;
   Growth<float, std::int32_t> narrow_;
   Growth<double, std::int64_t> wide_;
+  ComponentScratch components_;
   std::vector<double> roots_;
   std::vector<Edge> grown_;  // in the order of growth
   std::vector<std::uint64_t> keys_;

@@ -2,6 +2,7 @@
 #include "kernels/homology/persistence.h"
 
 #include "bindings/batched.h"
+#include "bindings/next_matrix.h"
 #include "bindings/options.h"
 
 namespace attnscope {
@@ -20,14 +21,14 @@ py::tuple bars(Argument attention, Argument lengths, int max_dimension,
   const Batch batch = make_batch(attention, lengths);
   const PersistenceOptions options{max_dimension, symmetrize_from(symmetrize), metric_from(metric)};
   std::vector<std::vector<Bar>> found(batch.count);
-  const auto find = [&](const auto& view, Index index, PersistenceWorkspace& workspace) {
-    if (!(options.metric == Metric::distance ? none_is_nan(view) : all_finite(view))) return false;
+  const auto find = [&](const auto& view, Index index, Index next, auto& workspace) {
     found[index].reserve(view.rows());
-    persistence(view, options, workspace, found[index]);
-    return true;
+    return persistence(view, options, workspace, found[index], memory_of(batch, view, next));
   };
-  // Heads of one size differ in cost by a hundred, so they are handed out one by one.
-  const Index non_finite = per_matrix_checked_by_kernel<PersistenceWorkspace>(batch, find, 1);
+  std::vector<PersistenceWorkspace> workers(worker_count(batch.count));
+  // Heads of one size differ in cost of loops by a hundred, so they are handed out one by one.
+  const Index block = max_dimension == 0 ? block_size(batch, 1) : 1;
+  const Index non_finite = per_matrix_in_turn(batch, workers, block, block, find);
   const auto offsets = make_result({batch.count + 1}, {}, std::int64_t{0});
   Index total = 0;
   for (Index i = 0; i < batch.count; ++i) {

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/batched.h"
+#include "bindings/next_matrix.h"
 #include "linalg/mask_only.h"
 
 namespace attnscope {
@@ -18,15 +19,6 @@ Result<double> results(const Batch& batch, const std::vector<Index>& trailing) {
 // Matrices in the largest block of work: many, because the first of a block is not asked for ahead
 // and memory is read in longer runs.
 Index largest_block(const Batch& batch) { return 64 * block_size(batch, 1); }
-
-// The memory of matrix `next`, where one is known and its rows lie behind each other.
-template <class Scalar>
-Ahead memory_of(const Batch& batch, const MatrixView<Scalar>& view, Index next) {
-  if (next < 0 || batch.column_stride != 1 || batch.row_stride < batch.n) return {};
-  const Index entries = (view.rows() - 1) * batch.row_stride + view.rows();
-  const auto* from = static_cast<const Scalar*>(batch.data) + batch.offset(next);
-  return {from, entries * static_cast<Index>(sizeof(Scalar))};
-}
 
 py::tuple split(Argument scores, Argument lengths, bool late, Argument weights,
                 Index weight_matrices) {

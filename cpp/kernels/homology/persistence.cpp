@@ -46,8 +46,19 @@ void run(EdgeOrder& order, FlagHomology& homology) {
 }  // namespace
 
 template <class Scalar>
-void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& options,
-                 PersistenceWorkspace& workspace, std::vector<Bar>& bars) {
+bool persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& options,
+                 PersistenceWorkspace& workspace, std::vector<Bar>& bars, Ahead ahead) {
+  bool causal = false;
+  if (options.metric == Metric::distance) {
+    if (!none_is_nan(attention)) return false;
+  } else if (options.max_dimension == 0) {
+    MatrixReading reading{true, attention.cols() >= 2};
+    read_lines(attention, 0, along_memory(attention).rows(), reading);
+    if (!reading.finite) return false;
+    causal = reading.causal;
+  } else if (!all_finite(attention)) {
+    return false;
+  }
   EdgeOrder& order = workspace.order;
   FlagHomology& homology = workspace.homology;
   const auto join = [&](Edge edge, double death) {
@@ -58,12 +69,12 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
   if (options.max_dimension == 0) {
     SpanningTree& tree = workspace.tree;
     if (attention.rows() > 1) {
-      tree.assign(attention, options.symmetrize, options.metric);
+      tree.assign(attention, options.symmetrize, options.metric, causal, ahead);
       for (std::uint32_t k = 0; k < tree.edges().size(); ++k)
         join(tree.edges()[k], tree.dissimilarity(k));
     }
     bars.push_back(endless);
-    return;
+    return true;
   }
   order.assign(attention, options.symmetrize, options.metric);
   run(order, homology);
@@ -84,6 +95,7 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
   if (!std::is_sorted(bars.begin() + first, bars.end(), sorts_before)) {
     std::sort(bars.begin() + first, bars.end(), sorts_before);
   }
+  return true;
 }
 
 ATTNSCOPE_COMPILE(persistence);

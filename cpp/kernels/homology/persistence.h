@@ -36,10 +36,11 @@ struct PersistenceWorkspace {
 // Appends the bars of the Vietoris–Rips filtration of one head to `bars`, sorted by dimension,
 // birth, death and birth edge; bars of length 0 are left out. Dissimilarities are those of
 // EdgeOrder, vertices enter at 0. Exactly one H0 bar is infinite; n = 1 has that bar alone. At most
-// kMaxVertices tokens. Cost O(n²) for H0, plus O(n² log n + n³/64) for the edges, the lunes and the
-// reduction of the 4-cycles for H1.
+// kMaxVertices tokens. `ahead` is the memory of the next head. Cost O(n²) for H0, plus O(n² log n +
+// n³/64) for the edges, the lunes and the reduction of the 4-cycles for H1. False, and no bar,
+// where an entry is NaN or, but for distances, infinite.
 template <class Scalar>
-void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& options,
-                 PersistenceWorkspace& workspace, std::vector<Bar>& bars);
+bool persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& options,
+                 PersistenceWorkspace& workspace, std::vector<Bar>& bars, Ahead ahead = {});
 
 }  // namespace attnscope
