@@ -2,8 +2,10 @@
 """Measuring attention of long texts from queries and keys, against the attention itself.
 
 Peer `sdpa` is torch's scaled dot product attention of the same float32 queries and keys, causal. Its time is
-what a layer takes anyway. Rows at the end: measures of a map at hand against vectorised torch, memory above
-inputs and results, and a small Llama-like model of 32,768 tokens against its own forward pass.
+what a layer takes anyway. A row below its target says what limits it: `of_multiply_adds` is the share of the
+machine's rate that the products of queries and keys alone take. Rows at the end: measures of a map at hand
+against vectorised torch, memory above inputs and results, and a small Llama-like model of 32,768 tokens
+against its own forward pass.
 """
 
 from __future__ import annotations
@@ -76,7 +78,19 @@ def compare_with_attention(benchmark: Benchmark) -> None:
                     agree=accept,
                     target=1 / (SHARES[name] + MARGIN * (n >= 32768)),
                     facts={"n": n, "width": width, "heads": heads},
+                    multiply_adds=multiply_adds_of(name, n, width, heads),
                 )
+
+
+def multiply_adds_of(name: str, n: int, width: int, heads: int) -> float:
+    """Return what the products of visible queries and keys take, in multiply-adds of float64 numbers.
+
+    A vector holds two float32 numbers for each float64 number, and an instruction for pairs of bfloat16 adds
+    up four.
+    """
+    numbers_per_float64 = {"bfloat16": 4, "exact": 1}.get(name.partition(",")[0], 2)
+    columns = 8 if "8 columns" in name else 0
+    return heads * n * (n + 1) / 2 * (width + columns) / numbers_per_float64
 
 
 def compare_with_maps(benchmark: Benchmark) -> None:
@@ -99,6 +113,7 @@ def compare_with_maps(benchmark: Benchmark) -> None:
             target=1.0 if n < 512 else 3.0,
             against="torch, map at hand",
             facts={"n": n, "width": 64, "heads": heads},
+            multiply_adds=multiply_adds_of("", n, 64, heads),
         )
 
 

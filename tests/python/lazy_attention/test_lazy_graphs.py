@@ -200,3 +200,31 @@ def test_rectangles_are_no_graphs():
     query, key = random_vectors(rows=5, keys=9)
     with pytest.raises(ValueError, match="got 5 queries and 9 keys"):
         asc.betti_numbers(asc.LazyAttention(query, key), 0.1)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 20}], ids=["causal", "full", "window"])
+def test_pieces_of_many_tokens_have_the_bars_of_small_ones(options, monkeypatch):
+    """A spanning forest of sparse entries gives the bars that the kernel for dense maps gives, to the bit."""
+    lazy = lazy_with_loops(80, **options)
+    expected = asc.persistence(lazy, max_dimension=0, at_least=0.02)
+    monkeypatch.setattr(threshold_graphs, "MOST_VERTICES", 3)
+    ours = asc.persistence(lazy, max_dimension=0, at_least=0.02)
+    for field in ("birth", "death", "dimension", "birth_edge", "death_edge", "offsets"):
+        assert torch.equal(getattr(ours, field), getattr(expected, field)), field
+    with pytest.raises(ValueError, match=r"homology of at most 3 fits in memory"):
+        asc.persistence(lazy, max_dimension=1, at_least=0.02)
+
+
+def test_bars_of_more_tokens_than_a_dense_map_has_room_for():
+    """The star of a sink joins 9,000 tokens; each ends a bar at the weight that it gives the sink."""
+    n = 9000
+    key = torch.zeros(1, n, 4)
+    key[0, 0] = 30.0
+    query = torch.ones(1, n, 4)
+    query[0, 1:] *= torch.linspace(0.13, 0.17, n - 1)[:, None]
+    lazy = asc.LazyAttention(query, key, precision="exact")
+    bars = asc.persistence(lazy, max_dimension=0, at_least=0.3)
+    to_sink = lazy.tile(slice(1, None), slice(0, 1))[0, :, 0]
+    deaths = (1 - to_sink[to_sink >= 0.3]).sort().values
+    np.testing.assert_allclose(bars.death[bars.death < 0.7].numpy(), deaths[deaths < 0.7].numpy(), atol=1e-12)
+    assert int(bars.death.isinf().sum()) == 1

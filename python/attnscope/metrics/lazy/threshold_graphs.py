@@ -217,8 +217,11 @@ def bars_down_to(edges: Edges, threshold: float, dimension: int, function: str) 
     sizes = np.bincount(labels)
     for component in np.flatnonzero(sizes > 1):
         tokens = np.flatnonzero(labels == component)
-        _require_small(function, len(tokens))
         inside = labels[pairs.queries] == component
+        if dimension == 0 and len(tokens) > MOST_VERTICES:
+            bars += _bars_of_forest(pairs, inside)
+            continue
+        _require_small(function, len(tokens))
         place = np.searchsorted(tokens, [pairs.queries[inside], pairs.keys[inside]])
         weights = np.zeros((len(tokens), len(tokens)))
         weights[place[0], place[1]] = pairs.weights[inside]
@@ -236,6 +239,22 @@ def bars_down_to(edges: Edges, threshold: float, dimension: int, function: str) 
     return sorted(
         (bar for bar in bars if bar[1] < bar[2]), key=lambda bar: (bar[0], bar[1], bar[2], bar[3], bar[4])
     )
+
+
+def _bars_of_forest(pairs: Edges, inside: Array) -> list[tuple[Any, ...]]:
+    """Return the finite H0 bars of the chosen pairs: the edges of their heaviest spanning forest."""
+    high, low, weights = pairs.queries[inside], pairs.keys[inside], pairs.weights[inside]
+    order = np.lexsort((low, high, -weights))
+    # ranks instead of weights, so that the order of equal ones is that of the filtration
+    ranks = np.empty(len(order))
+    ranks[order] = np.arange(1, len(order) + 1)
+    graph = sparse.csr_matrix((ranks, (high, low)), shape=(pairs.n, pairs.n))
+    chosen = order[sparse.csgraph.minimum_spanning_tree(graph).data.astype(np.int64) - 1]
+    deaths = 1.0 - np.minimum(weights[chosen], 1.0)
+    return [
+        (0, 0.0, float(death), (-1, -1), (int(high[edge]), int(low[edge])))
+        for death, edge in zip(deaths, chosen, strict=True)
+    ]
 
 
 def _entries_of(entries: SparseAttention, head: int) -> tuple[Array, Array, Array]:
