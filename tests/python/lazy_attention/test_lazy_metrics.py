@@ -195,3 +195,47 @@ def test_metrics_of_one_pass_do_not_change_each_other():
     )
     for key, values in calls.items():
         assert_equal_results(measured[key], asc.attention_entropy(lazy, **values), 1e-12)
+
+
+#: Measures that take queries and keys at any length, with what each of them must be told.
+AT_ANY_LENGTH = {
+    "attention_entropy": {},
+    "incoming_attention": {},
+    "local_global_ratio": {},
+    "sink_excess": {},
+    "sink_position": {},
+    "sink_rate": {},
+    "sink_share": {},
+    "sink_test": {},
+    "sink_tokens": {},
+    "top_mass": {},
+    "lookback": {"answer": (200, 300)},
+    "head_divergence": {},
+    "sink_removal": {"keys": [0], "keep_attention": False},
+    "graph_statistics": {"thresholds": [0.05]},
+    "betti_numbers": {"thresholds": [0.05]},
+    "laplacian_eigenvalues": {"k": 3, "threshold": 0.05},
+    "laplacian_gap": {"threshold": 0.05},
+    "fiedler_value": {},
+    "persistence": {"at_least": 0.05},
+    "participation_ratio": {},
+    "stable_rank": {},
+    "effective_rank": {},
+    "singular_values": {},
+    "spectral_gap": {},
+    "spectral_ratio": {},
+    "marchenko_pastur_deviation": {},
+}
+
+
+@pytest.mark.parametrize("function", AT_ANY_LENGTH)
+def test_a_measure_takes_queries_and_keys_under_its_name(function, monkeypatch):
+    """It never makes the map: of 300 tokens, because small maps may be made where they are exact."""
+    lazy = asc.LazyAttention(*random_vectors(heads=2, rows=300, sharpness=2.0))
+    monkeypatch.setattr(asc.LazyAttention, "dense", lambda _: pytest.fail("the map was made"))
+    options = AT_ANY_LENGTH[function]
+    result = getattr(asc, function)(lazy, **options)
+    measured = asc.measure(lazy, {function: options})[function]
+    assert type(measured) is type(result)
+    if isinstance(result, torch.Tensor):
+        torch.testing.assert_close(measured, result, equal_nan=True)
