@@ -234,5 +234,64 @@ TEST(LazyAttention, PiecesGiveTheRowsOfTheWhole) {
   }
 }
 
+TEST(LazyAttention, MeanOfHeadsIsThatOfTheirMaps) {
+  const Index n = 131, width = 12, count = 3;
+  std::vector<RowMatrix<float>> queries, keys;
+  for (unsigned k = 0; k < count; ++k) {
+    queries.push_back(random_rows(n, width, 20 + k) * static_cast<float>(k + 1));
+    keys.push_back(random_rows(n, width, 30 + k));
+  }
+  for (const double sink_logit : {-kInfinity, 0.5}) {
+    std::vector<LazyHead> heads;
+    std::vector<double> log_z(count * n);
+    RowMatrix<double> mean = RowMatrix<double>::Zero(n, n);
+    std::vector<RowMatrix<double>> maps;
+    for (Index k = 0; k < count; ++k) {
+      heads.push_back(head_of(queries[k], keys[k]));
+      heads.back().scaling = 0.5;
+      // Heads whose sinks differ, or their mean would be that of any of them.
+      heads.back().sink_logit = sink_logit + static_cast<double>(k);
+      maps.push_back(dense(heads.back(), queries[k], keys[k]));
+      mean += maps.back() / count;
+      LazyRequest request;
+      request.exact = true;
+      LazyRows rows;
+      rows.log_z = log_z.data() + k * n;
+      LazyColumns columns;
+      LazyEntries entries;
+      LazyWorkspace workspace;
+      measure_lazy_rows(heads.back(), 0, n, request, rows, columns, entries, workspace);
+    }
+    std::vector<double> entropy(n), mass(n), largest(n), divergence(count * n);
+    LazyRequest request;
+    request.exact = true;
+    request.columns = true;
+    LazyRows rows;
+    rows.entropy = entropy.data();
+    rows.mass = mass.data();
+    rows.largest = largest.data();
+    LazyColumns columns;
+    LazyEntries entries;
+    LazyWorkspace workspace;
+    measure_lazy_mean_rows({heads.data(), count, log_z.data(), divergence.data()}, 0, n, request,
+                           rows, columns, entries, workspace);
+    const auto logarithm = [](double x) { return x > 0.0 ? std::log(x) : 0.0; };
+    for (Index i = 0; i < n; ++i) {
+      double expected = 0.0;
+      for (Index j = 0; j < n; ++j) expected -= mean(i, j) * logarithm(mean(i, j));
+      EXPECT_NEAR(entropy[i], expected, 1e-10);
+      EXPECT_NEAR(mass[i], mean.row(i).sum(), 1e-12);
+      EXPECT_NEAR(largest[i], mean.row(i).maxCoeff(), 1e-12);
+      EXPECT_NEAR(columns.incoming[i], mean.col(i).sum(), 1e-10);
+      for (Index k = 0; k < count; ++k) {
+        double apart = 0.0;
+        for (Index j = 0; j < n; ++j)
+          apart += maps[k](i, j) * (logarithm(maps[k](i, j)) - logarithm(mean(i, j)));
+        EXPECT_NEAR(divergence[k * n + i], apart, 1e-10);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace attnscope
