@@ -220,14 +220,16 @@ bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Supp
 }
 
 template <class Scalar>
-void fast_entropies(const MatrixView<Scalar>& attention, const Support& support, double* entropy,
-                    RowScratch& scratch) {
+void fast_entropies(const MatrixView<Scalar>& attention, const Support& support, bool zeros_behind,
+                    double* entropy, RowScratch& scratch) {
   const Index n = attention.cols();
   const auto write = [&](Index i, const auto* row, Index end) {
     if constexpr (std::is_same_v<Scalar, double>) {
       entropy[i] = row_entropy(row, end, n, nullptr);
     } else {
-      entropy[i] = fast_entropy(row, end, n);
+      // a whole vector with zeros at its end costs less than one that is masked
+      const Index lanes = (end + kFloatWidth - 1) / kFloatWidth * kFloatWidth;
+      entropy[i] = fast_entropy(row, zeros_behind ? std::min(lanes, n) : end, n);
     }
   };
   if (attention.innerStride() == 1 && support.kind != Support::Kind::mask) {

@@ -16,9 +16,9 @@ bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Supp
 
 // The entropies alone, under a support that is known, in float32: relative error below 2e-6 of Σ |x
 // log x|. Those of float64 matrices are in float64. Of a row that is not finite they are not
-// either.
+// either. `zeros_behind`: what lies behind a row's keys is known to be 0.
 template <class Scalar>
-void fast_entropies(const MatrixView<Scalar>& attention, const Support& support, double* entropy,
-                    RowScratch& scratch);
+void fast_entropies(const MatrixView<Scalar>& attention, const Support& support, bool zeros_behind,
+                    double* entropy, RowScratch& scratch);
 
 }  // namespace attnscope

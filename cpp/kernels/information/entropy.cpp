@@ -21,7 +21,7 @@ bool fast_rows(const MatrixView<Scalar>& attention, bool find_support, Support& 
   } else if (!all_finite(attention)) {
     return false;
   }
-  fast_entropies(attention, support, out, scratch);
+  fast_entropies(attention, support, find_support, out, scratch);
   // Where the support was found every entry is 0 or in an entropy.
   const auto is_finite = [](double entropy) { return std::isfinite(entropy); };
   return !find_support || std::all_of(out, out + attention.rows(), is_finite) ||
