@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import frozen_runs
 
 STORED = json.loads(frozen_runs.FILE.read_text("utf-8"))
-#: Studies whose metrics torch operations compute; the others measure weights, states and scores.
-MEASURED = {"attention_likelihood", "attention_sinks", "wavelet_heads"}
+#: Studies whose maps or clouds torch operations measure; the others measure weights, states and scores.
+MEASURED = {"attention_likelihood", "attention_sinks", "hallucination_geometry", "wavelet_heads"}
 #: Tables of reports that print rounding errors themselves: energies that are 0, errors of reconstruction.
 OF_ROUNDING = {"wavelet_heads": ("Scales of attention", "Uncertainty")}
 
