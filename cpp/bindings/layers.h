@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <type_traits>
 #include <vector>
 
 #include "bindings/batched.h"
@@ -77,10 +78,13 @@ Index per_layer(const Batch& batch, const SupportBatch& supports, Kernel&& kerne
 // its finite matrices, `supports` those of all, `states` [keys, width] the state in float64, its
 // rows scaled to norm 1 where `unit`, and `of_queries` that of the queries, the same memory unless
 // they have states of their own. States are widened once for each group, about 32 MiB of them at a
-// time. Returns how many matrices are not finite or stand beside a state that is not.
-template <class Workspace, class Kernel>
+// time, and are float32 where Float is: then groups whose states are beyond its range are passed
+// over and `beyond`, a mark for each matrix, says so. Returns how many matrices are not finite or
+// stand beside a state that is not.
+template <class Workspace, class Float = double, class Kernel>
 Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBatch& states,
-                bool unit, Kernel&& kernel, const MatrixBatch* query_states = nullptr) {
+                bool unit, Kernel&& kernel, const MatrixBatch* query_states = nullptr,
+                std::vector<char>* beyond = nullptr) {
   if (batch.count == 0) return 0;
   const MatrixStatus status = matrix_status(batch, supports);
   const Index block_rows = state_rows(batch.n);
@@ -95,8 +99,9 @@ Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBa
   const auto blocks_of = [&](Index rows) { return (rows + block_rows - 1) / block_rows; };
   const Index most_blocks = std::max(blocks_of(batch.n), blocks_of(batch.queries));
   AlignedBuffer buffer;
-  double* wide = buffer.resize(chunk * size);
+  auto* wide = reinterpret_cast<Float*>(buffer.resize(chunk * size));
   std::vector<Workspace> workspaces(worker_count(chunk * most_blocks));
+  std::vector<AlignedBuffer> rows_in_float64(std::is_same_v<Float, double> ? 0 : workspaces.size());
   Index non_finite = 0;
 
   for (Index first = 0; first < groups; first += chunk) {
@@ -125,27 +130,43 @@ Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBa
       });
     };
     std::vector<std::atomic<bool>> broken(here);
+    std::vector<std::atomic<bool>> out_of_range(here);
     const auto widen_all = [&](const MatrixBatch& source, const std::vector<Index>& longest,
                                Index rows, Index place) {
-      for_each_block(longest, rows, [&](Index g, Index begin, Index end, int) {
-        const Index offset = source.offset((first + g) * shared);
+      for_each_block(longest, rows, [&](Index g, Index begin, Index end, int worker) {
+        const Index offset = source.offset((first + g) * shared) + begin * source.row_stride;
+        const Index count = (end - begin) * source.columns;
+        Float* out = wide + g * size + place + begin * source.columns;
+        double* in_float64 = nullptr;
+        if constexpr (std::is_same_v<Float, double>) {
+          in_float64 = out;
+        } else {
+          in_float64 = rows_in_float64[worker].resize(count);
+        }
         visit_scalar(source, [&](const auto* data) {
           if (!widen_states(data + offset, source.row_stride, source.column_stride, source.columns,
-                            begin, end, unit, wide + g * size + place)) {
+                            Index{0}, end - begin, unit, in_float64)) {
             broken[g].store(true);
           }
         });
+        if constexpr (!std::is_same_v<Float, double>) {
+          if (!narrow(in_float64, count, out)) out_of_range[g].store(true);
+        }
       });
     };
     widen_all(states, keys, batch.n, 0);
     if (query_states != nullptr) widen_all(*query_states, queries, batch.queries, of_keys);
     for (Index g = 0; g < here; ++g) {
-      if (!broken[g].load()) continue;
-      non_finite += static_cast<Index>(members[g].size());
+      if (!broken[g].load() && !out_of_range[g].load()) continue;
       queries[g] = 0;
+      if (broken[g].load()) {
+        non_finite += static_cast<Index>(members[g].size());
+      } else {
+        for (const Index index : members[g]) (*beyond)[index] = 1;
+      }
     }
     for_each_block(queries, batch.queries, [&](Index g, Index begin, Index end, int worker) {
-      const double* of_group = wide + g * size;
+      const Float* of_group = wide + g * size;
       kernel(std::span<const Index>(members[g]), status.supports, of_group,
              query_states == nullptr ? of_group : of_group + of_keys, begin, end,
              begin / block_rows, workspaces[worker]);

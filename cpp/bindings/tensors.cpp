@@ -97,20 +97,36 @@ const T* list_of(Argument object, Index size, const char* what, const char* list
 
 }  // namespace
 
-bool is_plain_batch(Argument object) {
+namespace {
+
+// Whether `object` is a plain tensor in the CPU's memory, of numbers that kernels read, whose view
+// fulfils `condition`.
+template <class Condition>
+bool is_plain(Argument object, Condition&& condition) {
   try {
     if (!is_plain_tensor(object)) return false;
     const ArrayView array = view_array(object, "attention");
     const auto type = array.type();
     if (type != kFloatType && type != kDoubleType && type != kHalfType && type != kBfloatType)
       return false;
-    return array.on_cpu() && array.rank() >= 2 && array.size(-1) > 0 &&
-           array.size(-1) == array.size(-2);
+    return array.on_cpu() && array.rank() >= 2 && condition(array);
   } catch (const py::error_already_set&) {
     return false;  // sparse or nested, which DLPack does not describe
   } catch (const NoMemory&) {
     return false;
   }
+}
+
+}  // namespace
+
+bool is_plain_batch(Argument object) {
+  return is_plain(object, [](const ArrayView& array) {
+    return array.size(-1) > 0 && array.size(-1) == array.size(-2);
+  });
+}
+
+bool are_plain_vectors(Argument object) {
+  return is_plain(object, [](const ArrayView&) { return true; });
 }
 
 Batch make_batch(Argument attention, Argument lengths) {

@@ -135,6 +135,9 @@ struct Result {
 // memory.
 bool is_plain_batch(Argument object);
 
+// The same of token states [..., n, d].
+bool are_plain_vectors(Argument object);
+
 // `attention`: a CPU float tensor whose last two sizes are equal; `lengths`: None or an int64
 // contiguous tensor with one entry per matrix. attnscope._checks makes both so.
 Batch make_batch(Argument attention, Argument lengths);

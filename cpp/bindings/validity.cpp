@@ -99,6 +99,7 @@ py::object power_scales(Argument matrices, Argument lengths) {
 
 void bind_validity(py::module_& module) {
   define(module, "is_plain_batch", &is_plain_batch, "attention");
+  define(module, "are_plain_vectors", &are_plain_vectors, "vectors");
   define(module, "is_usual_attention", &is_usual_attention, "attention", "most", "tolerance");
   define(module, "holds_memory", &holds_memory, "tensor");
   define(module, "power_scales", &power_scales, "matrices", "lengths");

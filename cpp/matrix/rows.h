@@ -127,6 +127,9 @@ void widen_run(const Scalar* from, Index count, Wide<Scalar>* to) {
 template <class Scalar>
 class RowReader {
  public:
+  // Rows that are read together where columns are contiguous: those from the first one asked for.
+  static constexpr Index kPanelRows = 16;
+
   RowReader(const MatrixView<Scalar>& matrix, const Support& support, RowScratch& scratch)
       : matrix_(matrix), support_(support) {
     const Index column_stride = matrix.innerStride();
@@ -135,7 +138,7 @@ class RowReader {
     if (in_place_) return;
     // A matrix whose columns are contiguous is read 16 rows at a time, so that a cache line is used
     // whole.
-    panel_rows_ = column_stride == 1 ? 1 : 16;
+    panel_rows_ = column_stride == 1 ? 1 : kPanelRows;
     auto& storage = scratch.of<Wide<Scalar>>();
     const auto size = static_cast<std::size_t>(panel_rows_ * matrix.cols());
     if (storage.size() < size) storage.resize(size);

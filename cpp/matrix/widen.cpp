@@ -67,6 +67,12 @@ double largest_magnitude(const double* values, Index count) {
   return largest;
 }
 
+bool narrow(const double* numbers, Index count, float* out) {
+  for (Index k = 0; k < count; ++k) out[k] = static_cast<float>(numbers[k]);
+  const double largest = largest_magnitude(numbers, count);
+  return largest == 0.0 || (largest > 1e-15 && largest < 1e15);
+}
+
 double safe_scale(double largest) {
   return largest == 0.0 || (largest > 1e-30 && largest < 1e30) ? 1.0 : unit_power(largest);
 }

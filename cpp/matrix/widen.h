@@ -33,6 +33,10 @@ void separate(const MatrixView<Scalar>& first, Index count, Scalar* out);
 // The largest |x| of `count` numbers; 0 when there is none.
 double largest_magnitude(const double* values, Index count);
 
+// The numbers in float32; false where one is so large or small that a product of two of them might
+// leave its range.
+bool narrow(const double* numbers, Index count, float* out);
+
 // The power of two that `widen` would multiply by, for a matrix of this largest magnitude.
 double safe_scale(double largest);
 
@@ -40,9 +44,10 @@ double safe_scale(double largest);
 // number.
 double unit_power(double magnitude);
 
-// Rows of a map of n tokens that are worked on together beside their states.
+// Rows of a map of n tokens that are worked on together beside their states: whole tiles of products
+// on every instruction set, and enough of them that reading all states for each block costs little.
 inline Index state_rows(Index n) {
-  return std::clamp<Index>((Index{1} << 16) / n / 16 * 16, 16, 128);
+  return std::clamp<Index>((Index{1} << 16) / n / 48 * 48, 48, 144);
 }
 
 // Rows [begin, end) of token states of `width` numbers each, widened to float64, to out[i·width +

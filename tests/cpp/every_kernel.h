@@ -294,6 +294,15 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
       view, support, states.data(), 4, tokens.get(), Index{1}, Index{0}, std::min(n, state_rows(n)),
       Influence{influence.data(), influence.data() + n, influence.data() + 2 * n}, work.influences);
   write(influence);
+  const std::vector<float> narrow_states(states.begin(), states.end());
+  alignment_moments(std::span<const AlignedHead<Scalar>>(&head, 1), narrow_states.data(),
+                    narrow_states.data(), 4, 0, end, &moments, work.alignment);
+  write(moments.ac);
+  reference_influence(
+      view, support, narrow_states.data(), 4, tokens.get(), Index{1}, Index{0},
+      std::min(n, state_rows(n)),
+      Influence{influence.data(), influence.data() + n, influence.data() + 2 * n}, work.influences);
+  write(influence);
 
   GraphOptions options;
   laplacian_eigenvalues(view, options, n, numbers.data(), work.laplacian);
@@ -311,6 +320,8 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
   singular_values(one, std::span<double* const>(places), work.singular);
   write(numbers);
   write(participation_ratio_singular(view, work.ratio));
+  double fast_ratio = 0.0;
+  if (fast_participation_ratio(view, &fast_ratio, work.ratio)) write(fast_ratio);
   write(participation_ratio_eigen(view, work.ratio));
   write(participation_ratio_laplacian(view, work.ratio));
   for (const SpectralNull null : {SpectralNull::automatic, SpectralNull::permutation}) {

@@ -6,7 +6,9 @@
 namespace attnscope {
 namespace {
 
-py::tuple participation_ratio(Argument attention, Argument lengths, const std::string& spectrum) {
+// (ratio, non_finite); with precision "fast" behind them how many maps were measured exactly.
+py::tuple participation_ratio(Argument attention, Argument lengths, const std::string& spectrum,
+                              const std::string& precision) {
   if (spectrum != "singular" && spectrum != "eigen" && spectrum != "laplacian") {
     throw py::value_error("spectrum must be 'singular', 'eigen' or 'laplacian', got '" + spectrum +
                           "'");
@@ -14,18 +16,25 @@ py::tuple participation_ratio(Argument attention, Argument lengths, const std::s
   const bool singular = spectrum == "singular", eigen = spectrum == "eigen";
   const Batch batch =
       singular ? make_rectangles(attention, lengths) : make_batch(attention, lengths);
-  return result_per_matrix<ParticipationRatioWorkspace>(
+  const bool fast = precision == "fast";
+  std::atomic<Index> measured_exactly{0};
+  const py::tuple result = result_per_matrix<ParticipationRatioWorkspace>(
       batch, {}, kNaN, [&](const auto& view, Index, double* out, auto& workspace) {
+        if (fast && singular && fast_participation_ratio(view, out, workspace)) return;
+        if (fast) measured_exactly.fetch_add(1, std::memory_order_relaxed);
         *out = singular ? participation_ratio_singular(view, workspace)
                : eigen  ? participation_ratio_eigen(view, workspace)
                         : participation_ratio_laplacian(view, workspace);
       });
+  if (!fast) return result;
+  return py::make_tuple(result[0], result[1], singular ? measured_exactly.load() : Index{0});
 }
 
 }  // namespace
 
 void bind_participation_ratio(py::module_& module) {
-  define(module, "participation_ratio", &participation_ratio, "attention", "lengths", "spectrum");
+  module.def("participation_ratio", &participation_ratio, py::arg("attention"), py::arg("lengths"),
+             py::arg("spectrum"), py::arg("precision") = "exact");
 }
 
 }  // namespace attnscope

@@ -6,8 +6,45 @@
 namespace attnscope {
 namespace {
 
+// Writes the answers for all maps, with states in Float, or for those that are `wanted` where that
+// is not null; marks in `unknown` the maps that Float does not hold. Returns how many matrices are
+// not finite.
+template <class Float>
+Index measure(const Batch& batch, const SupportBatch& supports, const MatrixBatch& states,
+              const FlagBatch& reference, const Influence& out, const std::vector<char>* wanted,
+              std::vector<char>& unknown) {
+  std::vector<std::atomic<bool>> failed(batch.count);
+  const Index non_finite = per_state<InfluenceWorkspace, Float>(
+      batch, supports, states, false,
+      [&](std::span<const Index> group, const std::vector<Support>& seen, const Float* wide,
+          const Float*, Index begin, Index end, Index, auto& workspace) {
+        visit_scalar(batch, [&](const auto* data) {
+          for (const Index index : group) {
+            if (wanted != nullptr && (*wanted)[index] == 0) continue;
+            const auto view = view_of(batch, data, index);
+            const Index last = std::min<Index>(end, view.rows());
+            if (begin >= last) continue;
+            const Index at = index * batch.queries;
+            const Influence of_map{out.relative_magnitude + at, out.directional + at,
+                                   out.information_change + at};
+            if (!reference_influence(view, seen[index], wide, states.columns, reference.at(index),
+                                     reference.column_stride, begin, last, of_map, workspace)) {
+              failed[index].store(true, std::memory_order_relaxed);
+            }
+          }
+        });
+      },
+      nullptr, &unknown);
+  for (Index index = 0; index < batch.count; ++index) {
+    if (failed[index].load()) unknown[index] = 1;
+  }
+  return non_finite;
+}
+
+// (magnitude, directional, change, non_finite); with precision "fast" behind them how many maps
+// were measured exactly.
 py::tuple influence(Argument attention, Argument lengths, Argument support, Argument states,
-                    Argument reference) {
+                    Argument reference, const std::string& precision) {
   const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const MatrixBatch beside = make_states(batch, states);
@@ -15,30 +52,27 @@ py::tuple influence(Argument attention, Argument lengths, Argument support, Argu
   const Result<double> magnitude = make_result(batch.sizes, {batch.queries}, kNaN);
   const Result<double> directional = make_result(batch.sizes, {batch.queries}, kNaN);
   const Result<double> change = make_result(batch.sizes, {batch.queries}, kNaN);
-  const Index non_finite = per_state<InfluenceWorkspace>(
-      batch, supports, beside, false,
-      [&](std::span<const Index> group, const std::vector<Support>& seen, const double* wide,
-          const double*, Index begin, Index end, Index, auto& workspace) {
-        visit_scalar(batch, [&](const auto* data) {
-          for (const Index index : group) {
-            const auto view = view_of(batch, data, index);
-            const Index last = std::min<Index>(end, view.rows());
-            if (begin >= last) continue;
-            const Index at = index * batch.queries;
-            const Influence out{magnitude.data + at, directional.data + at, change.data + at};
-            reference_influence(view, seen[index], wide, beside.columns, marked.at(index),
-                                marked.column_stride, begin, last, out, workspace);
-          }
-        });
-      });
-  return py::make_tuple(magnitude.tensor, directional.tensor, change.tensor, non_finite);
+  const Influence out{magnitude.data, directional.data, change.data};
+  std::vector<char> unknown(batch.count);
+  if (precision != "fast") {
+    const Index non_finite =
+        measure<double>(batch, supports, beside, marked, out, nullptr, unknown);
+    return py::make_tuple(magnitude.tensor, directional.tensor, change.tensor, non_finite);
+  }
+  const Index non_finite = measure<float>(batch, supports, beside, marked, out, nullptr, unknown);
+  const auto measured_exactly = static_cast<Index>(std::count(unknown.begin(), unknown.end(), 1));
+  const std::vector<char> wanted = unknown;
+  if (measured_exactly > 0) measure<double>(batch, supports, beside, marked, out, &wanted, unknown);
+  return py::make_tuple(magnitude.tensor, directional.tensor, change.tensor, non_finite,
+                        measured_exactly);
 }
 
 }  // namespace
 
 void bind_reference_influence(py::module_& module) {
-  define(module, "reference_influence", &influence, "attention", "lengths", "support", "states",
-         py::arg("reference").none(false));
+  module.def("reference_influence", &influence, py::arg("attention"), py::arg("lengths"),
+             py::arg("support"), py::arg("states"), py::arg("reference").none(false),
+             py::arg("precision") = "exact");
 }
 
 }  // namespace attnscope

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "matrix/columns/pair_moments.h"
 #include "matrix/matrix_view.h"
 #include "simd/memory.h"
 
@@ -11,20 +12,12 @@
 // of tokens i and j, over visible pairs i ≠ j.
 namespace attnscope {
 
-// Means and centred second moments of (attention, cosine) pairs: additive over disjoint sets of
-// pairs, and exactly 0 where a variable is constant.
-struct PairMoments {
-  double count = 0.0;
-  double mean_a = 0.0;
-  double mean_c = 0.0;
-  double aa = 0.0;
-  double ac = 0.0;
-  double cc = 0.0;
-};
-
 struct AlignmentWorkspace {
   RowScratch rows;
   AlignedBuffer cosines;
+  AlignedBuffer tiles;
+  AlignedBuffer column_sums;
+  AlignedBuffer mirrored;
   std::vector<double> weights;
   std::vector<double> row_weights;
   std::vector<double> directed;
@@ -45,14 +38,21 @@ struct AlignedHead {
 // state: `unit_states` [keys, width], rows of norm 1 (widen_states), a row of zeros having no
 // direction and no pairs; `unit_queries` [queries, width], which in a square map are the keys'. The
 // cosines are computed once for all heads; a head's moments do not depend on the others. Cost
-// O(rows·n·(width + heads)), half of it where all are causal, no n x n memory.
-template <class Scalar>
-void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double* unit_states,
-                       const double* unit_queries, Index width, Index begin, Index end,
+// O(rows·n·(width + heads)), half of it where all are causal or read along their rows, no n x n
+// memory. Of float32 states the cosines have errors of about 1e-7.
+template <class Scalar, class Float>
+void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const Float* unit_states,
+                       const Float* unit_queries, Index width, Index begin, Index end,
                        PairMoments* out, AlignmentWorkspace& workspace);
 
 // The correlation of all pairs, in [−1, 1]; NaN for fewer than two pairs, or where attention or the
 // cosines do not vary (the cosines of float64 states are known to 1e-15).
 double alignment_of(std::span<const PairMoments> parts);
+
+// The number of all pairs.
+double pair_count(std::span<const PairMoments> parts);
+
+// The standard deviation of the cosines of all pairs; NaN without any.
+double cosine_spread(std::span<const PairMoments> parts);
 
 }  // namespace attnscope

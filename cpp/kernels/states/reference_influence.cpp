@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "matrix/row_products.h"
+#include "linalg/products/tiles.h"
 #include "matrix/rows.h"
 
 namespace attnscope {
@@ -12,6 +12,9 @@ namespace {
 
 // Tiles that are packed together, so that whole cache lines of the states are used.
 constexpr Index kGroup = 4;
+
+// Sums over float32 tiles have errors of about 1e-7 of the sum of their terms' norms.
+constexpr double kLeastShare = 0.02;
 
 // ‖c_R‖², c_R·c_N, ‖c_N‖² and ‖c_R + c_N‖² of one query, as far as summed.
 struct Products {
@@ -28,6 +31,14 @@ struct Products {
       nn += rest * rest;
       cc += c * c;
     }
+  }
+
+  // Whether the norms are no smaller than a share of the sums of their terms' norms.
+  bool hold(double of_reference, double of_rest) const {
+    const auto holds = [](Lanes squares, double terms) {
+      return std::sqrt(sum_of_lanes(squares)) >= kLeastShare * terms;
+    };
+    return holds(rr, of_reference) && holds(nn, of_rest) && holds(cc, of_reference + of_rest);
   }
 
   void measure(Index i, const Influence& out) const {
@@ -56,9 +67,38 @@ struct Products {
 
 }  // namespace
 
-template <class Scalar>
-void reference_influence(const MatrixView<Scalar>& attention, const Support& support,
-                         const double* states, Index width, const bool* reference, Index stride,
+// The first `count` entries of a row, wide or narrow.
+template <class Entry, class Float>
+void put_entries(const Entry* row, Index count, Float* to) {
+  Index j = 0;
+  if constexpr (std::is_same_v<Float, double>) {
+    for (; j + kPackWidth <= count; j += kPackWidth) store(to + j, load(row + j));
+  }
+  for (; j < count; ++j) to[j] = static_cast<Float>(row[j]);
+}
+
+// ‖s_j‖ of keys [0, columns).
+template <class Float>
+void norms_of(const Float* states, Index width, Index columns, double* norms) {
+  for (Index j = 0; j < columns; ++j) {
+    Lanes squares{};
+    for_each_lane(states + j * width, 0, width, width, [&](Lanes x, Index) { squares += x * x; });
+    norms[j] = std::sqrt(sum_of_lanes(squares));
+  }
+}
+
+// Σ_j |row[j]|·norms[j], where a whole vector of norms may be read.
+template <class Float>
+double sum_of_terms(const Float* row, const double* norms, Index count) {
+  Lanes sum{};
+  for_each_lane(row, 0, count, count,
+                [&](Lanes x, Index j) { sum += magnitude(x) * load(norms + j); });
+  return sum_of_lanes(sum);
+}
+
+template <class Scalar, class Float>
+bool reference_influence(const MatrixView<Scalar>& attention, const Support& support,
+                         const Float* states, Index width, const bool* reference, Index stride,
                          Index begin, Index end, const Influence& out,
                          InfluenceWorkspace& workspace) {
   const Index n = attention.cols();
@@ -71,29 +111,29 @@ void reference_influence(const MatrixView<Scalar>& attention, const Support& sup
   }
   const auto picks = static_cast<Index>(marked.size());
 
-  // The rows of A in float64, its reference columns moved to a tile of their own.
-  double* rest = workspace.attention.resize(rows * (columns + picks));
-  double* picked = rest + rows * columns;
+  // The rows of A, their reference columns moved to a tile of their own.
+  auto* rest = reinterpret_cast<Float*>(workspace.attention.resize(rows * (columns + picks)));
+  Float* picked = rest + rows * columns;
   RowReader<Scalar> reader(attention, support, workspace.rows);
   for (Index i = begin; i < end; ++i) {
     const Wide<Scalar>* row = reader.row(i);
     const Index last = reader.end(i);
-    double* to = rest + (i - begin) * columns;
-    Index j = 0;
-    for (; j + kPackWidth <= last; j += kPackWidth) store(to + j, load(row + j));
-    for (; j < last; ++j) to[j] = static_cast<double>(row[j]);
-    std::fill(to + last, to + columns, 0.0);
-    double* pick = picked + (i - begin) * picks;
+    Float* to = rest + (i - begin) * columns;
+    put_entries(row, last, to);
+    std::fill(to + last, to + columns, Float(0));
+    Float* pick = picked + (i - begin) * picks;
     for (const Index key : marked) {
       *pick++ = to[key];
-      to[key] = 0.0;
+      to[key] = Float(0);
     }
   }
 
-  constexpr Index kWide = kGroup * kTileWidth;
-  double* from_rest = workspace.outputs.resize(2 * rows * kWide + kTileDepth * kWide);
+  constexpr Index kWidth = Tile<Float>::kWidth;
+  constexpr Index kDepth = Tile<Float>::kDepth;
+  constexpr Index kWide = kGroup * kWidth;
+  double* from_rest = workspace.outputs.resize(2 * rows * kWide + kDepth * kWide);
   double* from_reference = from_rest + rows * kWide;
-  double* tiles = from_reference + rows * kWide;
+  auto* tiles = reinterpret_cast<Float*>(from_reference + rows * kWide);
   auto* products = reinterpret_cast<Products*>(
       workspace.products.resize(rows * static_cast<Index>(sizeof(Products) / sizeof(double))));
   std::fill(products, products + rows, Products{});
@@ -102,47 +142,73 @@ void reference_influence(const MatrixView<Scalar>& attention, const Support& sup
   for (Index left = 0; left < width; left += kWide) {
     const Index here = std::min(kWide, width - left);
     const auto pack = [&](Index key, Index depth, Index at) {
-      for (Index c = 0; c < here; c += kTileWidth) {
-        pack_columns(states + key * width + left + c, std::min(kTileWidth, here - c), width, depth,
-                     tiles + c * kTileDepth + at * kTileWidth);
+      for (Index c = 0; c < here; c += kWidth) {
+        Tile<Float>::pack_columns(states + key * width + left + c, std::min(kWidth, here - c),
+                                  width, depth, tiles + c * kDepth + at * kWidth);
       }
     };
-    for (Index j = 0; j < columns; j += kTileDepth) {
-      const Index depth = std::min(kTileDepth, columns - j);
+    for (Index j = 0; j < columns; j += kDepth) {
+      const Index depth = std::min(kDepth, columns - j);
       pack(j, depth, 0);
-      for (Index c = 0; c < here; c += kTileWidth) {
+      for (Index c = 0; c < here; c += kWidth) {
         for (Index i = 0; i < rows; i += kTileRows) {
           const Index count = std::min(kTileRows, rows - i);
           const Index seen =
               causal ? std::min(depth, begin + support.shift + i + count - j) : depth;
           if (seen <= 0) continue;
-          multiply_tile(rest + i * columns + j, count, columns, tiles + c * kTileDepth, seen, j > 0,
-                        from_rest + i * kWide + c, kWide);
+          Tile<Float>::multiply(rest + i * columns + j, count, columns, tiles + c * kDepth,
+                                here - c, seen, j > 0, from_rest + i * kWide + c, kWide);
         }
       }
     }
-    for (Index r = 0; r < picks; r += kTileDepth) {
-      const Index depth = std::min(kTileDepth, picks - r);
+    for (Index r = 0; r < picks; r += kDepth) {
+      const Index depth = std::min(kDepth, picks - r);
       for (Index k = 0; k < depth; ++k) pack(marked[r + k], 1, k);
-      for (Index c = 0; c < here; c += kTileWidth) {
+      for (Index c = 0; c < here; c += kWidth) {
         for (Index i = 0; i < rows; i += kTileRows) {
-          multiply_tile(picked + i * picks + r, std::min(kTileRows, rows - i), picks,
-                        tiles + c * kTileDepth, depth, r > 0, from_reference + i * kWide + c,
-                        kWide);
+          Tile<Float>::multiply(picked + i * picks + r, std::min(kTileRows, rows - i), picks,
+                                tiles + c * kDepth, here - c, depth, r > 0,
+                                from_reference + i * kWide + c, kWide);
         }
       }
     }
     for (Index i = 0; i < rows; ++i) {
-      products[i].add(from_reference + i * kWide, from_rest + i * kWide, whole_tiles(here));
+      products[i].add(from_reference + i * kWide, from_rest + i * kWide, in_vectors<Float>(here));
     }
+  }
+  double* norms = nullptr;
+  double* marked_norms = nullptr;
+  if constexpr (std::is_same_v<Float, float>) {
+    const Index size = columns + picks + 2 * kPackWidth;
+    norms = workspace.norms.resize(size);
+    std::fill(norms, norms + size, 0.0);
+    marked_norms = norms + columns + kPackWidth;
+    norms_of(states, width, columns, norms);
+    for (Index r = 0; r < picks; ++r) marked_norms[r] = norms[marked[r]];
   }
   for (Index i = begin; i < end; ++i) {
     const Index own = support.position(i);
     const bool inside = 0 <= own && own < n && reference[own * stride];
-    if (!inside) products[i - begin].measure(i, out);
+    if (inside) continue;
+    const Index r = i - begin;
+    if (norms != nullptr &&
+        !products[r].hold(sum_of_terms(picked + r * picks, marked_norms, picks),
+                          sum_of_terms(rest + r * columns, norms, columns))) {
+      return false;
+    }
+    products[r].measure(i, out);
   }
+  return true;
 }
 
-ATTNSCOPE_COMPILE(reference_influence);
+#define ATTNSCOPE_INFLUENCE(Scalar)                                                             \
+  template bool reference_influence(const MatrixView<Scalar>&, const Support&, const double*,  \
+                                    Index, const bool*, Index, Index, Index, const Influence&, \
+                                    InfluenceWorkspace&);                                      \
+  template bool reference_influence(const MatrixView<Scalar>&, const Support&, const float*,   \
+                                    Index, const bool*, Index, Index, Index, const Influence&, \
+                                    InfluenceWorkspace&);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INFLUENCE)
+#undef ATTNSCOPE_INFLUENCE
 
 }  // namespace attnscope

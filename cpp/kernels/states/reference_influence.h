@@ -14,6 +14,7 @@ struct InfluenceWorkspace {
   AlignedBuffer attention;
   AlignedBuffer outputs;
   AlignedBuffer products;
+  AlignedBuffer norms;
   std::vector<Index> marked;
 };
 
@@ -26,11 +27,13 @@ struct Influence {
 // For queries begin <= i < end, at most state_rows(n), that stand outside the reference R
 // (reference[j·stride] of key j), with c_R = Σ_{j∈R} A_ij s_j, c_N the rest and c = c_R + c_N:
 // ‖c_R‖/‖c‖ (>= 0), cos(c_R, c) in [−1, 1], 1 − cos(c, c_N) in [0, 2], to out at i. Left as it is
-// for queries in R; NaN where a norm that divides is 0. `states` [keys, width], float64. Cost
+// for queries in R; NaN where a norm that divides is 0. `states` [keys, width], in float64, or in
+// float32: then norms have relative errors below 1e-5, and false is returned, the answers being
+// worth nothing, where a sum is so much smaller than its terms that they have not. Cost
 // O(rows·n·width), no n x n memory.
-template <class Scalar>
-void reference_influence(const MatrixView<Scalar>& attention, const Support& support,
-                         const double* states, Index width, const bool* reference, Index stride,
+template <class Scalar, class Float>
+bool reference_influence(const MatrixView<Scalar>& attention, const Support& support,
+                         const Float* states, Index width, const bool* reference, Index stride,
                          Index begin, Index end, const Influence& out,
                          InfluenceWorkspace& workspace);
 

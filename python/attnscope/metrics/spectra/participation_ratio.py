@@ -20,6 +20,7 @@ def participation_ratio(
     *,
     spectrum: Spectrum = "singular",
     seed: int = 0,
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -36,13 +37,16 @@ def participation_ratio(
         spectrum: whose energies. Only "singular" is of maps that are not square; neither it nor
             "laplacian" needs a decomposition of square ones.
         seed: of the random probes, for `LazyAttention` alone.
+        precision: "exact", or "fast" for "singular" in float32 with sums of 64 terms added up in float64:
+            a relative error below 1e-5. Maps with a negative entry, of which float32 does not hold that, and
+            maps that are not square are measured exactly, and so are the other spectra.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [...] float64, in [1, min(q, k)] ("laplacian": [1, n − 1]); NaN where every energy is 0. "singular"
-        and "laplacian" have a relative error below 1e-11. Of `LazyAttention` "singular" is an
+        and "laplacian" have a relative error below 1e-11 in "exact". Of `LazyAttention` "singular" is an
         `IntervalEstimate` of 95 %.
 
     Raises:
@@ -62,6 +66,7 @@ def participation_ratio(
         Bell and Dean, Atomic vibrations in vitreous silica, 1970. Ruscio et al., What are you sinking?, 2025.
     """
     name = "participation_ratio"
+    _checks.precision_argument(name, precision, attention)
     _checks.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian"))
     places = _checks.Places(query_positions, query_lengths, cross)
     if spectrum != "singular":
@@ -72,7 +77,7 @@ def participation_ratio(
     seed = _checks.at_least(name, "seed", seed, 0)
     if isinstance(checked.tensor, Unmaterialized):
         return _checks.call_and_warn(_core.participation_ratio, name, checked, spectrum, seed)
-    return _checks.call_and_warn(_core.participation_ratio, name, checked, spectrum)
+    return _checks.call_and_warn(_core.participation_ratio, name, checked, spectrum, precision=precision)
 
 
 QUANTITIES = (

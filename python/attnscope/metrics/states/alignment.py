@@ -28,6 +28,7 @@ def geometric_semantic_alignment(
     without: torch.Tensor | None = None,
     query_states: torch.Tensor | None = None,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -48,6 +49,9 @@ def geometric_semantic_alignment(
         without: boolean [..., k], keys to leave out (the sinks, which dominate r otherwise).
         query_states: of the queries, [..., q, d], likewise; None: those of the keys at which they stand.
         support: which keys a query sees, as in `incoming_attention`.
+        precision: "exact", or "fast" with cosines in float32, sums of 64 terms of them added up in float64:
+            an absolute error below 1e-5. Maps whose cosines have a standard deviation below 0.01, of which
+            float32 does not hold that, are measured exactly.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
@@ -75,6 +79,7 @@ def geometric_semantic_alignment(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "geometric_semantic_alignment"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
@@ -93,6 +98,7 @@ def geometric_semantic_alignment(
         without,
         states_of_queries,
         unit="matrices or their states",
+        precision=precision,
     )
 
 
@@ -162,9 +168,13 @@ def states_argument(
 
 def states_of_tokens(function: str, name: str, states: Any, n: int) -> torch.Tensor:
     """Return `states` [..., n, d], one for each of n tokens, where the function is measured."""
-    tensor = _checks.float_tensor(function, name, states)
-    if not _placement.stays(function, tensor):
-        tensor = _checks.to_host(tensor)
+    # a call of the core answers what takes ten steps otherwise
+    if not torch.compiler.is_compiling() and _core.are_plain_vectors(states):
+        tensor = states
+    else:
+        tensor = _checks.float_tensor(function, name, states)
+        if not _placement.stays(function, tensor):
+            tensor = _checks.to_host(tensor)
     if tensor.ndim < 2 or tensor.shape[-2] != n or tensor.shape[-1] == 0:
         needed = f"[..., n, d] with n = {n} and d >= 1"
         raise ValueError(f"{function}: {name} must have shape {needed}, got {tuple(tensor.shape)}")

@@ -31,6 +31,7 @@ def reference_influence(
     reference: torch.Tensor,
     *,
     support: Any = "auto",
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -49,6 +50,10 @@ def reference_influence(
         states: of the keys, [..., k, d], as in `geometric_semantic_alignment`.
         reference: boolean [..., k], for example `sink_tokens`; broadcasts against the leading axes.
         support: which keys a query sees, as in `incoming_attention`.
+        precision: "exact", or "fast" with products in float32, sums of 64 terms of them added up in float64:
+            relative errors of the norms below 1e-5, so 2e-5·(1 + value) of a relative magnitude, and absolute
+            errors of the other two below 1e-5. Maps of a query whose parts nearly cancel, a norm below a
+            fiftieth of the sum of its terms' norms, and states beyond float32's range are measured exactly.
         lengths: keys per map, broadcast against the leading axes.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
@@ -78,6 +83,7 @@ def reference_influence(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "reference_influence"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
@@ -86,7 +92,9 @@ def reference_influence(
     kernel_arguments, unit = (seen, value_states, marked), "matrices or their states"
     maps = maps_in_range(checked)
     return ReferenceInfluence(
-        *_checks.call_and_warn(_core.reference_influence, name, maps, *kernel_arguments, unit=unit)
+        *_checks.call_and_warn(
+            _core.reference_influence, name, maps, *kernel_arguments, unit=unit, precision=precision
+        )
     )
 
 
