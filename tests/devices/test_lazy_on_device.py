@@ -27,6 +27,8 @@ pytestmark = [
 CASES = {
     "causal, grouped heads": {},
     "window": {"window": 7},
+    "window of both sides": {"causal": False, "window": (5, 3)},
+    "later keys to a bound": {"causal": False, "window": (None, 3), "lengths": torch.tensor([20, 33])},
     "softcap": {"softcap": 3.0},
     "slopes": {"bias": torch.tensor([0.5, 0.1, 0.2, 0.05])},
     "learned sinks": {"sink_logits": torch.tensor([4.0, -1.0, 0.0, 1.0])},
@@ -67,7 +69,8 @@ def test_public_measures_equal_the_core(name, dtype, monkeypatch):
         np.testing.assert_allclose(have[measure], function(core), rtol=3e-5, atol=3e-5, err_msg=measure)
 
 
-def test_the_kernels_of_the_device_measure(monkeypatch):
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_of_the_device_measure(name, monkeypatch):
     """The core is not asked for what the device gives."""
     from attnscope import _core
 
@@ -76,7 +79,7 @@ def test_the_kernels_of_the_device_measure(monkeypatch):
 
     query, key = (part.to(DEVICE) for part in queries_and_keys())
     monkeypatch.setattr(_core, "lazy_measures", refuse)
-    lazy = asc.LazyAttention(query, key)
+    lazy = asc.LazyAttention(query, key, **CASES[name])
     asc.attention_entropy(lazy)
     asc.incoming_attention(lazy)
 

@@ -29,6 +29,17 @@ CASES = {
     "cross attention": ((1, 2, 1, 33, 50, 8), {"causal": False}),
     "window": ((1, 2, 2, 80, 80, 16), {"window": 7}),
     "window of one": ((1, 2, 2, 20, 20, 16), {"window": 1}),
+    "window of both sides": ((1, 2, 2, 200, 200, 16), {"causal": False, "window": 70, "after": 9}),
+    "window of both sides, the last queries": (
+        (1, 2, 1, 90, 260, 16),
+        {"causal": False, "window": 4, "after": 71},
+    ),
+    "no later keys by a window": ((1, 2, 2, 150, 150, 16), {"causal": False, "after": 0}),
+    "later keys to a bound, lengths": (
+        (2, 2, 2, 150, 150, 16),
+        {"causal": False, "after": 3, "lengths": torch.tensor([149, 70])},
+    ),
+    "causal hides the later keys of a window": ((1, 2, 2, 80, 80, 16), {"window": 7, "after": 5}),
     "softcap": ((1, 2, 2, 40, 40, 16), {"softcap": 3.0}),
     "ALiBi": ((1, 2, 2, 70, 70, 16), {"slopes": torch.tensor([0.5, 0.1])}),
     "learned sinks, one above all scores": (
@@ -47,6 +58,7 @@ def dense_attention(
     scaling=None,
     causal=True,
     window=None,
+    after=None,
     softcap=None,
     slopes=None,
     sink_logits=None,
@@ -70,6 +82,8 @@ def dense_attention(
     )
     if window:
         seen = seen & (distance < window)
+    if after is not None:
+        seen = seen & (-distance <= after)
     scores = scores.masked_fill(~seen, -math.inf)
     if sink_logits is not None:
         sink = sink_logits.double()[:, None, None].expand(*scores.shape[:3], 1)

@@ -77,6 +77,7 @@ def _inputs(
     scaling: float | None,
     causal: bool,
     window: int | None,
+    after: int | None,
     softcap: float | None,
     slopes: Tensor | None,
     sink_logits: Tensor | None,
@@ -101,6 +102,7 @@ def _inputs(
         tiles.CAUSAL.value * causal
         | tiles.SOFTCAP.value * (softcap is not None)
         | tiles.WINDOW.value * (window is not None)
+        | tiles.AFTER.value * (after is not None and not causal)
         | tiles.SLOPES.value * (slopes is not None)
         | tiles.SINK.value * (sink_logits is not None)
     )
@@ -116,6 +118,7 @@ def _inputs(
         "scale_log2": (width**-0.5 if scaling is None else scaling) * LOG2_E,
         "softcap_log2": (softcap or 1.0) * LOG2_E,
         "window": window or keys,
+        "after": keys if after is None else min(after, keys),
         "FORM": form,
         "WIDTH": width,
         "PADDED": max(16, triton.next_power_of_2(width)),
@@ -132,6 +135,7 @@ def row_measures(
     scaling: float | None = None,
     causal: bool = True,
     window: int | None = None,
+    after: int | None = None,
     softcap: float | None = None,
     slopes: Tensor | None = None,
     sink_logits: Tensor | None = None,
@@ -148,6 +152,7 @@ def row_measures(
         scaling: of the scores; None is 1/√d.
         causal: whether a query sees no later key.
         window: a query sees keys less than so many positions before it; None: all.
+        after: a query sees keys at most so many positions behind it, none if causal; None: all.
         softcap: scores become softcap·tanh(score/softcap).
         slopes: of ALiBi, [heads]; scores lose slope·|i − j|.
         sink_logits: of a learned sink, [heads]; it joins the denominator alone.
@@ -163,7 +168,7 @@ def row_measures(
     """
     if unknown := sorted(set(measures) - set(ROW_MEASURES)):
         raise ValueError(f"row_measures: unknown measure {unknown[0]!r}; there are {', '.join(ROW_MEASURES)}")
-    inputs = _inputs(query, key, scaling, causal, window, softcap, slopes, sink_logits, lengths)
+    inputs = _inputs(query, key, scaling, causal, window, after, softcap, slopes, sink_logits, lengths)
     batch, heads, queries, _ = inputs.shape
     planes = torch.empty((7, batch, heads, queries), dtype=torch.float32, device=query.device)
     measure_rows[(triton.cdiv(queries, ROW_TILE["BQ"]), batch * heads)](
@@ -191,6 +196,7 @@ def key_measures(
     scaling: float | None = None,
     causal: bool = True,
     window: int | None = None,
+    after: int | None = None,
     softcap: float | None = None,
     slopes: Tensor | None = None,
     lengths: Tensor | None = None,
@@ -200,7 +206,7 @@ def key_measures(
     Returns:
         KeyMeasures, NaN behind the lengths.
     """
-    inputs = _inputs(query, key, scaling, causal, window, softcap, slopes, None, lengths)
+    inputs = _inputs(query, key, scaling, causal, window, after, softcap, slopes, None, lengths)
     batch, heads, _, keys = inputs.shape
     mass = torch.empty((batch, heads, keys), dtype=torch.float32, device=query.device)
     second = torch.empty_like(mass)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from attnscope.devices.lazy.tiles import (
+    AFTER,
     CAUSAL,
     WINDOW,
     hide,
@@ -19,7 +20,7 @@ from attnscope.devices.lazy.tiles import (
 
 
 @triton.jit
-def _query_range(queries, keys, window, FORM: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr):
+def _query_range(queries, keys, window, after, FORM: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr):
     """Return the first query that sees a key of the program's block, the query behind the last, and `clear`.
 
     From `clear` on every query of a block sees every key of this program, or has a log Z that makes its
@@ -31,6 +32,9 @@ def _query_range(queries, keys, window, FORM: tl.constexpr, BQ: tl.constexpr, BK
     if CAUSAL & FORM:
         begin = tl.maximum(0, (tl.program_id(0) * BK - keys + queries) // BQ * BQ)
         clear = (tl.program_id(0) + 1) * BK - keys + queries
+    if AFTER & FORM:
+        begin = tl.maximum(0, (tl.program_id(0) * BK - after - keys + queries) // BQ * BQ)
+        clear = (tl.program_id(0) + 1) * BK - after - keys + queries
     if WINDOW & FORM:
         end = tl.minimum(queries, (tl.program_id(0) + 1) * BK + window - keys + queries)
         clear = queries
@@ -59,6 +63,7 @@ def measure_keys(
     scale_log2,
     softcap_log2,
     window,
+    after,
     SQUARES: tl.constexpr,
     FORM: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -75,7 +80,7 @@ def measure_keys(
     k_base = load_head(k_ptr, batch, head // group, k_batch, k_head)
     k = load_vectors(k_base, k_row, j, length, WIDTH, PADDED)
     mass, squares = tl.zeros([BK], tl.float32), tl.zeros([BK], tl.float32)
-    begin, end, clear = _query_range(queries, keys, window, FORM, BQ, BK)
+    begin, end, clear = _query_range(queries, keys, window, after, FORM, BQ, BK)
     for r0 in range(begin, end, BQ):
         r = r0 + tl.arange(0, BQ)
         i = r + keys - queries
@@ -86,7 +91,7 @@ def measure_keys(
         s = tile_scores(q, k, i, j, scale_log2, softcap_log2, slope, FORM, PRECISION)
         s -= log_z[:, None] * 1.4426950408889634
         if r0 < clear:
-            s = hide(s, i, j, length, window, FORM)
+            s = hide(s, i, j, length, window, after, FORM)
         p = tl.exp2(s)
         mass += tl.sum(p, 0)
         if SQUARES:

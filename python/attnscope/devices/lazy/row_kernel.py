@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from attnscope.devices.lazy.tiles import (
+    AFTER,
     CAUSAL,
     SINK,
     WINDOW,
@@ -39,7 +40,7 @@ def _distances(p, tile_mass, i, j0, FORM: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
-def _key_range(position, length, window, FORM: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr):
+def _key_range(position, length, window, after, FORM: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr):
     """Return the first key that queries from a position on see, the key behind their last, and `clear`.
 
     Tiles before `clear` hold no key that any query of the block does not see.
@@ -50,6 +51,9 @@ def _key_range(position, length, window, FORM: tl.constexpr, BQ: tl.constexpr, B
     if CAUSAL & FORM:
         end = tl.minimum(length, position + BQ)
         clear = tl.minimum(clear, tl.maximum(0, position + 1) // BK * BK)
+    if AFTER & FORM:
+        end = tl.minimum(length, position + BQ + after)
+        clear = tl.minimum(clear, tl.maximum(0, position + after + 1) // BK * BK)
     if WINDOW & FORM:
         begin = tl.maximum(0, (position - window + 1) // BK * BK)
         clear = begin
@@ -169,6 +173,7 @@ def measure_rows(
     scale_log2,
     softcap_log2,
     window,
+    after,
     near,
     plane,
     FIRST: tl.constexpr,
@@ -191,13 +196,13 @@ def measure_rows(
     q = load_vectors(q_base, q_row, r, queries, WIDTH, PADDED)
     top, mass = tl.full([BQ], -1e30, tl.float32), tl.zeros([BQ], tl.float32)
     ps, pp, pd, first, close = mass, mass, mass, mass, mass
-    begin, end, clear = _key_range(position, length, window, FORM, BQ, BK)
+    begin, end, clear = _key_range(position, length, window, after, FORM, BQ, BK)
     for j0 in range(begin, end, BK):
         j = j0 + tl.arange(0, BK)
         k = load_vectors(k_base, k_row, j, length, WIDTH, PADDED)
         s = tile_scores(q, k, i, j, scale_log2, softcap_log2, slope, FORM, PRECISION)
         if j0 >= clear:
-            s = hide(s, i, j, length, window, FORM)
+            s = hide(s, i, j, length, window, after, FORM)
         top, mass, ps, pp, pd, first, close = _add_tile(
             s, i, j0, position, near, top, mass, ps, pp, pd, first, close, FIRST, MEASURES, FORM, BK
         )

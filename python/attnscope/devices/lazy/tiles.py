@@ -17,6 +17,8 @@ WINDOW = tl.constexpr(4)
 SLOPES = tl.constexpr(8)
 #: A learned sink joins the denominator.
 SINK = tl.constexpr(16)
+#: A query sees keys at most `after` positions behind it.
+AFTER = tl.constexpr(32)
 
 
 @triton.jit
@@ -64,13 +66,15 @@ def tile_scores(q, k, i, j, scale_log2, softcap_log2, slope, FORM: tl.constexpr,
 
 
 @triton.jit
-def hide(s, i, j, length, window, FORM: tl.constexpr):
+def hide(s, i, j, length, window, after, FORM: tl.constexpr):
     """Return scores in which pairs that are not seen are a large finite number below 0."""
     seen = (j[None, :] < length) & (i[:, None] >= -1)
     if CAUSAL & FORM:
         seen = seen & (i[:, None] >= j[None, :])
     if WINDOW & FORM:
         seen = seen & (i[:, None] - j[None, :] < window)
+    if AFTER & FORM:
+        seen = seen & (j[None, :] - i[:, None] <= after)
     return tl.where(seen, s, -1e30)
 
 

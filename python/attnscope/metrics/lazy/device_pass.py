@@ -26,6 +26,7 @@ class Scores(Protocol):
     scaling: float
     causal: bool
     window: int | None
+    after: int | None
     softcap: float | None
     sink_logits: Tensor | None
     lengths: Tensor | None
@@ -104,6 +105,7 @@ def _options(attention: Scores) -> dict[str, Any]:
         "scaling": attention.scaling,
         "causal": attention.causal,
         "window": attention.window,
+        "after": attention.after,
         "softcap": attention.softcap,
         "slopes": attention.slopes,
         "lengths": sizes,

@@ -252,8 +252,7 @@ class LazyAttention(Unmaterialized):
     @property
     def is_plain(self) -> bool:
         """True if causal, window, softcap, slopes, learned sinks and lengths say all of the scores."""
-        is_one_sided = self.after is None and self.query_positions is None
-        return self._bias is None and self._mask is None and is_one_sided
+        return self._bias is None and self._mask is None and self.query_positions is None
 
     @property
     def dtype(self) -> torch.dtype:
