@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "simd/lanes.h"
+#include "simd/square_roots.h"
 
 namespace attnscope {
 namespace {
@@ -17,22 +19,23 @@ constexpr Index kBlock = kPackWidth == 8 ? 6 : 3;
 // One number of a row for all columns of a vector: a pack's lanes are matrices, a single matrix's
 // lanes are its columns.
 inline Lanes spread(const Lanes& number) { return number; }
+inline FloatLanes spread(const FloatLanes& number) { return number; }
 inline Lanes spread(const double& number) { return broadcast(number); }
 
 // A −= u·wᵀ + x·vᵀ in `count` rows of kVectors vectors from `a`, and product = unᵀA.
-template <Index kVectors, class Number>
-void update(Lanes* a, Index row, Index count, const Number* u, const Number* x, const Number* un,
-            const Lanes* w, const Lanes* v, Lanes* product) {
-  Lanes left[kVectors], right[kVectors], sum[kVectors] = {};
+template <Index kVectors, class Vector, class Number>
+void update(Vector* a, Index row, Index count, const Number* u, const Number* x, const Number* un,
+            const Vector* w, const Vector* v, Vector* product) {
+  Vector left[kVectors], right[kVectors], sum[kVectors] = {};
   for (Index j = 0; j < kVectors; ++j) {
     left[j] = w[j];
     right[j] = v[j];
   }
   for (Index i = 0; i < count; ++i) {
-    const Lanes ui = spread(u[i]), xi = spread(x[i]), next = spread(un[i]);
+    const Vector ui = spread(u[i]), xi = spread(x[i]), next = spread(un[i]);
 #pragma GCC unroll 6
     for (Index j = 0; j < kVectors; ++j) {
-      Lanes entry = a[j] - ui * left[j];
+      Vector entry = a[j] - ui * left[j];
       entry -= xi * right[j];
       a[j] = entry;
       sum[j] += next * entry;
@@ -43,13 +46,13 @@ void update(Lanes* a, Index row, Index count, const Number* u, const Number* x, 
 }
 
 // product += A·v for `count` rows of kVectors vectors from `a`, lane by lane.
-template <Index kVectors>
-void multiply(const Lanes* a, Index row, Index count, const Lanes* v, Lanes* product) {
-  Lanes right[kVectors];
+template <Index kVectors, class Vector>
+void multiply(const Vector* a, Index row, Index count, const Vector* v, Vector* product) {
+  Vector right[kVectors];
   for (Index j = 0; j < kVectors; ++j) right[j] = v[j];
   for (Index i = 0; i < count; ++i) {
-    Lanes even = product[i];
-    Lanes odd{};
+    Vector even = product[i];
+    Vector odd{};
 #pragma GCC unroll 6
     for (Index j = 0; j < kVectors; ++j) (j % 2 == 0 ? even : odd) += a[j] * right[j];
     product[i] = even + odd;
@@ -59,23 +62,26 @@ void multiply(const Lanes* a, Index row, Index count, const Lanes* v, Lanes* pro
 
 // Makes x = (1, v2, …) the reflector of x with factor tau; returns the entry that x becomes. Its
 // tail is x's times `scale`. A lane whose tail is 0 gets tau = 0.
-Lanes reflector(Lanes* x, Index size, Lanes& tau, Lanes& scale) {
-  Lanes even{};
-  Lanes odd{};
+template <class Vector>
+  requires(!std::is_floating_point_v<Vector>)
+Vector reflector(Vector* x, Index size, Vector& tau, Vector& scale) {
+  using Number = std::remove_cvref_t<decltype(tau[0])>;
+  Vector even{};
+  Vector odd{};
   Index i = 1;
   for (; i + 1 < size; i += 2) {
     even += x[i] * x[i];
     odd += x[i + 1] * x[i + 1];
   }
   if (i < size) even += x[i] * x[i];
-  const Lanes tail = even + odd;
-  const Lanes head = x[0];
-  const Lanes norm = square_root(head * head + tail);
-  const Lanes beta = head > 0.0 ? -norm : norm;
-  const LaneMask needed = tail > 0.0;
-  const Lanes one = broadcast(1.0);
-  scale = needed ? 1.0 / (needed ? head - beta : one) : Lanes{};
-  tau = needed ? (beta - head) / (needed ? beta : one) : Lanes{};
+  const Vector tail = even + odd;
+  const Vector head = x[0];
+  const Vector norm = square_root(head * head + tail);
+  const Vector beta = head > Number{0} ? -norm : norm;
+  const auto needed = tail > Number{0};
+  const Vector one = broadcast(Number{1});
+  scale = needed ? Number{1} / (needed ? head - beta : one) : Vector{};
+  tau = needed ? (beta - head) / (needed ? beta : one) : Vector{};
   x[0] = one;
   for (i = 1; i < size; ++i) x[i] *= scale;
   return needed ? beta : head;
@@ -114,23 +120,23 @@ double reflector(double* x, Index size, double& tau, double& scale) {
 // the matrix follow. Vectors run along rows from the one that holds column k + 1: w and v are 0 in
 // the columns before, so what the passes do to finished columns is nothing. `keep(i, d, e)` takes
 // the bidiagonal's entries.
-template <class Number, class Keep>
-void reduce(Lanes* a, Index row, Index vectors, Index n, AlignedBuffer& scratch, Keep&& keep) {
+template <class Number, class Vector, class Keep>
+void reduce(Vector* a, Index row, Index vectors, Index n, AlignedBuffer& scratch, Keep&& keep) {
   constexpr Index kWidth =
-      static_cast<Index>(sizeof(Lanes) / sizeof(Number));  // columns of a vector
+      static_cast<Index>(sizeof(Vector) / sizeof(Number));  // columns of a vector
   Number* entries = reinterpret_cast<Number*>(a);
   const Index line = row * kWidth;
   const Index size = std::max(vectors, (n + kWidth - 1) / kWidth) + 8;
-  Lanes* space = lane_buffer(scratch, 6 * size + n);
-  std::fill(space, space + 6 * size, Lanes{});
+  Vector* space = reinterpret_cast<Vector*>(lane_buffer(scratch, 6 * size + n));
+  std::fill(space, space + 6 * size, Vector{});
   Number* u = reinterpret_cast<Number*>(space);
   Number* w = reinterpret_cast<Number*>(space + size);
   Number* x = reinterpret_cast<Number*>(space + 2 * size);
   Number* v = reinterpret_cast<Number*>(space + 3 * size);
   Number* un = reinterpret_cast<Number*>(space + 4 * size);
   Number* wn = reinterpret_cast<Number*>(space + 5 * size);
-  Lanes* product = space + 6 * size;
-  const auto lanes = [](Number* p) { return reinterpret_cast<Lanes*>(p); };
+  Vector* product = space + 6 * size;
+  const auto lanes = [](Number* p) { return reinterpret_cast<Vector*>(p); };
   for (Index k = 0; k < n; ++k) {
     for (Index i = k; i < n; ++i) un[i] = entries[i * line + k] - u[i] * w[k] - x[i] * v[k];
     if (k == n - 1) {
@@ -142,7 +148,7 @@ void reduce(Lanes* a, Index row, Index vectors, Index n, AlignedBuffer& scratch,
     // Finished columns in the first vector stay as they are.
     const Index from = (k + 1) / kWidth;
     for (Index j = from * kWidth; j <= k; ++j) w[j] = v[j] = Number{};
-    std::fill(product + k + 1, product + n, Lanes{});
+    std::fill(product + k + 1, product + n, Vector{});
     Number head{};
     const auto block = [&]<Index kVectors>(Index first) {
       update<kVectors>(a + k * row + first, row, n - k, u + k, x + k, un + k, lanes(w) + first,
@@ -198,6 +204,15 @@ void bidiagonalize_pack(double* pack, Index n, double* diagonal, double* superdi
                   std::memcpy(diagonal + i * stride, &d, sizeof d);
                   std::memcpy(superdiagonal + i * stride, &e, sizeof e);
                 });
+}
+
+void bidiagonalize_float_pack(float* pack, Index n, float* diagonal, float* superdiagonal,
+                              AlignedBuffer& scratch) {
+  reduce<FloatLanes>(reinterpret_cast<FloatLanes*>(pack), bidiagonal_pack_row(n) / kPackWidth, n, n,
+                     scratch, [&](Index i, const FloatLanes& d, const FloatLanes& e) {
+                       std::memcpy(diagonal + i * kFloatsInPack, &d, sizeof d);
+                       std::memcpy(superdiagonal + i * kFloatsInPack, &e, sizeof e);
+                     });
 }
 
 void bidiagonalize(double* matrix, Index n, double* diagonal, double* superdiagonal, Index stride,

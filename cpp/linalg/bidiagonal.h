@@ -20,6 +20,11 @@ Index bidiagonal_row(Index n);
 void bidiagonalize_pack(double* pack, Index n, double* diagonal, double* superdiagonal,
                         Index stride, AlignedBuffer& scratch);
 
+// The same of a pack of twice as many float32 matrices: entry i of all goes to diagonal + i times
+// as many.
+void bidiagonalize_float_pack(float* pack, Index n, float* diagonal, float* superdiagonal,
+                              AlignedBuffer& scratch);
+
 // One matrix with rows bidiagonal_row(n) apart on 64-byte boundaries, zero beyond column n.
 // Overwrites it; entry i goes to diagonal[i·stride].
 void bidiagonalize(double* matrix, Index n, double* diagonal, double* superdiagonal, Index stride,

@@ -16,6 +16,12 @@ using dqds::Sweeps;
 
 namespace {
 
+// A squared off-diagonal entry this small moves σ by less than 1e-7, in units of the largest row
+// sum.
+constexpr double kFastNegligible = 1e-15;
+// How far below 0, in units of the norm, float32 arithmetic may put an eigenvalue that is not.
+constexpr double kFloatRounding = 1e-6;
+
 // The singular values σ of one lane's matrix: a symmetric matrix with its entries, d1, e1, d2, ...,
 // beside a diagonal of zeros has the eigenvalues ±σ (Golub and Kahan 1965).
 void solve_alone(const double* diagonal, const double* superdiagonal, Index n, double* out) {
@@ -34,11 +40,13 @@ Index dqds_width() { return kWidth; }
 
 void bidiagonal_singular_values(const double* diagonal, const double* superdiagonal, Index n,
                                 std::span<double* const> out, DqdsWorkspace& workspace,
-                                Index most_sweeps) {
+                                Index most_sweeps, Precision precision) {
   workspace.values.resize(n * kWidth);
   double* values = workspace.values.data();
   alignas(64) double scale[kWidth];
-  Sweeps sweeps(n, workspace.arrays.resize(Sweeps::kArrays * Sweeps::spacing(n)), values);
+  const double negligible = precision == Precision::exact ? dqds::kNegligible : kFastNegligible;
+  Sweeps sweeps(n, workspace.arrays.resize(Sweeps::kArrays * Sweeps::spacing(n)), values,
+                negligible);
   sweeps.run(diagonal, superdiagonal, scale, most_sweeps > 0 ? most_sweeps : 60 * n);
   for (std::size_t lane = 0; lane < out.size(); ++lane) {
     double* target = out[lane];
@@ -59,7 +67,7 @@ void bidiagonal_singular_values(const double* diagonal, const double* superdiago
 }
 
 void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index n, Index count,
-                             double* values, DqdsWorkspace& workspace) {
+                             double* values, DqdsWorkspace& workspace, Precision precision) {
   double* roots = workspace.factors.resize(2 * n * kWidth);
   double* above = roots + n * kWidth;
   alignas(64) double shifts[kWidth];
@@ -76,7 +84,9 @@ void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index
       lowest = smaller(lowest, centre - before - after);
       before = after;
     }
-    const Lanes rounding = (1e-16 * static_cast<double>(n)) * norm;
+    const double share =
+        precision == Precision::exact ? 1e-16 * static_cast<double>(n) : kFloatRounding;
+    const Lanes rounding = share * norm;
     Lanes shift = rounding;
     for (int attempt = 0; attempt < 2; ++attempt) {
       LaneMask positive = norm >= 0.0;
@@ -98,7 +108,8 @@ void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index
   }
   double* out[kWidth];
   for (Index lane = 0; lane < count; ++lane) out[lane] = values + lane * n;
-  bidiagonal_singular_values(roots, above, n, {out, static_cast<std::size_t>(count)}, workspace);
+  bidiagonal_singular_values(roots, above, n, {out, static_cast<std::size_t>(count)}, workspace, 0,
+                             precision);
   for (Index lane = 0; lane < count; ++lane) {
     for (Index i = 0; i < n; ++i) out[lane][i] = out[lane][i] * out[lane][i] - shifts[lane];
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "matrix/matrix_view.h"
+#include "simd/precision.h"
 #include "simd/memory.h"
 
 namespace attnscope {
@@ -27,16 +28,18 @@ struct DqdsWorkspace {
 //
 // Shifted differential quotient-difference sweeps (Fernando and Parlett 1994; Parlett and Marques
 // 2000). A lane that has not converged after `most_sweeps` sweeps (0: 60·n) is solved by QR steps
-// instead. Cost O(n²).
+// instead. `fast`: of matrices that float32 arithmetic made, an absolute error below 1e-7·σ1. Cost
+// O(n²).
 void bidiagonal_singular_values(const double* diagonal, const double* superdiagonal, Index n,
                                 std::span<double* const> out, DqdsWorkspace& workspace,
-                                Index most_sweeps = 0);
+                                Index most_sweeps = 0, Precision precision = Precision::exact);
 
 // Eigenvalues, descending, of dqds_width() symmetric tridiagonal matrices, stored in the same way,
 // of the first `count` to values + lane·n; those below 0 are as good as the others. Absolute error
 // below 1e-13 of the largest row sum. A matrix that is positive semidefinite to rounding loses
-// nothing to a shift.
+// nothing to a shift, nor with `fast` one that is to float32's: then the error is below 1e-6.
 void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index n, Index count,
-                             double* values, DqdsWorkspace& workspace);
+                             double* values, DqdsWorkspace& workspace,
+                             Precision precision = Precision::exact);
 
 }  // namespace attnscope

@@ -209,7 +209,7 @@ void Sweeps::split(Index lane, Index end) {
 // Splits a lane's block at its last negligible entry up to row `from`, where there is one.
 void Sweeps::split_above(Index lane, Index from) {
   const auto top = static_cast<Index>(state_.top[lane]);
-  while (from >= top && e_[from * kWidth + lane] > kNegligible) --from;
+  while (from >= top && e_[from * kWidth + lane] > negligible_) --from;
   if (from >= top) split(lane, from);
 }
 

@@ -49,7 +49,9 @@ inline Lanes& at(double* values, Index chain) {
 // falls apart.
 class Sweeps {
  public:
-  Sweeps(Index n, double* arrays, double* values) : n_(n), values_(values) {
+  // An entry is negligible below `negligible`, see kNegligible.
+  Sweeps(Index n, double* arrays, double* values, double negligible = kNegligible)
+      : n_(n), negligible_(negligible), values_(values) {
     const Index size = spacing(n);
     q_ = arrays;
     e_ = q_ + size + kWidth;
@@ -94,11 +96,12 @@ class Sweeps {
   void split(Index lane, Index end);
   void split_above(Index lane, Index from);
   void unlearn(Index lane);
-  static bool negligible(double e, double q, double shift) {
-    return e <= kNegligible || e * std::max(e, q) <= kNegligible * (shift + q);
+  bool negligible(double e, double q, double shift) const {
+    return e <= negligible_ || e * std::max(e, q) <= negligible_ * (shift + q);
   }
 
   Index n_;
+  double negligible_;
   double floor_ = kFloor;
   double* values_;
   double *q_, *e_, *next_q_, *next_e_;

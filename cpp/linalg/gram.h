@@ -56,21 +56,21 @@ inline Index padded_triangle_row(Index i) {
 
 // Entries [row, row + kRows) x [column, column + 4) of XXᵀ from the first `count` entries of the
 // rows; those below and on the diagonal go to `gram`.
-template <Index kRows, class Row>
-void gram_tile(const Row& row_at, Index row, Index column, Index count, Index n, Lanes* gram) {
-  const Lanes* left[kRows];
-  const Lanes* right[kGramColumns];
+template <Index kRows, class Row, class Vector>
+void gram_tile(const Row& row_at, Index row, Index column, Index count, Index n, Vector* gram) {
+  const Vector* left[kRows];
+  const Vector* right[kGramColumns];
   for (Index r = 0; r < kRows; ++r) left[r] = row_at(row + r);
   // Columns past the matrix repeat the last one and are dropped.
   for (Index c = 0; c < kGramColumns; ++c) right[c] = row_at(std::min(column + c, n - 1));
-  Lanes sums[kRows][kGramColumns] = {};
+  Vector sums[kRows][kGramColumns] = {};
   for (Index t = 0; t < count; ++t) {
-    Lanes factor[kRows];
+    Vector factor[kRows];
 #pragma GCC unroll 4
     for (Index r = 0; r < kRows; ++r) factor[r] = left[r][t];
 #pragma GCC unroll 4
     for (Index c = 0; c < kGramColumns; ++c) {
-      const Lanes x = right[c][t];
+      const Vector x = right[c][t];
 #pragma GCC unroll 4
       for (Index r = 0; r < kRows; ++r) sums[r][c] += factor[r] * x;
     }
@@ -84,8 +84,8 @@ void gram_tile(const Row& row_at, Index row, Index column, Index count, Index n,
 
 // XXᵀ of the rows at row_at(i), of which the first count(i) entries are not 0, a number that does
 // not fall. Cost n³ operations a lane, n³/3 for lower triangles.
-template <class Row, class Count>
-void packed_gram(Index n, const Row& row_at, const Count& count, Lanes* gram) {
+template <class Row, class Count, class Vector>
+void packed_gram(Index n, const Row& row_at, const Count& count, Vector* gram) {
   for (Index column = 0; column < n; column += kGramColumns) {
     const Index terms = count(std::min(column + kGramColumns, n) - 1);
     Index row = column;

@@ -3,9 +3,11 @@
 
 #include <bit>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "simd/lanes.h"
+#include "simd/square_roots.h"
 
 // Symmetric matrices of a pack made tridiagonal, and the smallest eigenvalues of tridiagonal ones.
 // Every step is done in all lanes with the same operations, so that a lane's result does not depend
@@ -21,25 +23,25 @@ inline constexpr Index kTridiagonalRows = 3;
 
 // Rows [i, i + kRows) of a −= v wᵀ + w vᵀ, from column `first` to the diagonal, and their part of p
 // = a u: the rows' own entries are set, those of earlier rows are added to.
-template <Index kRows>
-[[gnu::always_inline]] inline void update_rows(Lanes* a, Index i, Index first, const Lanes* v,
-                                               const Lanes* w, const Lanes* u, Lanes* p) {
-  Lanes* row[kRows];
-  Lanes own_v[kRows], own_w[kRows], own_u[kRows], sum[kRows];
+template <Index kRows, class Vector>
+[[gnu::always_inline]] inline void update_rows(Vector* a, Index i, Index first, const Vector* v,
+                                               const Vector* w, const Vector* u, Vector* p) {
+  Vector* row[kRows];
+  Vector own_v[kRows], own_w[kRows], own_u[kRows], sum[kRows];
 #pragma GCC unroll 4
   for (Index r = 0; r < kRows; ++r) {
     row[r] = a + triangle_row(i + r);
     own_v[r] = v[i + r];
     own_w[r] = w[i + r];
     own_u[r] = u[i + r];
-    sum[r] = Lanes{};
+    sum[r] = Vector{};
   }
   for (Index j = first; j < i; ++j) {
-    const Lanes vj = v[j], wj = w[j], uj = u[j];
-    Lanes pj = p[j];
+    const Vector vj = v[j], wj = w[j], uj = u[j];
+    Vector pj = p[j];
 #pragma GCC unroll 4
     for (Index r = 0; r < kRows; ++r) {
-      const Lanes x = row[r][j] - own_v[r] * wj - own_w[r] * vj;
+      const Vector x = row[r][j] - own_v[r] * wj - own_w[r] * vj;
       row[r][j] = x;
       sum[r] += x * uj;
       pj += x * own_u[r];
@@ -50,7 +52,7 @@ template <Index kRows>
   for (Index r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (Index c = 0; c <= r; ++c) {
-      const Lanes x = row[r][i + c] - own_v[r] * own_w[c] - own_w[r] * own_v[c];
+      const Vector x = row[r][i + c] - own_v[r] * own_w[c] - own_w[r] * own_v[c];
       row[r][i + c] = x;
       sum[r] += x * own_u[c];
       if (c < r) sum[c] += x * own_u[r];
@@ -60,29 +62,34 @@ template <Index kRows>
   for (Index r = 0; r < kRows; ++r) p[i + r] = sum[r];
 }
 
-// Reduces the symmetric matrices in the lower triangles `a` (see triangle_row) to tridiagonal form
-// by Householder reflections: diagonal[i·stride], i < n, and beside[i·stride], i < n − 1. Destroys
-// `a`; `scratch` holds 4 n. The rank-two update of one step and the product of the next share one
-// sweep over the matrix, since reading and writing it costs more than the arithmetic. Cost 4/3 n³
-// operations per lane (Golub and Van Loan, Matrix Computations, 2013, section 8.3.1).
-inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, Index stride,
-                           Lanes* scratch) {
+// Reduces the symmetric matrices, float64 or float32, in the lower triangles `a` (see triangle_row)
+// to tridiagonal form by Householder reflections: diagonal[i·stride], i < n, and beside[i·stride],
+// i < n − 1. Destroys `a`; `scratch` holds 4 n. The rank-two update of one step and the product of
+// the next share one sweep over the matrix, since reading and writing it costs more than the
+// arithmetic. Cost 4/3 n³ operations per lane (Golub and Van Loan, Matrix Computations, 2013,
+// section 8.3.1).
+template <class Vector>
+void tridiagonalize(Vector* a, Index n, Vector* diagonal, Vector* beside, Index stride,
+                    Vector* scratch) {
+  using Number = std::remove_cvref_t<decltype(a[0][0])>;
+  // A square that cannot be told from zero.
+  constexpr Number kSmallest = sizeof(Number) == sizeof(float) ? Number(1e-30) : Number(1e-280);
   assert(n >= 1);
-  Lanes* v = scratch;          // last reflection
-  Lanes* w = scratch + n;      // a -= v wᵀ + w vᵀ is still to be done
-  Lanes* u = scratch + 2 * n;  // this step's reflection
-  Lanes* p = scratch + 3 * n;  // a u
-  for (Index i = 0; i < n; ++i) v[i] = w[i] = Lanes{};
+  Vector* v = scratch;          // last reflection
+  Vector* w = scratch + n;      // a -= v wᵀ + w vᵀ is still to be done
+  Vector* u = scratch + 2 * n;  // this step's reflection
+  Vector* p = scratch + 3 * n;  // a u
+  for (Index i = 0; i < n; ++i) v[i] = w[i] = Vector{};
   for (Index k = 0; k + 1 < n; ++k) {
     // Column k, which nothing reads again.
-    const Lanes vk = v[k], wk = w[k];
+    const Vector vk = v[k], wk = w[k];
     const auto entry = [&](Index i) { return a[triangle_row(i) + k] - v[i] * wk - w[i] * vk; };
     diagonal[k * stride] = entry(k);
-    const Lanes head = entry(k + 1);
-    Lanes even{}, odd{};
+    const Vector head = entry(k + 1);
+    Vector even{}, odd{};
     Index below = k + 2;
     for (; below + 1 < n; below += 2) {
-      const Lanes x = entry(below), y = entry(below + 1);
+      const Vector x = entry(below), y = entry(below + 1);
       u[below] = x;
       u[below + 1] = y;
       even += x * x;
@@ -92,16 +99,16 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, In
       u[below] = entry(below);
       even += u[below] * u[below];
     }
-    const Lanes tail = even + odd;
-    const Lanes norm = square_root(head * head + tail);
+    const Vector tail = even + odd;
+    const Vector norm = square_root(head * head + tail);
     // A column that is already zero below its head, or whose square cannot be told from zero,
     // stays.
-    const LaneMask turn = tail > broadcast(1e-280);
-    const Lanes alpha = turn ? (head > 0.0 ? -norm : norm) : head;
+    const auto turn = tail > broadcast(kSmallest);
+    const Vector alpha = turn ? (head > Number{0} ? -norm : norm) : head;
     beside[k * stride] = alpha;
-    const Lanes one = broadcast(1.0);
-    const Lanes scale = turn ? one / (head - alpha) : Lanes{};
-    const Lanes tau = turn ? (alpha - head) / alpha : Lanes{};
+    const Vector one = broadcast(Number{1});
+    const Vector scale = turn ? one / (head - alpha) : Vector{};
+    const Vector tau = turn ? (alpha - head) / alpha : Vector{};
     u[k + 1] = one;
     for (Index i = k + 2; i < n; ++i) u[i] *= scale;
 
@@ -112,14 +119,14 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, In
       update_rows<kTridiagonalRows>(a, i, k + 1, v, w, u, p);
     }
 
-    Lanes dots[2] = {};
+    Vector dots[2] = {};
     for (Index r = k + 1; r < n; ++r) dots[r % 2] += p[r] * u[r];
-    const Lanes half = -0.5 * tau * tau * (dots[0] + dots[1]);
+    const Vector half = Number(-0.5) * tau * tau * (dots[0] + dots[1]);
     for (Index r = k + 1; r < n; ++r) w[r] = tau * p[r] + half * u[r];
     std::swap(u, v);
   }
   const Index last = n - 1;
-  diagonal[last * stride] = a[triangle_row(last) + last] - 2.0 * v[last] * w[last];
+  diagonal[last * stride] = a[triangle_row(last) + last] - Number{2} * v[last] * w[last];
 }
 
 // What the characteristic polynomial f of a tridiagonal matrix says at x: −f'/f, −(f'/f)', and

@@ -23,7 +23,13 @@ def first_invalid(
 ) -> tuple[int, int, int, float] | None: ...
 def finite_matrices(attention: Tensor, lengths: _Extent) -> Tensor: ...
 def laplacian_eigenvalues(
-    attention: Tensor, lengths: _Lengths, k: int, symmetrize: str, threshold: float | None, normalized: bool
+    attention: Tensor,
+    lengths: _Lengths,
+    k: int,
+    symmetrize: str,
+    threshold: float | None,
+    normalized: bool,
+    precision: str = "exact",
 ) -> tuple[Tensor, int]: ...
 def fiedler_value(
     attention: Tensor,
@@ -31,7 +37,7 @@ def fiedler_value(
     symmetrize: str,
     threshold: float | None,
     normalized: bool,
-    precision: str,
+    precision: str = "exact",
 ) -> tuple[Tensor, int]: ...
 def fiedler_vector(
     attention: Tensor, lengths: _Lengths, symmetrize: str, threshold: float | None, normalized: bool
@@ -130,7 +136,7 @@ def null_law_cdf(x: Iterable[float], aspect: float | None, causal: bool) -> list
 def participation_ratio(
     attention: Tensor, lengths: _Extent, spectrum: str, precision: str = "exact"
 ) -> tuple[Tensor, int]: ...
-def singular_values(attention: Tensor, lengths: _Extent) -> tuple[Tensor, int]: ...
+def singular_values(attention: Tensor, lengths: _Extent, precision: str = "exact") -> tuple[Tensor, int]: ...
 
 max_vertices: int
 large_result: int

@@ -3,22 +3,29 @@
 
 #include "bindings/batched.h"
 #include "bindings/options.h"
+#include "bindings/precision.h"
 
 namespace attnscope {
 namespace {
 
+// λ2 and the number of matrices that are not finite; `fast`, also the number that were measured
+// exactly because float32 does not hold its bound there.
 py::tuple value(Argument attention, Argument lengths, const std::string& symmetrize,
                 std::optional<double> threshold, bool normalized, const std::string& precision) {
   const Batch batch = make_batch(attention, lengths);
   const GraphOptions options{symmetrize_from(symmetrize), threshold, normalized};
-  const Precision wanted = precision == "fast" ? Precision::fast : Precision::exact;
+  const Precision wanted = precision_from(precision);
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
+  std::atomic<Index> exactly{0};
   const Index non_finite = per_pack<FiedlerWorkspace>(
       batch, fiedler_pack_width(batch.shortest()), [&](auto views, auto indices, auto& workspace) {
         double values[kWidestPack];
+        workspace.exactly = 0;
         fiedler_values(views, options, wanted, values, workspace);
         for (std::size_t k = 0; k < indices.size(); ++k) result.data[indices[k]] = values[k];
+        exactly.fetch_add(workspace.exactly, std::memory_order_relaxed);
       });
+  if (wanted == Precision::fast) return py::make_tuple(result.tensor, non_finite, exactly.load());
   return py::make_tuple(result.tensor, non_finite);
 }
 
@@ -35,8 +42,9 @@ py::tuple vector(Argument attention, Argument lengths, const std::string& symmet
 }  // namespace
 
 void bind_fiedler(py::module_& module) {
-  define(module, "fiedler_value", &value, "attention", "lengths", "symmetrize", "threshold",
-         "normalized", "precision");
+  module.def("fiedler_value", &value, py::arg("attention"), py::arg("lengths"),
+             py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"),
+             py::arg("precision") = "exact");
   define(module, "fiedler_vector", &vector, "attention", "lengths", "symmetrize", "threshold",
          "normalized");
 }

@@ -3,31 +3,38 @@
 
 #include "bindings/batched.h"
 #include "bindings/options.h"
+#include "bindings/precision.h"
 
 namespace attnscope {
 namespace {
 
+// The eigenvalues and the number of matrices that are not finite; `fast`, also 0: float32 holds its
+// bound on every matrix.
 py::tuple eigenvalues(Argument attention, Argument lengths, Index k, const std::string& symmetrize,
-                      std::optional<double> threshold, bool normalized) {
+                      std::optional<double> threshold, bool normalized,
+                      const std::string& precision) {
   const Batch batch = make_batch(attention, lengths);
   const GraphOptions options{symmetrize_from(symmetrize), threshold, normalized};
+  const Precision wanted = precision_from(precision);
   const Result<double> result = make_result(batch.sizes, {k}, kNaN);
   const Index non_finite = per_pack<LaplacianWorkspace>(
-      batch, laplacian_pack_width(batch.shortest()),
+      batch, laplacian_pack_width(batch.shortest(), wanted),
       [&](auto views, auto indices, auto& workspace) {
         double* out[kWidestPack];
         for (std::size_t m = 0; m < indices.size(); ++m) out[m] = result.data + indices[m] * k;
         laplacian_spectra(views, options, std::min<Index>(k, views.front().rows()),
-                          std::span<double* const>(out, indices.size()), workspace);
+                          std::span<double* const>(out, indices.size()), workspace, wanted);
       });
+  if (wanted == Precision::fast) return py::make_tuple(result.tensor, non_finite, 0);
   return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace
 
 void bind_laplacian(py::module_& module) {
-  define(module, "laplacian_eigenvalues", &eigenvalues, "attention", "lengths", "k", "symmetrize",
-         "threshold", "normalized");
+  module.def("laplacian_eigenvalues", &eigenvalues, py::arg("attention"), py::arg("lengths"),
+             py::arg("k"), py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"),
+             py::arg("precision") = "exact");
 }
 
 }  // namespace attnscope

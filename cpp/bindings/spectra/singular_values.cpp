@@ -2,28 +2,34 @@
 #include "kernels/spectra/singular_values.h"
 
 #include "bindings/batched.h"
+#include "bindings/precision.h"
 
 namespace attnscope {
 namespace {
 
-py::tuple values(Argument attention, Argument lengths) {
+// The values and the number of matrices that are not finite; `fast`, also 0: float32 holds its
+// bound on every matrix.
+py::tuple values(Argument attention, Argument lengths, const std::string& precision) {
   const Batch batch = make_rectangles(attention, lengths);
   const Index width = std::min(batch.queries, batch.n);
+  const Precision wanted = precision_from(precision);
   const Result<double> result = make_result(batch.sizes, {width}, kNaN);
   const Index non_finite = per_pack<SingularValuesWorkspace>(
-      batch, singular_values_width(),
+      batch, singular_values_width(wanted),
       [&]<class Views>(Views views, std::span<const Index> indices, auto& workspace) {
         std::vector<double*> out(indices.size());
         for (std::size_t k = 0; k < indices.size(); ++k) out[k] = result.data + indices[k] * width;
-        singular_values(views, std::span<double* const>(out), workspace);
+        singular_values(views, std::span<double* const>(out), workspace, wanted);
       });
+  if (wanted == Precision::fast) return py::make_tuple(result.tensor, non_finite, 0);
   return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace
 
 void bind_singular_values(py::module_& module) {
-  define(module, "singular_values", &values, "attention", "lengths");
+  module.def("singular_values", &values, py::arg("attention"), py::arg("lengths"),
+             py::arg("precision") = "exact");
 }
 
 }  // namespace attnscope

@@ -98,64 +98,53 @@ double eigenvalue_scale(const GraphOptions& options, double scale) {
   return options.normalized ? 1.0 : scale;
 }
 
-// The panels of M = L + s·uuᵀ − σ·1 of one matrix, of read_weights' weights, its unit null vector u
-// in `null` [kPanel · panels], s twice the mean degree (2 when normalized) so that λ2 − σ stays
-// below the null vector's eigenvalue.
+// L of one matrix, of read_weights' weights, lifted by twice the mean degree (2 when normalized),
+// which is above λ2. Memory is the workspace's.
 template <class Scalar>
-Kind read_panels(const MatrixView<Scalar>& attention, const GraphOptions& options, double sigma,
-                 double* panels, double* null, FiedlerWorkspace& workspace) {
+Kind read_graph(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                LaplacianPanels& laplacian, FiedlerWorkspace& workspace) {
   const Index n = attention.rows();
-  const Index count = panels_of(n);
-  const bool graph =
-      read_weights(attention, options, workspace.graph, [&](Index i, const double* row) {
-        double* to = panels + panel_entry(0, i);
-        for (Index j = 0; j < i; ++j) to[j * kPanel] = -row[j];
-      });
-  if (!graph) return Kind::signed_weights;
-  // Shifted matrices have been looked at before.
-  if (sigma == 0.0 && !is_connected(n, workspace.graph.queue,
-                                    [&](Index i, Index j) { return -panels[panel_entry(j, i)]; })) {
-    return Kind::disconnected;
-  }
-  const double* degree = workspace.graph.degree.data();
+  const Index padded = panels_of(n) * kPanel;
+  double* panels = workspace.panels.resize(panel_offset(panels_of(n)));
+  const Index components = read_laplacian(attention, options, panels, workspace.graph);
+  if (components == 0) return Kind::signed_weights;
+  if (components > 1) return Kind::disconnected;
+  const std::vector<double>& degree = workspace.graph.degree;
   double sum = 0.0;
   for (Index i = 0; i < n; ++i) sum += degree[i];
-  // Every entry is multiplied by the scales of its row and column, and lifted by a product of two.
-  double* scales = workspace.vectors.resize(2 * count * kPanel);
-  double* lifts = scales + count * kPanel;
   const auto nodes = static_cast<double>(n);
+  double* null = workspace.null.resize(padded);
   for (Index i = 0; i < n; ++i) {
-    scales[i] = options.normalized ? 1.0 / std::sqrt(degree[i]) : 1.0;
-    lifts[i] = options.normalized ? std::sqrt(2.0 * degree[i] / sum) : std::sqrt(2.0 * sum) / nodes;
     null[i] = options.normalized ? std::sqrt(degree[i] / sum) : 1.0 / std::sqrt(nodes);
   }
-  for (double* vector : {scales, lifts, null}) std::fill(vector + n, vector + count * kPanel, 0.0);
+  std::fill(null + n, null + padded, 0.0);
+  laplacian = {n, panels, null, options.normalized ? 2.0 : 2.0 * sum / nodes};
+  return Kind::connected;
+}
+
+// The panels of M = L + lift·uuᵀ − σ, u the null vector, whose eigenvalue stays above λ2 − σ, in
+// workspace.matrix.
+double* shifted_panels(const LaplacianPanels& laplacian, double sigma,
+                       FiedlerWorkspace& workspace) {
+  const Index n = laplacian.n;
+  const Index count = panels_of(n);
+  double* to = workspace.matrix.resize(panel_offset(count));
   for (Index s = 0; s < count; ++s) {
-    Lanes* rows = lanes_at(panels + panel_offset(s));
-    const Lanes* scale = lanes_at(scales + s * kPanel);
-    const Lanes* lift = lanes_at(lifts + s * kPanel);
-    if (!options.normalized) {
-      const Lanes level = broadcast(lifts[0] * lifts[0]);
-      for (Index k = 0; k < (s + 1) * kPanel * kPanelVectors; ++k) rows[k] += level;
-      continue;
-    }
+    const Lanes* columns = lanes_at(laplacian.null + s * kPanel);
+    const Lanes* entries = lanes_at(laplacian.panels + panel_offset(s));
+    Lanes* rows = lanes_at(to + panel_offset(s));
     for (Index k = 0; k < (s + 1) * kPanel; ++k) {
-      for (Index v = 0; v < kPanelVectors; ++v) {
-        rows[v] = rows[v] * scale[v] * scales[k] + lift[v] * lifts[k];
-      }
+      const double factor = laplacian.lift * laplacian.null[k];
+      for (Index v = 0; v < kPanelVectors; ++v) rows[v] = entries[v] + factor * columns[v];
+      entries += kPanelVectors;
       rows += kPanelVectors;
     }
   }
-  for (Index i = 0; i < n; ++i) {
-    panels[panel_entry(i, i)] =
-        (options.normalized ? 1.0 : degree[i]) + lifts[i] * lifts[i] - sigma;
+  for (Index i = 0; i < count * kPanel; ++i) {
+    double& entry = to[panel_entry(i, i)];
+    entry = i < n ? entry - sigma : 1.0;
   }
-  for (Index i = n; i < count * kPanel; ++i) {
-    double* column = panels + panel_entry(0, i);
-    for (Index k = 0; k < i; ++k) column[k * kPanel] = 0.0;
-    column[i * kPanel] = 1.0;
-  }
-  return Kind::connected;
+  return to;
 }
 
 // λ2 of one matrix from all eigenvalues of a dense symmetric solver: where to turn to when in
@@ -175,22 +164,18 @@ double steps_worth_a_shift(Index n) { return n < 192 ? 12.0 : n < 384 ? 16.0 : 2
 // λ2 of one matrix, times eigenvalue_scale, from Lanczos steps with the inverse of L − σ, σ = 0 at
 // first. Where eigenvalues crowd above λ2 and the steps crawl, the shift moves up to just below λ2,
 // as far as the residual allows: the new factor exists only if σ < λ2.
-template <class Scalar>
-double by_factor(const MatrixView<Scalar>& attention, const GraphOptions& options, double tolerance,
-                 FiedlerWorkspace& workspace) {
-  const Index n = attention.rows();
+std::optional<double> by_factor(const LaplacianPanels& laplacian, double tolerance,
+                                FiedlerWorkspace& workspace) {
+  const Index n = laplacian.n;
   const Index count = panels_of(n);
   const Index padded = count * kPanel;
-  double* panels = workspace.matrix.resize(panel_offset(count));
   double* inverses = workspace.inverses.resize(panel_inverses(n));
   double* basis = workspace.basis.resize((kMostLanczosSteps + 2) * padded);
+  std::copy(laplacian.null, laplacian.null + padded, basis);
   double sigma = 0.0;
   double below = 0.0;  // the last shift that had a factor
   for (int round = 0; round < 6; ++round) {
-    if (round == 0) std::fill(panels, panels + panel_offset(count), 0.0);
-    const Kind kind = read_panels(attention, options, sigma, panels, basis, workspace);
-    if (kind == Kind::disconnected) return 0.0;
-    if (kind == Kind::signed_weights) break;
+    double* panels = shifted_panels(laplacian, sigma, workspace);
     if (!panel_factorize(panels, count, inverses)) {
       if (round == 0) break;
       sigma = below + 0.25 * (sigma - below);
@@ -215,65 +200,47 @@ double by_factor(const MatrixView<Scalar>& attention, const GraphOptions& option
     std::copy(free, free + padded, basis + padded);
     sigma += 1.0 / (found.theta + 1.5 * found.residual);
   }
-  return value_direct(attention, options, workspace.laplacian) *
-         eigenvalue_scale(options, workspace.graph.scale);
+  return std::nullopt;
 }
 
-// The same from a float32 factor and corrections in float64, or from by_factor where these do not
-// get there. λ2's error is at most `bound`·λ2 for all that residuals can tell.
+// λ2 of one matrix, times eigenvalue_scale: from a float32 factor and corrections in float64, or
+// from by_factor where these do not get there, or directly.
 template <class Scalar>
-double by_float_factor(const MatrixView<Scalar>& attention, const GraphOptions& options,
-                       Precision precision, FiedlerWorkspace& workspace) {
-  const Index n = attention.rows();
-  const Index padded = panels_of(n) * kPanel;
-  double* panels = workspace.matrix.resize(panel_offset(panels_of(n)));
-  const Index components = read_laplacian(attention, options, panels, workspace.graph);
-  if (components > 1) return 0.0;
-  if (components == 1) {
-    const std::vector<double>& degree = workspace.graph.degree;
-    double sum = 0.0;
-    for (Index i = 0; i < n; ++i) sum += degree[i];
-    double* null = workspace.vectors.resize(padded);
-    const auto nodes = static_cast<double>(n);
-    for (Index i = 0; i < padded; ++i) {
-      null[i] = i >= n               ? 0.0
-                : options.normalized ? std::sqrt(degree[i] / sum)
-                                     : std::sqrt(1.0 / nodes);
-    }
-    const double lift = options.normalized ? 2.0 : 2.0 * sum / nodes;
-    const std::optional<double> value = preconditioned_fiedler_value(
-        {n, panels, null, lift}, precision == Precision::exact ? 1e-10 : 1e-7,
-        workspace.preconditioned);
+double by_any_factor(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                     Precision precision, FiedlerWorkspace& workspace) {
+  LaplacianPanels laplacian{};
+  const Kind kind = read_graph(attention, options, laplacian, workspace);
+  if (kind == Kind::disconnected) return 0.0;
+  if (kind == Kind::connected) {
+    const bool exact = precision == Precision::exact;
+    std::optional<double> value =
+        preconditioned_fiedler_value(laplacian, exact ? 1e-10 : 1e-7, workspace.preconditioned);
+    if (value) return *value;
+    workspace.exactly += exact ? 0 : 1;
+    value = by_factor(laplacian, exact ? 1e-11 : 1e-8, workspace);
     if (value) return *value;
   }
-  return by_factor(attention, options, precision == Precision::exact ? 1e-11 : 1e-8, workspace);
+  return value_direct(attention, options, workspace.laplacian) *
+         eigenvalue_scale(options, workspace.graph.scale);
 }
 
 // The vector of an eigenvalue λ2 > 0, times eigenvalue_scale, that is known, from solves with the
 // factor of L − σ, σ just below λ2. False where the residual does not fall to the rounding of the
 // weights: others crowd around λ2.
-template <class Scalar>
-bool vector_by_factor(const MatrixView<Scalar>& attention, const GraphOptions& options,
-                      double value, double* out, FiedlerWorkspace& workspace) {
-  const Index n = attention.rows();
+bool vector_by_factor(const LaplacianPanels& laplacian, bool normalized, double value, double* out,
+                      FiedlerWorkspace& workspace) {
+  const Index n = laplacian.n;
   const Index count = panels_of(n);
   const Index padded = count * kPanel;
-  double* panels = workspace.matrix.resize(panel_offset(count));
   double* inverses = workspace.inverses.resize(panel_inverses(n));
-  double* null = workspace.basis.resize(3 * padded);
-  double* x = null + padded;
-  double* y = null + 2 * padded;
+  const double* null = laplacian.null;
+  double* x = workspace.basis.resize(2 * padded);
+  double* y = x + padded;
+  const std::vector<double>& degree = workspace.graph.degree;
+  const double spread = normalized ? 2.0 : 2.0 * *std::max_element(degree.begin(), degree.end());
   double below = 1e-7 * value;
   for (int attempt = 0; attempt < 3; ++attempt) {
-    // The start is orthogonal to the null vector as soon as the first read has given it.
-    std::fill(panels, panels + panel_offset(count), 0.0);
-    if (read_panels(attention, options, value - below, panels, null, workspace) !=
-        Kind::connected) {
-      return false;
-    }
-    const std::vector<double>& degree = workspace.graph.degree;
-    const double spread =
-        options.normalized ? 2.0 : 2.0 * *std::max_element(degree.begin(), degree.end());
+    double* panels = shifted_panels(laplacian, value - below, workspace);
     if (below < 1e-14 * spread || !panel_factorize(panels, count, inverses)) {
       below = std::max(1e3 * below, 1e-13 * spread);
       continue;
@@ -359,7 +326,7 @@ void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions
         out[k] = value_direct(pack[k], options, workspace.laplacian);
         continue;
       }
-      const double scaled = by_float_factor(pack[k], options, precision, workspace);
+      const double scaled = by_any_factor(pack[k], options, precision, workspace);
       out[k] = scaled / eigenvalue_scale(options, workspace.graph.scale);
     }
     return;
@@ -387,8 +354,11 @@ void fiedler_vector(const MatrixView<Scalar>& attention, const GraphOptions& opt
     return;
   }
   // One matrix alone has nothing to share a pack with.
-  const double value = n < 3 ? 0.0 : by_factor(attention, options, 1e-10, workspace);
-  if (!(value > 0.0) || !vector_by_factor(attention, options, value, out, workspace)) {
+  double value = 0.0;
+  LaplacianPanels laplacian{};
+  if (n >= 3 && read_graph(attention, options, laplacian, workspace) == Kind::connected)
+    value = by_factor(laplacian, 1e-10, workspace).value_or(0.0);
+  if (!(value > 0.0) || !vector_by_factor(laplacian, options.normalized, value, out, workspace)) {
     vector_direct(attention, options, out, workspace.laplacian);
   }
   choose_sign(out, n);

@@ -5,22 +5,23 @@
 
 #include "graphs/preconditioned_fiedler.h"
 #include "kernels/graphs/laplacian.h"
+#include "simd/precision.h"
 #include "simd/memory.h"
 
 namespace attnscope {
 
 struct FiedlerWorkspace {
   AlignedBuffer matrix;
+  AlignedBuffer panels;
+  AlignedBuffer null;
   AlignedBuffer vectors;
   AlignedBuffer inverses;
   AlignedBuffer basis;
   GraphRows graph;
   PreconditionedFiedlerWorkspace preconditioned;
   LaplacianWorkspace laplacian;
+  Index exactly = 0;  // matrices so far that `fast` left to float64 arithmetic
 };
-
-// `exact`: a relative error below 1e-9; `fast`: below 1e-6, from fewer steps.
-enum class Precision { exact, fast };
 
 // How many matrices fiedler_values takes at once, of a batch whose smallest has this size.
 Index fiedler_pack_width(Index smallest);
@@ -29,9 +30,9 @@ Index fiedler_pack_width(Index smallest);
 // pack[k]: the second smallest Laplacian eigenvalue (algebraic connectivity). Range [0, n/(n−1)·min
 // degree], normalized [0, n/(n−1)]; exactly 0 when the graph is disconnected. n = 1: 0. Negative
 // weights, which are no graph, get the second smallest eigenvalue as it is, negative or not;
-// normalized, a negative degree gives NaN. The relative error is that of `precision`, or a rounding
-// of the largest degree where that is more. A matrix's result does not depend on the others in its
-// pack.
+// normalized, a negative degree gives NaN. The relative error is below 1e-9, `fast` below 1e-6, or
+// a rounding of the largest degree where that is more. A matrix's result does not depend on the
+// others in its pack.
 //
 // n <= 96: tridiagonal form of a pack and Laguerre's iteration. Larger: the Cholesky factor of
 // L + s·uuᵀ − σ, u the null vector, and Lanczos steps with its inverse until the residual

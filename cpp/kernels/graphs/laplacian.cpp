@@ -6,6 +6,7 @@
 
 #include "graphs/laplacian_panels.h"
 #include "linalg/eigenvalues.h"
+#include "linalg/float_packs.h"
 #include "linalg/packed_tridiagonal.h"
 #include "linalg/panel_tridiagonal.h"
 
@@ -56,6 +57,83 @@ void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOption
       for (Index j = 0; j < i; ++j) row[j] = -row[j];
     }
   }
+}
+
+// The k smallest of workspace.values, n of each matrix and descending, to `out`.
+template <class Scalar>
+void put_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Index k,
+                 const Index* components, const double* scales, std::span<double* const> out,
+                 LaplacianWorkspace& workspace) {
+  const Index n = pack.front().rows();
+  const auto count = static_cast<Index>(pack.size());
+  const double* values = workspace.values.data();
+  for (Index m = 0; m < count; ++m) {
+    if (components[m] == 0) {
+      laplacian_eigenvalues(pack[m], options, k, out[m], workspace);
+      continue;
+    }
+    const double scale = options.normalized ? 1.0 : scales[m];
+    for (Index i = 0; i < k; ++i) {
+      out[m][i] = i < components[m] ? 0.0 : std::max(0.0, values[(m + 1) * n - 1 - i] / scale);
+    }
+  }
+}
+
+// The Laplacians of up to kPackWidth matrices in half of a float32 pack, each times the power of
+// two that brings a largest degree far from 1 to it, which goes to `scales`.
+template <class Scalar>
+void read_float_laplacians(std::span<const MatrixView<Scalar>> part, const GraphOptions& options,
+                           Index half, FloatLanes* a, Index* components, double* scales,
+                           LaplacianWorkspace& workspace) {
+  const Index n = part.front().rows();
+  Lanes* wide = lane_buffer(workspace.pack, triangle_row(n));
+  read_laplacians(part, options, wide, lane_buffer(workspace.vectors, n), components, scales,
+                  workspace.graph);
+  Lanes factors = broadcast(1.0);
+  for (Index m = 0; m < static_cast<Index>(part.size()) && !options.normalized; ++m) {
+    double largest = 0.0;
+    for (Index i = 0; i < n; ++i) largest = std::max(largest, wide[triangle_row(i) + i][m]);
+    if (largest == 0.0 || (largest > 1e-6 && largest < 1e6)) continue;
+    factors[m] = unit_power(largest);
+    scales[m] *= factors[m];
+  }
+  if (any(factors != 1.0)) {
+    for (Index i = 0; i < triangle_row(n); ++i) wide[i] *= factors;
+  }
+  narrow(wide, triangle_row(n), half, a);
+}
+
+template <class Scalar>
+void float_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Index k,
+                   std::span<double* const> out, LaplacianWorkspace& workspace) {
+  const Index n = pack.front().rows();
+  const auto count = static_cast<Index>(pack.size());
+  const Index width = dqds_width();
+  Index components[kMostTogether];
+  double scales[kMostTogether];
+  const Index room = (count + kFloatsInPack - 1) / kFloatsInPack * kFloatsInPack;
+  double* groups = workspace.tridiagonals.resize((room + width - 1) / width * group_size(n));
+  for (Index first = 0; first < count; first += kFloatsInPack) {
+    FloatLanes* a = float_lane_buffer(workspace.float_pack, triangle_row(n));
+    if (count - first <= kPackWidth) std::fill(a, a + triangle_row(n), FloatLanes{});
+    for (Index half = 0; half < 2 && first + half * kPackWidth < count; ++half) {
+      const Index begin = first + half * kPackWidth;
+      read_float_laplacians(pack.subspan(begin, std::min(kPackWidth, count - begin)), options, half,
+                            a, components + begin, scales + begin, workspace);
+    }
+    FloatLanes* diagonal = float_lane_buffer(workspace.vectors, 6 * n);
+    FloatLanes* beside = diagonal + n;
+    std::fill(beside, beside + n, FloatLanes{});
+    tridiagonalize(a, n, diagonal, beside, 1, diagonal + 2 * n);
+    widen_lines(diagonal, beside, n, first, groups);
+  }
+  workspace.values.resize(count * n);
+  for (Index first = 0; first < count; first += width) {
+    const double* diagonal = groups + first / width * group_size(n);
+    tridiagonal_eigenvalues(diagonal, diagonal + n * width, n, std::min(width, count - first),
+                            workspace.values.data() + first * n, workspace.dqds, Precision::fast);
+  }
+  put_spectra(pack, options, k, components, scales, out, workspace);
 }
 
 }  // namespace
@@ -110,14 +188,17 @@ void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptio
   }
 }
 
-Index laplacian_pack_width(Index smallest) {
+Index laplacian_pack_width(Index smallest, Precision precision) {
+  if (precision == Precision::fast && smallest <= kLargestPacked)
+    return std::max(kFloatsInPack, dqds_width());
   // More of large ones would leave other threads without work.
   return smallest > 128 ? kPackWidth : dqds_width();
 }
 
 template <class Scalar>
 void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
-                       Index k, std::span<double* const> out, LaplacianWorkspace& workspace) {
+                       Index k, std::span<double* const> out, LaplacianWorkspace& workspace,
+                       Precision precision) {
   const Index n = pack.front().rows();
   const auto count = static_cast<Index>(pack.size());
   if (n < 3) {
@@ -126,7 +207,20 @@ void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOpti
     }
     return;
   }
+  if (precision == Precision::fast && n <= kLargestPacked) {
+    float_spectra(pack, options, k, out, workspace);
+    return;
+  }
   const Index width = dqds_width();
+  if (count > width) {
+    // A fast pack of smaller matrices is wider.
+    for (Index first = 0; first < count; first += width) {
+      const Index together = std::min(width, count - first);
+      laplacian_spectra(pack.subspan(first, together), options, k, out.subspan(first, together),
+                        workspace);
+    }
+    return;
+  }
   double* diagonal = workspace.tridiagonals.resize(2 * n * width);
   double* beside = diagonal + n * width;
   std::fill(diagonal, diagonal + 2 * n * width, 0.0);
@@ -148,18 +242,8 @@ void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOpti
     panel_tridiagonalize(panels, n, diagonal + m, beside + m, width, workspace.vectors);
   }
   workspace.values.resize(count * n);
-  const double* values = workspace.values.data();
   tridiagonal_eigenvalues(diagonal, beside, n, count, workspace.values.data(), workspace.dqds);
-  for (Index m = 0; m < count; ++m) {
-    if (components[m] == 0) {
-      laplacian_eigenvalues(pack[m], options, k, out[m], workspace);
-      continue;
-    }
-    const double scale = options.normalized ? 1.0 : scales[m];
-    for (Index i = 0; i < k; ++i) {
-      out[m][i] = i < components[m] ? 0.0 : std::max(0.0, values[(m + 1) * n - 1 - i] / scale);
-    }
-  }
+  put_spectra(pack, options, k, components, scales, out, workspace);
 }
 
 ATTNSCOPE_COMPILE(graph_weights);

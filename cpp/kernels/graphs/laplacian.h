@@ -8,6 +8,7 @@
 #include "graphs/graph_options.h"
 #include "linalg/dqds.h"
 #include "matrix/matrix_view.h"
+#include "simd/precision.h"
 
 namespace attnscope {
 
@@ -16,6 +17,7 @@ struct LaplacianWorkspace {
   Eigen::VectorXd degree;
   GraphRows graph;
   AlignedBuffer pack;
+  AlignedBuffer float_pack;
   AlignedBuffer vectors;
   AlignedBuffer tridiagonals;
   std::vector<double> values;
@@ -45,14 +47,16 @@ void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptio
                            Index k, double* out, LaplacianWorkspace& workspace);
 
 // Matrices that laplacian_spectra takes at once, of a batch whose smallest has this size.
-Index laplacian_pack_width(Index smallest);
+Index laplacian_pack_width(Index smallest, Precision precision = Precision::exact);
 
 // The same for 1 to laplacian_pack_width(n) matrices of one size n, the values of pack[m] to
 // out[m]: their Laplacians are made tridiagonal side by side, beyond 256 tokens one after another.
 // A matrix's values do not depend on the others. Absolute error below 1e-13 of the largest
-// eigenvalue. Cost 4n³/3 operations each.
+// eigenvalue, `fast`, which is float32 arithmetic up to 256 tokens, below 1e-5. Cost 4n³/3
+// operations each.
 template <class Scalar>
 void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
-                       Index k, std::span<double* const> out, LaplacianWorkspace& workspace);
+                       Index k, std::span<double* const> out, LaplacianWorkspace& workspace,
+                       Precision precision = Precision::exact);
 
 }  // namespace attnscope

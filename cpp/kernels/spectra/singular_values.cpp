@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "linalg/bidiagonal.h"
+#include "linalg/float_packs.h"
 #include "matrix/square_factor.h"
 #include "matrix/widen.h"
 #include "simd/lanes.h"
@@ -14,11 +15,16 @@ namespace {
 // Up to this size a pack of matrices stays in the second-level cache; beyond, one matrix does.
 constexpr Index kLargestPacked = 128;
 
-// Copies up to kPackWidth matrices side by side and returns the scale of each; lanes without a
-// matrix are 0.
-template <class Scalar>
+// The power of two that brings a largest entry which float32 does not square to 1.
+double float_scale(double largest) {
+  return largest == 0.0 || (largest > 1e-6 && largest < 1e6) ? 1.0 : unit_power(largest);
+}
+
+// Copies up to kPackWidth matrices side by side and returns the scale of each, from its largest
+// entry; lanes without a matrix are 0.
+template <class Scalar, class Scale>
 void interleave(std::span<const MatrixView<Scalar>> matrices, double* pack, double* scales,
-                AlignedBuffer& rows) {
+                const Scale& scale_of, AlignedBuffer& rows) {
   const Index n = matrices.front().rows();
   const Index row = bidiagonal_pack_row(n);
   double* lines = rows.resize(kPackWidth * n);
@@ -30,7 +36,7 @@ void interleave(std::span<const MatrixView<Scalar>> matrices, double* pack, doub
   }
   Lanes factor;
   for (Index lane = 0; lane < kPackWidth; ++lane) {
-    scales[lane] = safe_scale(largest[lane]);
+    scales[lane] = scale_of(largest[lane]);
     factor[lane] = scales[lane];
   }
   if (!any(factor != 1.0)) return;
@@ -63,14 +69,75 @@ void of_rectangles(std::span<const MatrixView<Scalar>> matrices, std::span<doubl
   }
 }
 
+// Of square matrices in float32, up to kFloatsInPack at a time.
+template <class Scalar>
+void in_float32(std::span<const MatrixView<Scalar>> matrices, std::span<double* const> out,
+                SingularValuesWorkspace& workspace) {
+  const Index n = matrices.front().rows();
+  const auto count = static_cast<Index>(matrices.size());
+  const Index width = dqds_width();
+  const Index row = bidiagonal_pack_row(n);
+  const Index room = (count + kFloatsInPack - 1) / kFloatsInPack * kFloatsInPack;
+  double* groups = workspace.bidiagonals.resize((room + width - 1) / width * group_size(n));
+  double* wide = workspace.matrices.resize(n * row);
+  FloatLanes* pack = float_lane_buffer(workspace.float_pack, n * row / kPackWidth);
+  FloatLanes* lines = float_lane_buffer(workspace.lines, 2 * n);
+  double scales[kMostTogether];
+  for (Index first = 0; first < count; first += kFloatsInPack) {
+    std::fill(pack, pack + n * row / kPackWidth, FloatLanes{});
+    for (Index half = 0; half < 2 && first + half * kPackWidth < count; ++half) {
+      const Index begin = first + half * kPackWidth;
+      double scale[kPackWidth];
+      const auto part = matrices.subspan(begin, std::min(kPackWidth, count - begin));
+      interleave(part, wide, scale, float_scale, workspace.rows);
+      std::copy(scale, scale + part.size(), scales + begin);
+      for (Index i = 0; i < n; ++i) {
+        narrow(reinterpret_cast<const Lanes*>(wide + i * row), n, half,
+               pack + i * row / kPackWidth);
+      }
+    }
+    std::fill(lines, lines + 2 * n, FloatLanes{});
+    bidiagonalize_float_pack(reinterpret_cast<float*>(pack), n, reinterpret_cast<float*>(lines),
+                             reinterpret_cast<float*>(lines + n), workspace.vectors);
+    widen_lines(lines, lines + n, n, first, groups);
+  }
+  for (Index first = 0; first < count; first += width) {
+    const double* diagonal = groups + first / width * group_size(n);
+    bidiagonal_singular_values(diagonal, diagonal + n * width, n,
+                               out.subspan(first, std::min(width, count - first)), workspace.dqds,
+                               0, Precision::fast);
+  }
+  for (Index k = 0; k < count; ++k) {
+    // A value that float32's rounding makes of 0 is 0, so that a rank can be read off.
+    const double noise = 0x1p-24 * static_cast<double>(n) * out[k][0];
+    for (Index i = 0; i < n; ++i) out[k][i] = out[k][i] <= noise ? 0.0 : out[k][i] / scales[k];
+  }
+}
+
 }  // namespace
 
-Index singular_values_width() { return dqds_width(); }
+Index singular_values_width(Precision precision) {
+  return precision == Precision::fast ? std::max(kFloatsInPack, dqds_width()) : dqds_width();
+}
 
 template <class Scalar>
 void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<double* const> out,
-                     SingularValuesWorkspace& workspace) {
-  if (matrices.front().rows() != matrices.front().cols()) {
+                     SingularValuesWorkspace& workspace, Precision precision) {
+  const auto together = static_cast<std::size_t>(dqds_width());
+  const bool square = matrices.front().rows() == matrices.front().cols();
+  if (precision == Precision::fast && square && matrices.front().rows() <= kLargestPacked) {
+    in_float32(matrices, out, workspace);
+    return;
+  }
+  if (matrices.size() > together) {
+    // A fast pack of smaller matrices is wider.
+    for (std::size_t first = 0; first < matrices.size(); first += together) {
+      const std::size_t size = std::min(together, matrices.size() - first);
+      singular_values(matrices.subspan(first, size), out.subspan(first, size), workspace);
+    }
+    return;
+  }
+  if (!square) {
     of_rectangles(matrices, out, workspace);
     return;
   }
@@ -85,7 +152,7 @@ void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<dou
     double* pack = workspace.matrices.resize(n * bidiagonal_pack_row(n));
     for (Index first = 0; first < count; first += kPackWidth) {
       const auto part = matrices.subspan(first, std::min(kPackWidth, count - first));
-      interleave(part, pack, scales + first, workspace.rows);
+      interleave(part, pack, scales + first, safe_scale, workspace.rows);
       bidiagonalize_pack(pack, n, diagonal + first, superdiagonal + first, width,
                          workspace.vectors);
     }

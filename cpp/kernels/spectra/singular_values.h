@@ -10,6 +10,8 @@ namespace attnscope {
 
 struct SingularValuesWorkspace {
   AlignedBuffer matrices;
+  AlignedBuffer float_pack;
+  AlignedBuffer lines;
   AlignedBuffer rows;
   AlignedBuffer vectors;
   AlignedBuffer bidiagonals;
@@ -19,14 +21,15 @@ struct SingularValuesWorkspace {
 };
 
 // Matrices that are worked on together: give `singular_values` this many where there are as many.
-Index singular_values_width();
+Index singular_values_width(Precision precision = Precision::exact);
 
 // All r = min(rows, columns) singular values of 1 to singular_values_width() matrices of one size,
 // descending; out[k] receives those of matrices[k]. Range [0, ‖A‖_F]; absolute error below
 // 1e-12·σ1; r = 1: the norm. A matrix's values do not depend on the others. A rectangle is factored
-// to a square first. Cost O(r²·max(rows, columns)) each.
+// to a square first. `fast`, of squares of up to 128 rows, is float32 arithmetic: absolute error
+// below 1e-5·σ1. Cost O(r²·max(rows, columns)) each.
 template <class Scalar>
 void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<double* const> out,
-                     SingularValuesWorkspace& workspace);
+                     SingularValuesWorkspace& workspace, Precision precision = Precision::exact);
 
 }  // namespace attnscope

@@ -69,7 +69,7 @@ def fiedler_value(
     symmetrize: str,
     threshold: float | None,
     normalized: bool,
-    precision: str,
+    precision: str = "exact",
 ) -> tuple[Tensor, int]:
     """Return λ2 of every map's Laplacian; exactly 0 for a graph that falls apart and for one token.
 

@@ -164,7 +164,7 @@ def fiedler_value(
     symmetrize: str,
     threshold: float | None,
     normalized: bool,
-    precision: str,
+    precision: str = "exact",
 ) -> tuple[Tensor, Tensor]:
     """Return λ2 [...] and the count of maps that are not finite."""
     if threshold is not None:

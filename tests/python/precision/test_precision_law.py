@@ -28,13 +28,17 @@ NAMES = sorted(
 #: Relative bound where the docstring states another than 1e-5, and an absolute one by the exact result.
 BOUNDS: dict[str, tuple[float, Callable[[Any], float]]] = {
     "fiedler_value": (1e-6, lambda _: 1e-14),
-    "laplacian_eigenvalues": (1e-5, lambda values: 1e-6 * _largest(values)),
-    "laplacian_gap": (1e-5, lambda _: 1e-6),
+    "effective_rank": (1e-3, lambda _: 0.0),
+    "laplacian_eigenvalues": (0.0, lambda values: 1e-5 * _largest(values)),
+    # 2e-5 of the largest eigenvalue, which no map here has above 50
+    "laplacian_gap": (0.0, lambda _: 1e-3),
     "laplacian_shape": (1e-5, lambda _: 1e-6),
     "marchenko_pastur": (1e-5, lambda _: 1e-4),
     "marchenko_pastur_deviation": (1e-5, lambda _: 1e-4),
-    "singular_values": (0.0, lambda values: 1e-4 * _largest(values)),
+    "singular_values": (0.0, lambda values: 1e-5 * _largest(values)),
     "spectral_gap": (1e-5, lambda _: 1e-3),
+    # 1e-5·σ1/σ2, which is below 10 where σ2 is not 0
+    "spectral_ratio": (1e-4, lambda _: 0.0),
 }
 #: Functions whose fast result is exactly that of the maps in float32.
 OF_FLOAT32 = ("betti_numbers", "persistence")

@@ -70,7 +70,7 @@ def fiedler_value(
     symmetrize: str,
     threshold: float | None,
     normalized: bool,
-    precision: str,
+    precision: str = "exact",
 ) -> tuple[Tensor | IntervalEstimate, int]:
     """Return λ2 of the graph at a threshold, [..., h], or of that of all weights with its interval."""
     attention = _prepare("fiedler_value", attention, lengths, "max")

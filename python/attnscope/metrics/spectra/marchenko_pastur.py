@@ -45,6 +45,7 @@ def marchenko_pastur(
     support: Support = "auto",
     draws: int = 20,
     seed: int = 0,
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -72,6 +73,7 @@ def marchenko_pastur(
         draws: shuffled copies, for a permutation null.
         seed: of the shuffles. They depend on the seed and on the map's own entries, never on its place in
             the batch or on threads.
+        precision: "fast" gives the exact value: it has no faster way.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
@@ -99,6 +101,7 @@ def marchenko_pastur(
         Haagerup, DT-operators and decomposability of Voiculescu's circular operator, 2004.
     """
     name = "marchenko_pastur"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     return MarchenkoPastur(*_compare(name, checked, null, support, draws, seed, all_fields=True))
@@ -112,6 +115,7 @@ def marchenko_pastur_deviation(
     support: Support = "auto",
     draws: int = 20,
     seed: int = 0,
+    precision: _checks.Precision = "exact",
     lengths: _checks.Lengths = None,
     query_positions: _checks.Positions = None,
     query_lengths: _checks.Lengths = None,
@@ -123,6 +127,7 @@ def marchenko_pastur_deviation(
 
     Args:
         attention: maps [..., q, k]; arguments and errors are those of `marchenko_pastur`.
+        precision: "fast" gives the exact value: it has no faster way.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -141,6 +146,7 @@ def marchenko_pastur_deviation(
         Ubaru, Chen and Saad, Fast estimation of tr(f(A)) via stochastic Lanczos quadrature, 2017.
     """
     name = "marchenko_pastur_deviation"
+    _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     ks: torch.Tensor = _compare(name, checked, null, support, draws, seed, all_fields=False)[0]
