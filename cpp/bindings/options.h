@@ -9,8 +9,9 @@
 #include "bindings/tensors.h"
 #include "graphs/graph_options.h"
 #include "signals/signal.h"
+#include "simd/precision.h"
 
-// Options of graphs and signals from what Python calls them.
+// Options of graphs, signals and precision from what Python calls them.
 namespace attnscope {
 
 inline Symmetrize symmetrize_from(const std::string& name) {
@@ -23,10 +24,10 @@ inline Symmetrize symmetrize_from(const std::string& name) {
 // The last argument of functions that have a fast way, "exact" where nobody asks for it.
 inline py::arg_v precision_argument() { return py::arg_v("precision", std::string("exact")); }
 
-inline bool is_fast(const std::string& precision) {
-  if (precision != "exact" && precision != "fast")
-    throw py::value_error("precision must be 'exact' or 'fast', got '" + precision + "'");
-  return precision == "fast";
+inline Precision precision_from(const std::string& name) {
+  if (name == "exact") return Precision::exact;
+  if (name == "fast") return Precision::fast;
+  throw py::value_error("precision must be 'exact' or 'fast', got '" + name + "'");
 }
 
 // Results, and behind them under `fast` the number of maps that were measured exactly after all.

@@ -3,7 +3,6 @@
 
 #include "bindings/batched.h"
 #include "bindings/options.h"
-#include "bindings/precision.h"
 
 namespace attnscope {
 namespace {
@@ -44,7 +43,7 @@ py::tuple vector(Argument attention, Argument lengths, const std::string& symmet
 void bind_fiedler(py::module_& module) {
   module.def("fiedler_value", &value, py::arg("attention"), py::arg("lengths"),
              py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"),
-             py::arg("precision") = "exact");
+             precision_argument());
   define(module, "fiedler_vector", &vector, "attention", "lengths", "symmetrize", "threshold",
          "normalized");
 }

@@ -3,7 +3,6 @@
 
 #include "bindings/batched.h"
 #include "bindings/options.h"
-#include "bindings/precision.h"
 
 namespace attnscope {
 namespace {
@@ -34,7 +33,7 @@ py::tuple eigenvalues(Argument attention, Argument lengths, Index k, const std::
 void bind_laplacian(py::module_& module) {
   module.def("laplacian_eigenvalues", &eigenvalues, py::arg("attention"), py::arg("lengths"),
              py::arg("k"), py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"),
-             py::arg("precision") = "exact");
+             precision_argument());
 }
 
 }  // namespace attnscope

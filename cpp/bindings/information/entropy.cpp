@@ -9,7 +9,7 @@ namespace {
 
 py::tuple entropy(Argument attention, Argument lengths, Argument support, bool normalized,
                   const std::string& precision) {
-  const bool fast = is_fast(precision);
+  const bool fast = precision_from(precision) == Precision::fast;
   const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const Result<double> result = make_result(batch.sizes, {batch.queries}, kNaN);

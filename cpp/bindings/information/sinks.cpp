@@ -124,7 +124,7 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
   const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const auto [first, queries] = first_and_queries.value_or(std::pair<Index, Index>(0, 0));
-  const bool fast = is_fast(precision);
+  const bool fast = precision_from(precision) == Precision::fast;
   const SinkRequest asked{
       min_visibility.has_value(), min_visibility.value_or(0.0), first, queries, top, fast};
   const auto numbers = [&](bool wanted, const std::vector<Index>& trailing) {

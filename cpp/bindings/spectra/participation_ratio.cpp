@@ -2,6 +2,7 @@
 #include "kernels/spectra/participation_ratio.h"
 
 #include "bindings/batched.h"
+#include "bindings/options.h"
 
 namespace attnscope {
 namespace {
@@ -16,7 +17,7 @@ py::tuple participation_ratio(Argument attention, Argument lengths, const std::s
   const bool singular = spectrum == "singular", eigen = spectrum == "eigen";
   const Batch batch =
       singular ? make_rectangles(attention, lengths) : make_batch(attention, lengths);
-  const bool fast = precision == "fast";
+  const bool fast = precision_from(precision) == Precision::fast;
   std::atomic<Index> measured_exactly{0};
   const py::tuple result = result_per_matrix<ParticipationRatioWorkspace>(
       batch, {}, kNaN, [&](const auto& view, Index, double* out, auto& workspace) {
@@ -34,7 +35,7 @@ py::tuple participation_ratio(Argument attention, Argument lengths, const std::s
 
 void bind_participation_ratio(py::module_& module) {
   module.def("participation_ratio", &participation_ratio, py::arg("attention"), py::arg("lengths"),
-             py::arg("spectrum"), py::arg("precision") = "exact");
+             py::arg("spectrum"), precision_argument());
 }
 
 }  // namespace attnscope

@@ -2,7 +2,7 @@
 #include "kernels/spectra/singular_values.h"
 
 #include "bindings/batched.h"
-#include "bindings/precision.h"
+#include "bindings/options.h"
 
 namespace attnscope {
 namespace {
@@ -29,7 +29,7 @@ py::tuple values(Argument attention, Argument lengths, const std::string& precis
 
 void bind_singular_values(py::module_& module) {
   module.def("singular_values", &values, py::arg("attention"), py::arg("lengths"),
-             py::arg("precision") = "exact");
+             precision_argument());
 }
 
 }  // namespace attnscope

@@ -2,6 +2,7 @@
 #include "kernels/states/alignment.h"
 
 #include "bindings/layers.h"
+#include "bindings/options.h"
 
 namespace attnscope {
 namespace {
@@ -68,7 +69,7 @@ py::tuple alignment(Argument attention, Argument lengths, Argument support, Argu
   const auto of_map = [&](Index index) {
     return std::span<const PairMoments>(parts.data() + index * blocks, blocks);
   };
-  if (precision != "fast") {
+  if (precision_from(precision) == Precision::exact) {
     const Index non_finite = moments_of<double>(batch, supports, beside, own_states, left_out,
                                                 blocks, nullptr, parts);
     for (Index index = 0; index < batch.count; ++index)
@@ -96,7 +97,7 @@ py::tuple alignment(Argument attention, Argument lengths, Argument support, Argu
 void bind_alignment(py::module_& module) {
   module.def("geometric_semantic_alignment", &alignment, py::arg("attention"), py::arg("lengths"),
              py::arg("support"), py::arg("states"), py::arg("without"), py::arg("query_states"),
-             py::arg("precision") = "exact");
+             precision_argument());
 }
 
 }  // namespace attnscope

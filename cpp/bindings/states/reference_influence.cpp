@@ -2,6 +2,7 @@
 #include "kernels/states/reference_influence.h"
 
 #include "bindings/layers.h"
+#include "bindings/options.h"
 
 namespace attnscope {
 namespace {
@@ -54,7 +55,7 @@ py::tuple influence(Argument attention, Argument lengths, Argument support, Argu
   const Result<double> change = make_result(batch.sizes, {batch.queries}, kNaN);
   const Influence out{magnitude.data, directional.data, change.data};
   std::vector<char> unknown(batch.count);
-  if (precision != "fast") {
+  if (precision_from(precision) == Precision::exact) {
     const Index non_finite =
         measure<double>(batch, supports, beside, marked, out, nullptr, unknown);
     return py::make_tuple(magnitude.tensor, directional.tensor, change.tensor, non_finite);
@@ -72,7 +73,7 @@ py::tuple influence(Argument attention, Argument lengths, Argument support, Argu
 void bind_reference_influence(py::module_& module) {
   module.def("reference_influence", &influence, py::arg("attention"), py::arg("lengths"),
              py::arg("support"), py::arg("states"), py::arg("reference").none(false),
-             py::arg("precision") = "exact");
+             precision_argument());
 }
 
 }  // namespace attnscope

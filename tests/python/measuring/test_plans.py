@@ -69,8 +69,14 @@ def test_the_number_of_plans_is_bounded():
     assert measuring._plan_in_words.cache_info().maxsize == 1024
 
 
-BETTI = {"thresholds": (0.2, 0.5), "symmetrize": "max", "validate": False}
-BARS = {"metric": "attention", "max_dimension": 1, "symmetrize": "max", "validate": False}
+BETTI = {"thresholds": (0.2, 0.5), "symmetrize": "max", "precision": "exact", "validate": False}
+BARS = {
+    "metric": "attention",
+    "max_dimension": 1,
+    "symmetrize": "max",
+    "precision": "exact",
+    "validate": False,
+}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +96,8 @@ BARS = {"metric": "attention", "max_dimension": 1, "symmetrize": "max", "validat
         ({"symmetrize": "min"}, {"symmetrize": "min"}, True),
         ({"symmetrize": "mean"}, {"symmetrize": "mean"}, False),
         ({"symmetrize": "min"}, {}, False),
+        ({"precision": "fast"}, {}, False),
+        ({"precision": "fast"}, {"precision": "fast"}, True),
         ({"validate": True}, {}, False),
         ({}, {"metric": "hellinger"}, False),
         ({}, {"max_dimension": 0}, False),

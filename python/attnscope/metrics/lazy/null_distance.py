@@ -163,7 +163,7 @@ def _differences(measures: Quadrature, aspect: float | None) -> Differences:
     """Return the probes' distributions less the triangular law, or that of an aspect."""
     edge = math.e if aspect is None else (1 + math.sqrt(aspect)) ** 2
     floor = _RESOLVED_SHARE * edge
-    places = torch.cat([measures.nodes.flatten(), torch.tensor([floor], dtype=torch.float64)])
+    places = torch.cat([measures.nodes.flatten(), torch.tensor([floor], dtype=torch.float64, device="cpu")])
     places = places[places >= floor].sort().values
     law = torch.tensor(_core.null_law_cdf(places.tolist(), aspect, False), dtype=torch.float64, device="cpu")
     sides = [_distributions(measures, places, right) for right in (False, True)]
