@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 #: Seconds over which processors are watched while this process sleeps.
-WATCHED = 0.2
+WATCHED = 0.1
 _STAT = Path("/proc/stat")
 
 

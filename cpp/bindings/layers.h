@@ -20,6 +20,9 @@ struct MatrixStatus {
 
 inline MatrixStatus matrix_status(const Batch& batch, const SupportBatch& supports) {
   MatrixStatus status{std::vector<char>(batch.count), std::vector<Support>(batch.count)};
+  // A matrix without queries is not visited, and has nothing that is not finite.
+  for (Index index = 0; index < batch.count; ++index)
+    status.finite[index] = batch.query_length(index) == 0 ? 1 : 0;
   per_matrix<NoWorkspace>(batch, [&](const auto& view, Index index, NoWorkspace&) {
     status.finite[index] = 1;
     status.supports[index] = supports.of(index, view);

@@ -263,6 +263,7 @@ class TreeRounds {
       }
     }
   }
+
   Floats diagonal_of(std::size_t i) const {
     return vector_at<Floats>(scratch_.diagonal.data() + i * kWidth);
   }

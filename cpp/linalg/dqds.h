@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "matrix/matrix_view.h"
-#include "simd/precision.h"
 #include "simd/memory.h"
+#include "simd/precision.h"
 
 namespace attnscope {
 

@@ -44,8 +44,9 @@ double safe_scale(double largest);
 // number.
 double unit_power(double magnitude);
 
-// Rows of a map of n tokens that are worked on together beside their states: whole tiles of products
-// on every instruction set, and enough of them that reading all states for each block costs little.
+// Rows of a map of n tokens that are worked on together beside their states: whole tiles of
+// products on every instruction set, and enough of them that reading all states for each block
+// costs little.
 inline Index state_rows(Index n) {
   return std::clamp<Index>((Index{1} << 16) / n / 48 * 48, 48, 144);
 }

@@ -298,10 +298,10 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
   alignment_moments(std::span<const AlignedHead<Scalar>>(&head, 1), narrow_states.data(),
                     narrow_states.data(), 4, 0, end, &moments, work.alignment);
   write(moments.ac);
-  reference_influence(
-      view, support, narrow_states.data(), 4, tokens.get(), Index{1}, Index{0},
-      std::min(n, state_rows(n)),
-      Influence{influence.data(), influence.data() + n, influence.data() + 2 * n}, work.influences);
+  reference_influence(view, support, narrow_states.data(), 4, tokens.get(), Index{1}, Index{0},
+                      std::min(n, state_rows(n)),
+                      Influence{influence.data(), influence.data() + n, influence.data() + 2 * n},
+                      work.influences);
   write(influence);
 
   GraphOptions options;

@@ -70,8 +70,8 @@ py::tuple alignment(Argument attention, Argument lengths, Argument support, Argu
     return std::span<const PairMoments>(parts.data() + index * blocks, blocks);
   };
   if (precision_from(precision) == Precision::exact) {
-    const Index non_finite = moments_of<double>(batch, supports, beside, own_states, left_out,
-                                                blocks, nullptr, parts);
+    const Index non_finite =
+        moments_of<double>(batch, supports, beside, own_states, left_out, blocks, nullptr, parts);
     for (Index index = 0; index < batch.count; ++index)
       result.data[index] = alignment_of(of_map(index));
     return py::make_tuple(result.tensor, non_finite);

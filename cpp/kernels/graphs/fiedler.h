@@ -5,8 +5,8 @@
 
 #include "graphs/preconditioned_fiedler.h"
 #include "kernels/graphs/laplacian.h"
-#include "simd/precision.h"
 #include "simd/memory.h"
+#include "simd/precision.h"
 
 namespace attnscope {
 

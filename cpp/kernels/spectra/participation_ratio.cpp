@@ -9,8 +9,8 @@
 #include "linalg/eigenvalues.h"
 #include "linalg/gram.h"
 #include "matrix/padded_vectors.h"
-#include "matrix/square_factor.h"
 #include "matrix/rows.h"
+#include "matrix/square_factor.h"
 #include "matrix/widen.h"
 
 namespace attnscope {
@@ -322,8 +322,7 @@ bool fast_participation_ratio(const MatrixView<Scalar>& matrix, double* out,
   }
   // Squares of float32 numbers that begin far from 1 would end beyond its range.
   if (largest != 0.0 && (largest < 0.1 || largest > 10.0)) numbers = fill(unit_power(largest));
-  const double value =
-      ratio(sum_of_lanes(numbers.squares), float_gram_squares(strips, n, causal));
+  const double value = ratio(sum_of_lanes(numbers.squares), float_gram_squares(strips, n, causal));
   // Rounding may leave the range, which ends where all energy is in one direction or in equal ones.
   *out = std::clamp(value, 1.0, static_cast<double>(n));
   return true;

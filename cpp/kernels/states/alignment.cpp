@@ -105,9 +105,9 @@ PairMoments together(const PairMoments* rows, Index count) {
 }
 
 // How the pairs of one head are added: by columns where its map and support are plain and all its
-// states have a direction; and where it sees all keys and lies row by row, those (j, i) of keys i in
-// the block and queries j before it beside those (i, j), so that their cosine is computed once. None
-// of this depends on other heads.
+// states have a direction; and where it sees all keys and lies row by row, those (j, i) of keys i
+// in the block and queries j before it beside those (i, j), so that their cosine is computed once.
+// None of this depends on other heads.
 struct HeadPlan {
   Index last;     // of its rows
   Index columns;  // of the keys whose cosines with the block it needs
@@ -164,8 +164,8 @@ HeadPlan plan_of(const AlignedHead<Scalar>& head, const Block& block,
                     head.support.positions == nullptr && head.without == nullptr &&
                     std::all_of(keys, keys + plan.columns, is_marked) &&
                     std::all_of(queries + block.begin, queries + last, is_marked);
-  plan.mirrored = plan.by_columns && block.one_state &&
-                  head.support.kind == Support::Kind::full && head.attention.innerStride() == 1 &&
+  plan.mirrored = plan.by_columns && block.one_state && head.support.kind == Support::Kind::full &&
+                  head.attention.innerStride() == 1 &&
                   head.attention.rows() == head.attention.cols();
   if (plan.mirrored) plan.columns = last;
   return plan;
@@ -177,7 +177,8 @@ struct Cosines {
   Index ld;
 };
 
-// Adds the pairs (j, i) of mirrored heads, for keys i of a block and queries j of a panel before it.
+// Adds the pairs (j, i) of mirrored heads, for keys i of a block and queries j of a panel before
+// it.
 template <class Scalar>
 void add_panel(std::span<const AlignedHead<Scalar>> heads, const std::vector<HeadPlan>& plans,
                Index begin, Index first, Index last, const double* panel, Index ld,
@@ -378,12 +379,12 @@ double alignment_of(std::span<const PairMoments> parts) {
   return std::clamp(all.ac / std::sqrt(all.aa) / std::sqrt(all.cc), -1.0, 1.0);
 }
 
-#define ATTNSCOPE_ALIGNMENT(Scalar)                                                            \
-  template void alignment_moments(std::span<const AlignedHead<Scalar>>, const double*,         \
-                                  const double*, Index, Index, Index, PairMoments*,            \
-                                  AlignmentWorkspace&);                                        \
-  template void alignment_moments(std::span<const AlignedHead<Scalar>>, const float*,          \
-                                  const float*, Index, Index, Index, PairMoments*,             \
+#define ATTNSCOPE_ALIGNMENT(Scalar)                                                    \
+  template void alignment_moments(std::span<const AlignedHead<Scalar>>, const double*, \
+                                  const double*, Index, Index, Index, PairMoments*,    \
+                                  AlignmentWorkspace&);                                \
+  template void alignment_moments(std::span<const AlignedHead<Scalar>>, const float*,  \
+                                  const float*, Index, Index, Index, PairMoments*,     \
                                   AlignmentWorkspace&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_ALIGNMENT)
 #undef ATTNSCOPE_ALIGNMENT

@@ -191,9 +191,8 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
     const bool inside = 0 <= own && own < n && reference[own * stride];
     if (inside) continue;
     const Index r = i - begin;
-    if (norms != nullptr &&
-        !products[r].hold(sum_of_terms(picked + r * picks, marked_norms, picks),
-                          sum_of_terms(rest + r * columns, norms, columns))) {
+    if (norms != nullptr && !products[r].hold(sum_of_terms(picked + r * picks, marked_norms, picks),
+                                              sum_of_terms(rest + r * columns, norms, columns))) {
       return false;
     }
     products[r].measure(i, out);
@@ -201,7 +200,7 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
   return true;
 }
 
-#define ATTNSCOPE_INFLUENCE(Scalar)                                                             \
+#define ATTNSCOPE_INFLUENCE(Scalar)                                                            \
   template bool reference_influence(const MatrixView<Scalar>&, const Support&, const double*,  \
                                     Index, const bool*, Index, Index, Index, const Influence&, \
                                     InfluenceWorkspace&);                                      \

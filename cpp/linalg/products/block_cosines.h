@@ -84,7 +84,7 @@ class BlockCosines {
 
 // to[i·to_stride + j] = from[j·from_stride + i] for i < rows, j < columns.
 inline void turn(const double* from, Index from_stride, Index rows, Index columns, double* to,
-          Index to_stride) {
+                 Index to_stride) {
   Index j = 0;
 #if defined(__AVX__)
   for (; j + 4 <= columns; j += 4) {

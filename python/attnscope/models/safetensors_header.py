@@ -171,18 +171,18 @@ def _described(name: str, fields: Any) -> tuple[str, tuple[int, ...], int, int]:
     if not isinstance(dtype, str) or dtype not in BITS:
         raise ValueError(f"{name[:80]!r} has the dtype {str(dtype)[:40]!r}, which is not of the format")
     if not isinstance(shape, list) or not all(map(_is_size, shape)):
-        raise ValueError(f"{name[:80]!r} has the shape {str(shape)[:80]}, expected a list of whole numbers")
+        raise ValueError(f"{name[:80]!r} has the shape {repr(shape)[:80]}, expected a list of whole numbers")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        shown = str(offsets)[:80]
+        shown = repr(offsets)[:80]
         raise ValueError(f"{name[:80]!r} has the data_offsets {shown}, expected two whole numbers")
     entries = 1
     for count in shape:
         entries *= count
         if entries * BITS[dtype] >= _LIMIT:
-            raise ValueError(f"{name[:80]!r} has the shape {str(shape)[:80]}, which no file holds")
+            raise ValueError(f"{name[:80]!r} has the shape {repr(shape)[:80]}, which no file holds")
     (begin, end), (count, rest) = offsets, divmod(entries * BITS[dtype], 8)
     if end < begin or rest or end - begin != count:
-        size = f"{dtype} {str(shape)[:80]} takes {count}{' and a part' if rest else ''}"
+        size = f"{dtype} {repr(shape)[:80]} takes {count}{' and a part' if rest else ''}"
         raise ValueError(f"{name[:80]!r} has {end - begin} bytes, {size}")
     return dtype, tuple(shape), begin, end
 

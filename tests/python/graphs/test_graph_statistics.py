@@ -316,6 +316,7 @@ def test_signature():
     assert list(inspect.signature(asc.graph_statistics).parameters) == [
         "attention",
         "thresholds",
+        "precision",
         "lengths",
         "validate",
     ]

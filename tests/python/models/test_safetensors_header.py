@@ -33,7 +33,7 @@ def refusal(path):
         read_header(path)
     assert type(caught.value) is ValueError
     assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 600
     return str(caught.value)
 
@@ -69,7 +69,19 @@ MALFORMED = {
     },
     **{
         f"offsets {value!r}": changed(data_offsets=value)
-        for value in (None, [], [0], [0, 4, 8], "04", {"0": 4}, [0, "4"], [0.0, 4.0], [False, 4], [[0], [4]])
+        for value in (
+            None,
+            [],
+            [0],
+            [0, 4, 8],
+            "04",
+            "\x1b[31m",
+            {"0": 4},
+            [0, "4"],
+            [0.0, 4.0],
+            [False, 4],
+            [[0], [4]],
+        )
     },
     **{
         f"shape {value!r}": changed(shape=value)
@@ -77,6 +89,7 @@ MALFORMED = {
             None,
             1,
             "1",
+            "two\nlines",
             {},
             [-1],
             [1.0],
@@ -92,7 +105,22 @@ MALFORMED = {
     },
     **{
         f"dtype {value!r}": changed(dtype=value)
-        for value in (None, 1, [], "f32", "float32", "O", "F128", "", "F32 ", "F64", "F16", "F4", "F6_E2M3")
+        for value in (
+            None,
+            1,
+            [],
+            "f32",
+            "float32",
+            "O",
+            "F128",
+            "",
+            "F32 ",
+            "F64",
+            "F16",
+            "F4",
+            "F6_E2M3",
+            "\x1f",
+        )
     },
     **{f"tensor {value!r}": {"a": value} for value in (None, 1, "x", [], [1, 2, 3], {}, {"dtype": "F32"})},
     **{
@@ -240,7 +268,7 @@ def one_line(before, after):
     """The line in which two folders are refused."""
     with pytest.raises(ValueError) as caught:
         list(asc.weight_deltas(before, after))
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1500
     return str(caught.value)
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import attnscope as asc
+from attnscope import _isa
 
 STORED = Path(__file__).with_suffix(".json")
 CASES = 250
@@ -160,5 +161,5 @@ def digests() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(digests(), sys.stdout, indent=1)
+    json.dump({"isa": _isa.live(), **digests()}, sys.stdout, indent=1)
     print()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Maps [..., q, k] that are not square, against NumPy by loops and against the rows of square maps."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -337,6 +339,21 @@ def test_a_batch_is_a_loop(name, options, cross):
             if entries.dtype.is_floating_point:
                 entries, part = entries.nan_to_num(-9.0), part.nan_to_num(-9.0)
             np.testing.assert_array_equal(entries[tuple(slice(size) for size in part.shape)], part)
+
+
+def test_a_map_without_queries_is_not_taken_for_one_that_is_not_finite():
+    maps, states = full_rows(4, 6, 2), torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0))
+    sizes = {"query_lengths": [0, 4], "cross": True}
+    reference = torch.arange(6) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = {
+            "alignment": asc.geometric_semantic_alignment(maps, states, query_states=states[:, :4], **sizes),
+            "influence": asc.reference_influence(maps, states, reference, **sizes)[0][:, -1],
+            "divergence": asc.head_divergence(maps[:, None], query_lengths=[[0], [4]], cross=True)[:, 0],
+        }
+    for name, values in results.items():
+        assert values.isnan().tolist() == [True, False], name
 
 
 def test_without_query_lengths_queries_behind_the_last_real_key_are_padding():
