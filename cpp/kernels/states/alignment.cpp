@@ -262,8 +262,8 @@ void add_block(const AlignedHead<Scalar>& head, Index begin, Index end, Index co
     if (i < end)
       sums.begin_at(j, static_cast<double>(head.attention(i, j)), packed[(i - begin) * ld + j]);
   }
-  const auto add = [&](const auto* rows, Index stride, Index first, Index last) {
-    const RowGroup group{rows, stride, first, last, columns, n};
+  const auto add = [&]<class Entry>(const Entry* rows, Index stride, Index first, Index last) {
+    const RowGroup<Entry> group{rows, stride, first, last, columns, n};
     add_rows(group, causal, shift, packed + (first - begin) * ld, ld, sums);
   };
   if (head.attention.innerStride() == 1) {
