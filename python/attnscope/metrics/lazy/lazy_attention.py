@@ -653,12 +653,16 @@ class LazyAttention(Unmaterialized):
 
         With log Z of the heads, results are those of their mean, of one head.
         """
-        sizes = self.sizes if log_z is None else self.sizes[..., :1]
         options = {name: option for name, option in chosen}
         near: Any = options.get("near", options.get("beyond"))
         far = options.get("far_mass", options.get("far_incoming"))
-        nears = None if near is None else near.distances(sizes).reshape(-1, 1).contiguous()
-        fars = None if far is None else far.distances(sizes).reshape(-1).contiguous()
+        nears, fars = (
+            None if border is None else self._visibility.far_distances(border) for border in (near, far)
+        )
+        if log_z is not None:  # the heads of a mean have one length
+            nears, fars = (None if part is None else part[..., :1] for part in (nears, fars))
+        nears = None if nears is None else nears.reshape(-1, 1).contiguous()
+        fars = None if fars is None else fars.reshape(-1).contiguous()
         outputs = {*names} - {"counts", "keys", "weights"}
         if near is not None:
             outputs |= {"near", "beyond"}

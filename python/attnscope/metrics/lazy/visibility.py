@@ -104,12 +104,32 @@ class Visibility:
         """Return how many queries see each key, int64 [..., k]."""
         return self._once("queries", self._query_counts)
 
+    def last_queries(self, first: int, queries: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return which of each map's last queries see a key, their number, and the equal share of first keys.
+
+        The types are bool [..., q], int64 [...] and float64 [...], the mean over these queries of the
+        share of visible keys that are among the leading `first`.
+        """
+        return self._once(("last", first, queries), lambda: self._last_queries(first, queries))
+
+    def _last_queries(self, first: int, queries: int) -> tuple[Tensor, Tensor, Tensor]:
+        visible = self.key_counts()
+        order = self.real.flip(-1).cumsum(-1).flip(-1)  # 1 for the last real query
+        counted = self.real & (order <= queries) & (visible > 0)
+        number = counted.sum(-1)
+        equal = self.key_counts(first).double() / visible.clamp(min=1)
+        return counted, number, torch.where(counted, equal, 0.0).sum(-1) / number
+
+    def far_distances(self, border: Border) -> Tensor:
+        """Return the smallest distance beyond a border in each map, int64 [...]."""
+        return self._once(("distances", border), lambda: border.distances(self.lengths))
+
     def far_pairs(self, border: Border) -> FarPairs:
         """Return what is counted of pairs beyond a border."""
         return self._once(border, lambda: self._far_pairs(border))
 
     def _far_pairs(self, border: Border) -> FarPairs:
-        distances = border.distances(self.lengths)
+        distances = self.far_distances(border)
         keys = self.far_counts(distances)
         has_far = keys > 0
         equal = torch.where(has_far, 1.0 / self.key_counts().clamp(min=1).double(), 0.0)
@@ -143,9 +163,11 @@ class Visibility:
         if self.mask is None:
             start, stop = self.bounds()
             near_start = torch.maximum(start, torch.minimum(stop, self.positions - border + 1))
+            earlier = self._add_between(start, near_start, values)
+            if self.causal:  # no key behind its query is seen
+                return earlier
             near_stop = torch.minimum(stop, torch.maximum(start, self.positions + border))
-            near_stop = torch.maximum(near_start, near_stop)
-            return self._add_between(start, near_start, values) + self._add_between(near_stop, stop, values)
+            return earlier + self._add_between(torch.maximum(near_start, near_stop), stop, values)
         total = torch.zeros((*self.positions.shape[:-1], self.keys), dtype=values.dtype, device="cpu")
         for begin, seen in self._blocks():
             far = self._far(begin, seen, border)
@@ -154,7 +176,7 @@ class Visibility:
 
     def far_maxima(self, distances: Tensor, values: Tensor) -> Tensor:
         """Return the largest of `values` [..., q] over a key's far queries, 0 of none, [..., k]."""
-        if self.mask is None and bool((self.positions.diff(dim=-1) >= 0).all()):
+        if self.mask is None and self._once("ascending", self._is_ascending):
             return self._range_maxima(distances[..., None], values)
         largest = torch.zeros((*self.positions.shape[:-1], self.keys), dtype=torch.float64, device="cpu")
         for begin, seen in self._blocks():
@@ -162,6 +184,10 @@ class Visibility:
             column = values[..., begin : begin + seen.shape[-2], None]
             largest = torch.maximum(largest, torch.where(far, column, 0.0).amax(-2))
         return largest
+
+    def _is_ascending(self) -> bool:
+        """Return True if no query stands before the one that precedes it."""
+        return bool((self.positions.diff(dim=-1) >= 0).all())
 
     def _range_maxima(self, border: Tensor, values: Tensor) -> Tensor:
         """Return the same where positions ascend: far queries of a key are one range on either side."""
