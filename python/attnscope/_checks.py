@@ -79,23 +79,36 @@ def attention_argument(
         if flag(function, "validate", validate):
             raise ValueError(f"{function}: validate needs the entries of the map, got {tensor}")
         return checked
+    _check_entries(function, name, checked, validate, rows=rows and name in ("attention", "heads"))
+    return checked
+
+
+def _check_entries(function: str, name: str, checked: Attention, validate: bool, *, rows: bool) -> None:
+    """Check what takes a look at the entries of maps or depends on their number: validity and sums of rows.
+
+    Nothing is asked while `torch.compile` looks on, nor inside the transforms of `torch.func`.
+    """
+    tensor, lengths = checked.tensor, checked.lengths
     if torch.compiler.is_compiling():
-        # nothing that depends on values can be asked while torch.compile looks on
-        return checked
+        return
+    validate = flag(function, "validate", validate)
+    if _placement.is_transformed(tensor):
+        if validate:
+            raise ValueError(f"{function}: validate cannot look at entries inside torch.vmap or torch.func")
+        return
     if tensor.numel() >= SMALLEST_BATCH:
-        longest = checked.n if checked_lengths is None else int(checked_lengths.max())
+        longest = checked.n if lengths is None else int(lengths.max())
         warn_if_too_large(function, longest, math.prod(checked.leading))
-    if flag(function, "validate", validate):
+    if validate:
         invalid = _core.first_invalid(_placement.host_copy(tensor), checked.extent, LARGEST_ENTRY)
         if invalid is not None:
             matrix, row, column, value = invalid
             index = (*map(int, np.unravel_index(matrix, checked.leading)), row, column)
             words = f"must hold finite entries in [0, {LARGEST_ENTRY}], got {value} at index {index}"
             raise ValueError(f"{function}: {name} {words}")
-    if rows and name in ("attention", "heads"):
+    if rows:
         maps = tensor.detach() if tensor.requires_grad else tensor
-        check_row_sums(function, maps, checked_lengths, refuse=validate, queries=checked.query_lengths)
-    return checked
+        check_row_sums(function, maps, lengths, refuse=validate, queries=checked.query_lengths)
 
 
 def _is_usual(
@@ -306,8 +319,19 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
         raise ValueError(f"{function}: {name} must be one dense tensor, got a nested tensor; pad it")
     if tensor.layout != torch.strided:
         raise ValueError(f"{function}: {name} must be a dense tensor, got layout {tensor.layout}")
+    if _placement.is_transformed(tensor):
+        if dispatch.takes_transforms(function, name):
+            return tensor
+        tensor = _placement.without_transforms(tensor)
+        if _placement.is_transformed(tensor):
+            raise TypeError(
+                f"{function}: {name} cannot be a tensor of torch.vmap or torch.func, whose entries cannot be "
+                "looked at; give all of them in one call"
+            )
     # Such a tensor has a shape, and reading an entry of it ends the process.
-    if tensor.device.type == "meta" or not _core.holds_memory(tensor.detach()):
+    if tensor.device.type == "meta" or not _core.holds_memory(
+        tensor.detach() if tensor.requires_grad else tensor
+    ):
         kind = "a tensor" if type(value) is torch.Tensor else f"a {type(value).__name__}"
         raise TypeError(
             f"{function}: {name} holds no memory, got {kind} of shape {tuple(tensor.shape)} on "
@@ -471,7 +495,7 @@ def call_kernel(
     """Return the results of a function of the core, computed where the maps are; they are on the CPU.
 
     `function` is the public one that calls, where it has another name. Only the core has a fast way:
-    gradients, `torch.compile` and accelerators take the exact one, and lazy attention its own.
+    gradients, `torch.compile`, `torch.vmap` and accelerators take the exact one, and lazy attention its own.
     """
     if dispatch.needs_operator(checked.tensor, *arguments):
         operator = dispatch.operator_of(function or kernel.__name__)
@@ -502,6 +526,8 @@ def warn_non_finite(
     # of a value that torch.compile only imagines nothing can be asked
     if not torch.compiler.is_compiling() and non_finite:
         total = math.prod(attention.leading)
+        if _placement.is_transformed(attention.tensor):
+            total, non_finite = dispatch.count_of_maps(attention.tensor), int(non_finite)
         message = (
             f"{function}: {non_finite} of {total} {unit} hold NaN or infinite entries; their results are NaN "
             "(counts -1, flags False)"

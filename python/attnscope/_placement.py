@@ -235,6 +235,23 @@ def stays(function: str, tensor: Tensor) -> bool:
     return not tensor.is_cpu and function in STAYS_ON_DEVICE
 
 
+def is_transformed(value: Any) -> bool:
+    """Return True for a tensor of `torch.vmap` or `torch.func.grad`, whose entries cannot be looked at."""
+    if not isinstance(value, Tensor) or torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.is_batchedtensor(value) or torch._C._functorch.is_gradtrackingtensor(value)
+
+
+def without_transforms(tensor: Tensor) -> Tensor:
+    """Return a tensor that is a constant inside `torch.func.grad` as the tensor in memory that it stands for.
+
+    Every tensor that is made inside is such a stand-in. One that has a gradient or a batch remains.
+    """
+    while torch._C._functorch.is_gradtrackingtensor(tensor) and not tensor.requires_grad:
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def measured_where() -> dict[str, list[str]]:
     """Return the measures of this process so far, by device: "cuda", "cpu (copied)" and so on."""
     return {device: sorted(names) for device, names in sorted(_WHERE.items())}

@@ -134,6 +134,11 @@ class Attention(NamedTuple):
             return support
         seen = torch.arange(self.n, device="cpu") <= positions[..., None]
         if support == "auto":
+            if _placement.is_transformed(self.tensor):
+                raise ValueError(
+                    f"{function}: support='auto' cannot look at entries inside torch.vmap or torch.func for "
+                    "queries that do not follow each other; give the support"
+                )
             behind = (_placement.host_copy(self.tensor.detach()) != 0) & ~seen
             behind &= self.queries_inside()[..., None] & self.inside()[..., None, :]
             seen = seen | behind.any(-1).any(-1)[..., None, None]

@@ -97,6 +97,7 @@ _OPERATOR = operators.operator_pair(
         states.new_empty(0) if query_states is None else query_states.new_empty(query_states.shape),
     ),
     gradients_of=(0, 4, 6),
+    of_each_map=(0, 1, 4, 6),
 )
 
 

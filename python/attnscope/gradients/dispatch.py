@@ -15,6 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from attnscope._placement import is_transformed
+
 #: Public functions whose results carry the gradient of their tensors, and the function of the core of each.
 KERNELS = {
     "attention_entropy": "attention_entropy",
@@ -56,6 +58,19 @@ IN_TORCH = frozenset(
     }
 )
 
+#: Functions of KERNELS that `torch.vmap` and `torch.func` are refused by: they look at values, or their
+#: results differ in size or have a gradient only in part.
+NOT_TRANSFORMED = frozenset(
+    {
+        "causal_spectrum",
+        "geometric_semantic_alignment",
+        "lookback",
+        "marchenko_pastur",
+        "persistence",
+        "reference_influence",
+    }
+)
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -63,12 +78,28 @@ R = TypeVar("R")
 def keeps_gradient(function: str, tensor: Tensor) -> bool:
     """Return True if a public function hands the gradient of this tensor on to its result."""
     differentiable = function in KERNELS or function in IN_TORCH
-    return tensor.requires_grad and differentiable and torch.is_grad_enabled()
+    is_followed = tensor.requires_grad or is_transformed(tensor)
+    return is_followed and differentiable and torch.is_grad_enabled()
+
+
+def takes_transforms(function: str, argument: str) -> bool:
+    """Return True if an argument of a public function may be a tensor of `torch.vmap` or `torch.func`."""
+    return argument in ("attention", "heads") and function in KERNELS and function not in NOT_TRANSFORMED
+
+
+def count_of_maps(maps: Tensor) -> int:
+    """Return how many matrices [..., q, k] there are, with those of the whole batch inside `torch.vmap`."""
+    batch = maps
+    while is_transformed(batch):
+        batch = torch._C._functorch.get_unwrapped(batch)
+    return batch.numel() // (maps.shape[-2] * maps.shape[-1])
 
 
 def needs_operator(maps: Any, *arguments: Any) -> bool:
-    """Return True if a call must be an operator that torch knows: for a gradient, or for a compiler."""
+    """Return True if a call must be an operator: for a gradient, a compiler or a transform of torch."""
     if torch.compiler.is_compiling():
+        return True
+    if torch._C._are_functorch_transforms_active() and any(map(is_transformed, (maps, *arguments))):
         return True
     for value in (maps, *arguments):  # noqa: SIM110 - a generator takes twice as long, on every call
         if isinstance(value, Tensor) and value.requires_grad:

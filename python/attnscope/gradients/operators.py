@@ -15,6 +15,7 @@ from attnscope import _core, _placement
 from attnscope.arguments.maps import Extent
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import sizes_of
+from attnscope.gradients.transforms import batching_rule, composable
 
 NAMESPACE = "attnscope"
 #: Where the queries of rectangles stand, in `sizes_argument`.
@@ -64,6 +65,10 @@ def extent_of(sizes: Tensor | None, maps: Tensor) -> Tensor | Extent | None:
 
 def evaluate(name: str, maps: Tensor, lengths: Tensor | None, *arguments: Any) -> tuple[Any, ...]:
     """Call a function of the core where its maps are; the count of maps that are not finite comes last."""
+    if _placement.is_transformed(maps):
+        raise NotImplementedError(
+            f"{name} cannot be called with these options inside torch.vmap or torch.func; give it all maps"
+        )
     kernel = getattr(_core, name)
     extent = extent_of(lengths, maps)
     *results, non_finite = _placement.computed_on(kernel, maps)(maps, extent, *arguments)
@@ -141,6 +146,7 @@ def operator_pair(
     *,
     outputs: int = 1,
     gradients_of: Sequence[int] = (0,),
+    of_each_map: Sequence[int] = (0, 1),
 ) -> Callable[..., Any]:
     """Register a function and its derivative with torch.
 
@@ -154,9 +160,10 @@ def operator_pair(
         fake_backward: the same without computing anything.
         outputs: how many results have a gradient.
         gradients_of: positions of the arguments with a gradient.
+        of_each_map: positions of the arguments whose leading dimensions are those of the maps.
 
     Returns:
-        The operator.
+        The operator, which `torch.vmap` and `torch.func.grad` can be stacked on.
     """
     operator = custom_op(f"{NAMESPACE}::{name}", forward, mutates_args=())
     operator.register_fake(fake)
@@ -166,7 +173,13 @@ def operator_pair(
     def refuse(ctx: Any, *gradients: Tensor) -> None:
         raise NotImplementedError(f"{name} has no second derivative here; detach its gradient")
 
+    def keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
     derivative.register_autograd(refuse)
+    of_each_gradient = (*range(outputs), *(outputs + index for index in of_each_map))
+    derivative.register_vmap(batching_rule(name, derivative, of_each_gradient))
+    composable_derivative = composable(name, derivative, keep_nothing, refuse, of_each_gradient)
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
@@ -175,7 +188,7 @@ def operator_pair(
     def differentiate(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         tensors = iter(ctx.saved_tensors)
         inputs = [next(tensors) if option is None else option[0] for option in ctx.options]
-        result = derivative(*gradients[:outputs], *inputs)
+        result = composable_derivative(*gradients[:outputs], *inputs)
         answers = result if isinstance(result, (tuple, list)) else (result,)
         gradients_by_input = dict(zip(gradients_of, answers, strict=True))
         return tuple(
@@ -183,4 +196,5 @@ def operator_pair(
         )
 
     operator.register_autograd(differentiate, setup_context=keep)
-    return operator
+    operator.register_vmap(batching_rule(name, operator, of_each_map))
+    return composable(name, operator, keep, differentiate, of_each_map)

@@ -111,6 +111,7 @@ _OPERATOR = operators.operator_pair(
     ),
     outputs=3,
     gradients_of=(0, 4),
+    of_each_map=(0, 1, 4, 5),
 )
 
 

@@ -63,7 +63,7 @@ def test_functional_tensors_are_refused(name):
         torch.func.functionalize(call)(arguments[key])
 
 
-@pytest.mark.parametrize("name", ["fiedler_value", "cloud_distances", "delta_statistics", "two_nn"])
+@pytest.mark.parametrize("name", ["fiedler_vector", "cloud_distances", "delta_statistics", "two_nn"])
 def test_batches_of_vmap_are_refused(name):
     function, arguments = CALLS[name]
     key = tensors_of(arguments)[0]
