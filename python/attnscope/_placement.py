@@ -210,6 +210,11 @@ def use(implementation: str) -> Iterator[None]:
         _TORCH_ON_CPU.reset(token)
 
 
+def takes_torch_on_cpu() -> bool:
+    """Return True inside `use("torch")`."""
+    return _TORCH_ON_CPU.get()
+
+
 def computed_on(
     kernel: Callable[..., Any], tensor: Tensor | Unmaterialized, function: str | None = None
 ) -> Callable[..., Any]:

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from attnscope import _placement
 from attnscope.metrics.lazy.passes import Key
+from attnscope.metrics.lazy.visibility import Visibility
 
 #: Results of queries that the kernel gives under the same name.
 _OF_QUERIES = ("entropy", "collision", "largest", "distance")
@@ -35,6 +37,8 @@ class Scores(Protocol):
     @property
     def shape(self) -> torch.Size: ...
     @property
+    def visibility(self) -> Visibility: ...
+    @property
     def slopes(self) -> Tensor | None: ...
     @property
     def is_plain(self) -> bool: ...
@@ -43,11 +47,12 @@ class Scores(Protocol):
 def measure_on_device(attention: Scores, keys: dict[Key, None]) -> dict[Key, Tensor]:
     """Return those results among `keys` that the device's kernels give, float64 on the CPU.
 
-    The kernels make float32 sums, and know neither a bias but slopes, nor a mask, nor positions of their own;
-    for anything else, and on the CPU, nothing is returned, and the core measures.
+    Triton kernels make float32 sums; torch operations take the place of kernels where a device has none. Both
+    know neither a bias but slopes, nor a mask, nor positions of their own; for anything else, and on the CPU,
+    nothing is returned, and the core measures.
     """
     if not _has_kernels(attention):
-        return {}
+        return _measure_in_tiles(attention, keys) if _takes_tiles(attention) else {}
     from attnscope.devices.lazy_attention import RowMeasures, key_measures, row_measures
 
     *leading, queries, width = attention.query.shape
@@ -94,6 +99,43 @@ def _has_kernels(attention: Scores) -> bool:
     lengths = attention.lengths
     # the kernel takes one length for all heads of a text
     return lengths is None or bool((lengths == lengths[..., :1]).all())
+
+
+def _takes_tiles(attention: Scores) -> bool:
+    """Return True if torch operations measure such attention where its queries and keys are."""
+    from attnscope.devices.slab import has_float64
+
+    device = attention.query.device
+    if device.type == "cpu" and not _placement.takes_torch_on_cpu():
+        return False
+    if attention.precision == "exact" and not has_float64(device):
+        return False
+    return attention.is_plain
+
+
+def _measure_in_tiles(attention: Scores, keys: dict[Key, None]) -> dict[Key, Tensor]:
+    """Return the results among `keys` that torch operations give, float64 on the CPU."""
+    from attnscope.devices.lazy.torch_tiles import Queries, measure_in_tiles
+
+    device, visibility = attention.query.device, attention.visibility
+    # a matrix unit may round float32 to ten bits, which the bound of "fast" does not allow
+    is_rounded = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    is_rounded &= torch.float32 in (attention.query.dtype, attention.key.dtype)
+    queries = Queries(
+        attention.query.detach(),
+        attention.key.detach(),
+        visibility.positions.expand(attention.shape[:-1]).to(device),
+        visibility.lengths.expand(attention.shape[:-2]).to(device),
+        attention.scaling,
+        attention.softcap,
+        attention.slopes,
+        attention.sink_logits,
+        attention.causal,
+        attention.window,
+        attention.after,
+        attention.precision == "exact" or is_rounded,
+    )
+    return {key: values.cpu().double() for key, values in measure_in_tiles(queries, keys).items()}
 
 
 def _options(attention: Scores) -> dict[str, Any]:
