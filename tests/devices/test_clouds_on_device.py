@@ -137,7 +137,7 @@ def test_powers_of_two_are_those_of_the_core() -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_common_factor_changes_no_ratio_on_a_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the core does not look for powers of two, torch operations do."""
+    """Torch operations look for powers of two where the core does not."""
     if name not in ("cka", "matrix_entropy"):
         pytest.skip("its numbers have a scale")
     monkeypatch.setattr(_powers._core, "power_scales", _powers._scales_in_torch)

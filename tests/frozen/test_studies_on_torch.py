@@ -20,7 +20,7 @@ OF_ROUNDING = {"wavelet_heads": ("Scales of attention", "Uncertainty")}
 
 
 def differences_beyond_rounding(study, measured):
-    """What differs from the stored run, but for parts of the report that print rounding errors."""
+    """Return what differs from the stored run, but for parts of the report that print rounding errors."""
     parts = [f"part {at}: {title}" for title in OF_ROUNDING.get(study, ()) for at in range(30)]
     differences = frozen_runs.differences(STORED[study], measured)
     return [words for words in differences if not any(part in words for part in parts)]

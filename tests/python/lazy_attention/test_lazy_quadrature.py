@@ -90,7 +90,7 @@ def test_intervals_cover_in_40_draws(function, kind):
 @pytest.mark.parametrize("kind", kinds(8))
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_intervals_cover_in_400_draws(function, kind):
-    """Where the steps exhaust the space, the random vectors alone leave something open."""
+    """The random vectors alone leave something open where the steps exhaust the space."""
     assert 0.93 <= covering(function, kind, DRAWS) <= 0.97
 
 

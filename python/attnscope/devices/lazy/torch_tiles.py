@@ -8,6 +8,7 @@ rows is known at once and what keys receive needs no second visit; its memory is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -135,8 +136,12 @@ class _Tile:
 
     def of_keys(self, name: str) -> Tensor:
         """Return what every key receives of these queries: weights, or their squares."""
-        shares = torch.where(self._is_real[..., None], self._weights / self._total[..., None], 0.0)
-        return sum_along(shares if name == "incoming" else shares.square(), -2)
+        return sum_along(self._shares if name == "incoming" else self._shares.square(), -2)
+
+    @functools.cached_property
+    def _shares(self) -> Tensor:
+        """Weights over the sum of their query's, 0 for queries that are padding."""
+        return torch.where(self._is_real[..., None], self._weights / self._total[..., None], 0.0)
 
     def undefined_behind(self, values: Tensor) -> Tensor:
         """Return values that are NaN for queries that are padding."""
