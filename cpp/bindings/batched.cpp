@@ -32,6 +32,13 @@ Index side_by_side(const Batch& batch) {
   return width * batch.queries * batch.n * bytes <= kMostBytes ? width : 1;
 }
 
+bool heads_lie_together(const Batch& batch) {
+  return !batch.sizes.empty() && batch.count > 0 && batch.strides.back() == 1 &&
+         batch.sizes.back() > 1 && batch.column_stride == batch.sizes.back() &&
+         batch.row_stride >= batch.n * batch.column_stride && batch.lengths == nullptr &&
+         batch.query_lengths == nullptr && batch.positions == nullptr;
+}
+
 Index block_size(const Batch& batch, Index width, Index entries) {
   const Index matrices = entries / std::max<Index>(1, batch.queries * batch.n);
   return std::max<Index>(1, matrices / width) * width;

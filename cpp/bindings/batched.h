@@ -81,6 +81,19 @@ Index block_size(const Batch& batch, Index width, Index entries = kBlockEntries)
 // cache.
 Index side_by_side(const Batch& batch);
 
+// Whether the heads of a layer are the fastest axis, without gaps, and all maps are whole.
+bool heads_lie_together(const Batch& batch);
+
+// The rows [begin, end) of layer `layer` of such heads: [rows, keys·heads], rows contiguous, head h
+// of key j at entry j·heads + h.
+template <class Scalar>
+MatrixView<Scalar> rows_of_layer(const Batch& batch, const Scalar* data, Index layer, Index begin,
+                                 Index end) {
+  const Index heads = batch.sizes.back();
+  return matrix_view(data + batch.offset(layer * heads) + begin * batch.row_stride, end - begin,
+                     batch.n * heads, batch.row_stride, Index{1});
+}
+
 // Calls visit(view, index, worker) for matrices of which `width` lie side by side, on contiguous
 // copies of so many at a time; `block`: matrices handed out at a time.
 template <class Visit>
@@ -91,7 +104,10 @@ void per_separated(const Batch& batch, Index width, Index block, Visit&& visit) 
   std::vector<AlignedBuffer> copies(worker_count(all));
   run_blocks(all, std::max<Index>(1, block / width), [&](Index begin, Index end, int worker) {
     visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
-      const Index each = batch.queries * batch.n;
+      // The first-level cache holds few lines whose places differ by a power of two: copies begin
+      // an odd number of lines after one another.
+      constexpr Index kLine = 64 / static_cast<Index>(sizeof(Scalar));
+      const Index each = ((batch.queries * batch.n + kLine - 1) / kLine | 1) * kLine;
       const Index numbers = (width * each * static_cast<Index>(sizeof(Scalar)) + 7) / 8;
       auto* const copy = reinterpret_cast<Scalar*>(copies[worker].resize(numbers));
       for (Index group = begin; group < end; ++group) {
@@ -100,7 +116,7 @@ void per_separated(const Batch& batch, Index width, Index block, Visit&& visit) 
         const Index count = std::min(width, heads - head);
         separate(matrix_view(data + batch.offset(first), batch.queries, batch.n, batch.row_stride,
                              batch.column_stride),
-                 count, copy);
+                 count, each, copy);
         for (Index m = 0; m < count; ++m) {
           visit(matrix_view(copy + m * each, batch.query_length(first + m), batch.n, batch.n, 1),
                 first + m, worker);

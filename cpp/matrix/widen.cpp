@@ -151,10 +151,10 @@ void turn_tile(const Scalar* from, Index from_stride, Scalar* to, Index to_strid
 }  // namespace
 
 template <class Scalar>
-void separate(const MatrixView<Scalar>& first, Index count, Scalar* out) {
+void separate(const MatrixView<Scalar>& first, Index count, Index apart, Scalar* out) {
+  assert(apart >= first.size());
   const Index columns = first.cols();
   const Index step = first.innerStride();
-  const Index each = first.size();
   const bool in_tiles = count >= kSide && columns >= kSide;
   for (Index i = 0; i < first.rows(); ++i) {
     const Scalar* row = first.data() + i * first.outerStride();
@@ -164,11 +164,11 @@ void separate(const MatrixView<Scalar>& first, Index count, Scalar* out) {
       const Index left = std::min(j, columns - kSide);
       for (Index m = 0; m < count; m += kSide) {
         const Index top = std::min(m, count - kSide);
-        turn_tile(row + left * step + top, step, to + top * each + left, each);
+        turn_tile(row + left * step + top, step, to + top * apart + left, apart);
       }
     }
     for (Index m = 0; !in_tiles && m < count; ++m) {
-      for (Index j = 0; j < columns; ++j) to[m * each + j] = row[j * step + m];
+      for (Index j = 0; j < columns; ++j) to[m * apart + j] = row[j * step + m];
     }
   }
 }

@@ -25,10 +25,11 @@ void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index
                     double* lines, double* out);
 
 // Copies `count` matrices that lie side by side in memory, entry (i, j) of matrix m being m entries
-// behind that of `first`, to contiguous ones, one after another. Every line of memory is read once,
-// where reading the matrices one by one fetches it for each of them.
+// behind that of `first`, to contiguous ones that begin `apart` entries after one another, no fewer
+// than each has. Every line of memory is read once, where reading the matrices one by one fetches
+// it for each of them.
 template <class Scalar>
-void separate(const MatrixView<Scalar>& first, Index count, Scalar* out);
+void separate(const MatrixView<Scalar>& first, Index count, Index apart, Scalar* out);
 
 // The largest |x| of `count` numbers; 0 when there is none.
 double largest_magnitude(const double* values, Index count);

@@ -185,7 +185,29 @@ inline void transpose_tile(const float* from, std::size_t from_stride, float* to
 }
 inline void transpose_tile(const double* from, std::size_t from_stride, double* to,
                            std::size_t to_stride) {
+#if defined(__AVX__)
+  // four rows and columns at a time, which fill a vector
+  for (std::size_t i = 0; i < kTile; i += 4) {
+    for (std::size_t j = 0; j < kTile; j += 4) {
+      const double* corner = from + i * from_stride + j;
+      const __m256d r0 = _mm256_loadu_pd(corner);
+      const __m256d r1 = _mm256_loadu_pd(corner + from_stride);
+      const __m256d r2 = _mm256_loadu_pd(corner + 2 * from_stride);
+      const __m256d r3 = _mm256_loadu_pd(corner + 3 * from_stride);
+      const __m256d even01 = _mm256_unpacklo_pd(r0, r1);
+      const __m256d odd01 = _mm256_unpackhi_pd(r0, r1);
+      const __m256d even23 = _mm256_unpacklo_pd(r2, r3);
+      const __m256d odd23 = _mm256_unpackhi_pd(r2, r3);
+      double* turned = to + j * to_stride + i;
+      _mm256_storeu_pd(turned, _mm256_permute2f128_pd(even01, even23, 0x20));
+      _mm256_storeu_pd(turned + to_stride, _mm256_permute2f128_pd(odd01, odd23, 0x20));
+      _mm256_storeu_pd(turned + 2 * to_stride, _mm256_permute2f128_pd(even01, even23, 0x31));
+      _mm256_storeu_pd(turned + 3 * to_stride, _mm256_permute2f128_pd(odd01, odd23, 0x31));
+    }
+  }
+#else
   portable::transpose_tile(from, from_stride, to, to_stride);
+#endif
 }
 
 }  // namespace attnscope

@@ -10,16 +10,8 @@
 namespace attnscope {
 namespace {
 
-// Whether the heads of a layer are the fastest axis, without gaps, and all maps are whole.
-bool heads_lie_together(const Batch& batch) {
-  return !batch.sizes.empty() && batch.count > 0 && batch.strides.back() == 1 &&
-         batch.sizes.back() > 1 && batch.column_stride == batch.sizes.back() &&
-         batch.row_stride >= batch.n * batch.column_stride && batch.lengths == nullptr &&
-         batch.query_lengths == nullptr && batch.positions == nullptr;
-}
-
-// The shares of such heads, of which few entries are needed once a layer is known to be finite, and
-// the numbers under uniform attention. Returns how many matrices are not finite.
+// The shares of heads that lie together, of which few entries are needed once a layer is known to
+// be finite, and the numbers under uniform attention. Returns how many matrices are not finite.
 Index shares_of_layers(const Batch& batch, const SupportBatch& supports, const SinkRequest& asked,
                        double* shares, double* uniforms) {
   const Index heads = batch.sizes.back();
@@ -33,9 +25,8 @@ Index shares_of_layers(const Batch& batch, const SupportBatch& supports, const S
         const Index first = layer * heads;
         Support support = supports.given(first);
         const bool together =
-            read_heads_together(matrix_view(data + batch.offset(first), batch.queries,
-                                            batch.n * heads, batch.row_stride, Index{1}),
-                                heads, support.shift, supports.automatic, support.kind);
+            read_heads_together(rows_of_layer(batch, data, layer, 0, batch.queries), heads,
+                                support.shift, supports.automatic, support.kind);
         for (Index index = first; index < first + heads; ++index) {
           const MatrixView<Scalar> view = view_of(batch, data, index);
           SinkAnswers answers;

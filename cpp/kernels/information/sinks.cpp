@@ -386,7 +386,7 @@ Index incoming_of_heads(const MatrixView<Scalar>& layer, Index heads, Index shif
     for (Index h = 0; h < heads; ++h) sums[j * heads + h] /= queries[j];
   }
   const double* divided = sums;
-  separate(matrix_view(divided, Index{1}, n, n * heads, heads), heads, out);
+  separate(matrix_view(divided, Index{1}, n, n * heads, heads), heads, n, out);
   Index non_finite = 0;
   for (Index h = 0; h < heads; ++h) {
     double* means = out + h * n;

@@ -56,7 +56,78 @@ struct NearAndFar {
   }
 };
 
+// Vectors of heads whose sums are in registers together, two of each.
+constexpr Index kMostVectors = kPackWidth == 8 ? 8 : 4;
+
+// Adds kVectors vectors of heads, those of the keys [begin, end) of a row in which keys are
+// `heads` entries apart, to their sums: even and odd keys by themselves first, so that an addition
+// does not wait for the one before.
+template <Index kVectors, class Scalar>
+void add_keys(const Scalar* row, Index heads, Index begin, Index end, Lanes* sums) {
+  Lanes even[kVectors] = {}, odd[kVectors] = {};
+  Index j = begin;
+  for (; j + 2 <= end; j += 2) {
+    const Scalar* key = row + j * heads;
+#pragma GCC unroll 8
+    for (Index v = 0; v < kVectors; ++v) {
+      even[v] += load(key + v * kPackWidth);
+      odd[v] += load(key + heads + v * kPackWidth);
+    }
+  }
+  if (j < end) {
+#pragma GCC unroll 8
+    for (Index v = 0; v < kVectors; ++v) even[v] += load(row + j * heads + v * kPackWidth);
+  }
+#pragma GCC unroll 8
+  for (Index v = 0; v < kVectors; ++v) sums[v] += even[v] + odd[v];
+}
+
+// The sums of kVectors vectors of heads, of which `first` is the first.
+template <Index kVectors, class Scalar>
+void sum_heads(const MatrixView<Scalar>& layer, Index heads, Index first, Index place, Index window,
+               const NearAndFarSums& out) {
+  const Index n = layer.cols() / heads;
+  Lanes near[kVectors] = {}, far[kVectors] = {};
+  for (Index i = 0; i < layer.rows(); ++i) {
+    const Scalar* row = layer.data() + i * layer.outerStride() + first;
+    const Index from = std::clamp<Index>(place + i - window, 0, n);
+    const Index to = std::clamp<Index>(place + i + window + 1, from, n);
+    add_keys<kVectors>(row, heads, 0, from, far);
+    add_keys<kVectors>(row, heads, from, to, near);
+    add_keys<kVectors>(row, heads, to, n, far);
+  }
+  for (Index v = 0; v < kVectors; ++v) {
+    store(out.near + first + v * kPackWidth, near[v]);
+    store(out.far + first + v * kPackWidth, far[v]);
+  }
+}
+
+// The same of up to kCount vectors.
+template <Index kCount, class Scalar>
+void sum_some_heads(Index vectors, const MatrixView<Scalar>& layer, Index heads, Index first,
+                    Index place, Index window, const NearAndFarSums& out) {
+  if (vectors == kCount) return sum_heads<kCount>(layer, heads, first, place, window, out);
+  if constexpr (kCount > 1)
+    sum_some_heads<kCount - 1>(vectors, layer, heads, first, place, window, out);
+}
+
 }  // namespace
+
+bool are_summed_together(Index heads) { return heads >= kPackWidth; }
+
+template <class Scalar>
+void near_and_far_sums(const MatrixView<Scalar>& layer, Index heads, Index place, Index window,
+                       const NearAndFarSums& out) {
+  assert(are_summed_together(heads) && layer.innerStride() == 1);
+  Index first = 0;
+  for (; first + kPackWidth <= heads;) {
+    const Index vectors = std::min(kMostVectors, (heads - first) / kPackWidth);
+    sum_some_heads<kMostVectors>(vectors, layer, heads, first, place, window, out);
+    first += vectors * kPackWidth;
+  }
+  // The heads that are left, with some before them once more.
+  if (first < heads) sum_heads<1>(layer, heads, heads - kPackWidth, place, window, out);
+}
 
 template <class Scalar>
 bool local_global_ratio(const MatrixView<Scalar>& attention, bool find_support, Support& support,
@@ -94,5 +165,6 @@ bool local_global_ratio(const MatrixView<Scalar>& attention, bool find_support, 
 }
 
 ATTNSCOPE_COMPILE(local_global_ratio);
+ATTNSCOPE_COMPILE(near_and_far_sums);
 
 }  // namespace attnscope

@@ -15,4 +15,21 @@ template <class Scalar>
 bool local_global_ratio(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                         Index window, bool drop_first, double& ratio, RowScratch& scratch);
 
+// Sums of the entries of heads near and far from their queries, of one head after another.
+struct NearAndFarSums {
+  double* near;  // [heads]
+  double* far;   // [heads]
+};
+
+// The same sums of heads that lie side by side, over all their entries: what no query of a causal
+// map sees is 0. `layer`: [queries, keys·heads], entry j·heads + h being key j of head h, rows
+// contiguous, heads at least a vector of float64 numbers; query 0 stands at key `place`. A sum is
+// not finite where an entry of its head is not. One read of the layer along its memory.
+template <class Scalar>
+void near_and_far_sums(const MatrixView<Scalar>& layer, Index heads, Index place, Index window,
+                       const NearAndFarSums& out);
+
+// Whether `near_and_far_sums` takes so many heads.
+bool are_summed_together(Index heads);
+
 }  // namespace attnscope

@@ -113,13 +113,15 @@ void expect_separated() {
       RowMatrix<Scalar> together(rows, n * count);
       for (Index k = 0; k < together.size(); ++k)
         together.data()[k] = static_cast<Scalar>(0.25f * static_cast<float>(k % 97));
-      std::vector<Scalar> apart(together.size());
-      separate(matrix_view(together.data(), rows, n, n * count, count), count, apart.data());
+      const Index each = rows * n + 3;
+      std::vector<Scalar> apart(count * each, Scalar(-1));
+      separate(matrix_view(together.data(), rows, n, n * count, count), count, each, apart.data());
       for (Index m = 0; m < count; ++m) {
         for (Index i = 0; i < rows; ++i) {
           for (Index j = 0; j < n; ++j)
-            ASSERT_EQ(apart[(m * rows + i) * n + j], together(i, j * count + m));
+            ASSERT_EQ(apart[m * each + i * n + j], together(i, j * count + m));
         }
+        for (Index k = rows * n; k < each; ++k) ASSERT_EQ(apart[m * each + k], Scalar(-1));
       }
     }
   }

@@ -57,3 +57,38 @@ def test_a_head_that_is_not_finite_spoils_no_other(place, support):
     others = torch.ones(2, 8, dtype=torch.bool)
     others[1, 5] = False
     assert torch.equal(share[others], expected[others])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_head_that_is_not_finite_spoils_no_ratio_beside_it(dtype, value):
+    maps, _ = maps_of(20, 11, dtype, "causal")
+    expected = asc.local_global_ratio(maps)
+    maps[1, 9, 2, 17] = value
+    with pytest.warns(NonFiniteWarning, match="1 of 22 matrices"):
+        ratio = asc.local_global_ratio(maps)
+    assert ratio[1, 9].isnan()
+    others = torch.ones(2, 11, dtype=torch.bool)
+    others[1, 9] = False
+    assert torch.equal(ratio[others], expected[others])
+
+
+def test_ratios_of_heads_of_which_a_sum_overflows_are_not_those_of_a_map_that_is_not_finite():
+    maps = torch.full((8, 8, 16), 1e308, dtype=torch.float64).permute(2, 0, 1)
+    assert (asc.local_global_ratio(maps, window=1)).isnan().all()  # inf/inf, without a warning
+    assert (asc.local_global_ratio(maps, window=0)[0]).isnan()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("queries", [150, 7])
+def test_ratios_of_a_layer_whose_rows_are_shared_out(queries, threads):
+    maps = maps_of(150, 40, torch.float32, "causal")[0][..., -queries:, :]
+    wide = maps.double().numpy()
+    near = abs(np.arange(150 - queries, 150)[:, None] - np.arange(150)) <= 15
+    ratio = (wide * near).sum((-1, -2)) / (wide * ~near).sum((-1, -2))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        np.testing.assert_allclose(asc.local_global_ratio(maps, window=0.1), ratio, rtol=1e-12)
+    finally:
+        torch.set_num_threads(before)
