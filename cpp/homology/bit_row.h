@@ -29,6 +29,11 @@ inline bool any(Block block) {
 
 inline void insert(Word* row, std::size_t bit) { row[bit >> 6] |= Word{1} << (bit & 63); }
 
+inline bool contains(const Word* row, std::size_t bit) {
+  return (row[bit >> 6] >> (bit & 63) & 1) != 0;
+}
+inline void erase(Word* row, std::size_t bit) { row[bit >> 6] &= ~(Word{1} << (bit & 63)); }
+
 template <int kWords>
 std::size_t count(std::size_t words) {
   return kWords > 0 ? static_cast<std::size_t>(kWords) : words;
@@ -81,6 +86,18 @@ std::uint32_t first_common(const Word* a, const Word* b, std::size_t words) {
   }
 }
 
+// The smallest element of a ∩ b that is in one of c and d alone, kNone where there is none.
+template <int kWords>
+std::uint32_t first_in_difference(const Word* a, const Word* b, const Word* c, const Word* d,
+                                  std::size_t words) {
+  for (std::size_t k = 0; k < count<kWords>(words); ++k) {
+    const Word in_difference = a[k] & b[k] & (c[k] ^ d[k]);
+    if (in_difference != 0)
+      return static_cast<std::uint32_t>(k * 64 + std::countr_zero(in_difference));
+  }
+  return kNone;
+}
+
 // a ∩ b ≠ ∅.
 template <int kWords>
 bool meet(const Word* a, const Word* b, std::size_t words) {
@@ -88,23 +105,36 @@ bool meet(const Word* a, const Word* b, std::size_t words) {
                         [=](std::size_t k, auto kind) { return at(a, k, kind) & at(b, k, kind); });
 }
 
-// (a ∩ b) \ c ≠ ∅.
+// a ∩ b ∩ (c ∪ d) ≠ ∅.
 template <int kWords>
-bool meet_outside(const Word* a, const Word* b, const Word* c, std::size_t words) {
+bool meet_either(const Word* a, const Word* b, const Word* c, const Word* d, std::size_t words) {
   return any_of<kWords>(words, [=](std::size_t k, auto kind) {
-    return at(a, k, kind) & at(b, k, kind) & ~at(c, k, kind);
+    return at(a, k, kind) & at(b, k, kind) & (at(c, k, kind) | at(d, k, kind));
   });
 }
 
-// in := (a ∩ b) ∩ c and out := (a ∩ b) \ c.
+// in := (a ∩ b) ∩ c and out := (a ∩ b) \ c; whether anything is in `out`.
 template <int kWords>
-void split(const Word* a, const Word* b, const Word* c, Word* in, Word* out, std::size_t words) {
-  any_of<kWords>(words, [=](std::size_t k, auto kind) {
+bool split(const Word* a, const Word* b, const Word* c, Word* in, Word* out, std::size_t words) {
+  return any_of<kWords>(words, [=](std::size_t k, auto kind) {
     const auto both = at(a, k, kind) & at(b, k, kind);
     const auto near = at(c, k, kind);
     put(in, k, both & near);
     put(out, k, both & ~near);
-    return both;
+    return both & ~near;
+  });
+}
+
+// in := (a ∩ b) \ (c ∪ d) and out := (a ∩ b) ∩ (c ∪ d); whether anything is in `in`.
+template <int kWords>
+bool split_outside(const Word* a, const Word* b, const Word* c, const Word* d, Word* in, Word* out,
+                   std::size_t words) {
+  return any_of<kWords>(words, [=](std::size_t k, auto kind) {
+    const auto both = at(a, k, kind) & at(b, k, kind);
+    const auto either = at(c, k, kind) | at(d, k, kind);
+    put(in, k, both & ~either);
+    put(out, k, both & either);
+    return both & ~either;
   });
 }
 

@@ -26,6 +26,12 @@ class CycleLabels {
   // Sets a + b + c + d to zero: the youngest class in it closes and is returned, kNone if the sum
   // is zero already.
   Class close(Id a, Id b, Id c, Id d);
+  // Whether a label has become zero.
+  bool is_zero(Id id) {
+    refresh(id);
+    return labels_[id].size == 0;
+  }
+  std::size_t closed() const { return closed_; }
   std::size_t alive() const { return alive_; }
 
  private:

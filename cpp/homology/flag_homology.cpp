@@ -13,6 +13,9 @@ using bits::Word;
 
 constexpr std::uint32_t kLabelled = 0x80000000u;
 
+// Edges that see marks take the time in which this many marks are looked through.
+constexpr std::size_t kMarksPerVisit = 2;
+
 }  // namespace
 
 void FlagHomology::reset(const std::vector<std::uint16_t>& by_connection) {
@@ -27,9 +30,19 @@ void FlagHomology::reset(const std::vector<std::uint16_t>& by_connection) {
   for (std::size_t k = 0; k < n; ++k) bit_[vertex_[k]] = static_cast<std::uint16_t>(k);
   rows_.assign(n * words_, 0);
   for (std::size_t k = 0; k < n; ++k) bits::insert(row(k), k);
+  labelled_.assign(n * words_, 0);
+  marked_.clear();
+  visits_ = 0;
+  closed_ = 0;
+  patience_ = 16;
   reached_.resize(words_);
   rest_.resize(words_);
-  cells_.assign(n * (n - 1) / 2, 0);
+  // Of a matrix of the same size only marked edges have cells that are not 0 yet.
+  if (const std::size_t pairs = n * (n - 1) / 2; cells_.size() != pairs) {
+    cells_.assign(pairs, 0);
+  } else {
+    for (const Marked& edge : marked_) cells_[edge.cell] = 0;
+  }
   parent_.resize(n);
   std::iota(parent_.begin(), parent_.end(), std::uint16_t{0});
   merges_.clear();
@@ -73,40 +86,93 @@ CycleLabels::Id FlagHomology::label(std::uint32_t u, std::uint32_t w) {
   return result;
 }
 
+void FlagHomology::mark(std::uint32_t u, std::uint32_t w, std::uint32_t entry) {
+  const std::size_t at = cell_of_bits(u, w);
+  cells_[at] = entry;
+  bits::insert(labelled(u), w);
+  bits::insert(labelled(w), u);
+  marked_.push_back({static_cast<std::uint16_t>(u), static_cast<std::uint16_t>(w),
+                     static_cast<std::uint32_t>(at)});
+}
+
+void FlagHomology::drop_zero_labels() {
+  visits_ = 0;
+  if (labels_.closed() == closed_) return;
+  closed_ = labels_.closed();
+  const bool is_open = labels_.alive() != 0;
+  std::size_t kept = 0;
+  for (const Marked edge : marked_) {
+    if (is_open && !labels_.is_zero(label(edge.u, edge.w))) {
+      marked_[kept++] = edge;
+      continue;
+    }
+    cells_[edge.cell] = 0;
+    bits::erase(labelled(edge.u), edge.w);
+    bits::erase(labelled(edge.w), edge.u);
+  }
+  marked_.resize(kept);
+  patience_ = 16 + kept / kMarksPerVisit;
+}
+
+void FlagHomology::close(std::uint32_t u, std::uint32_t w, std::uint32_t first,
+                         std::uint32_t second, std::uint32_t position) {
+  const bool is_zero = first == bits::kNone;
+  const CycleLabels::Id a = is_zero ? CycleLabels::kZero : label(u, first);
+  const CycleLabels::Id b = is_zero ? CycleLabels::kZero : label(w, first);
+  const CycleLabels::Class gone = labels_.close(a, b, label(u, second), label(w, second));
+  if (gone == CycleLabels::kNone) return;
+  if (classes_[gone].birth < last_group_) --old_cycles_;
+  classes_[gone].death = position;
+}
+
 template <int kWords>
-void FlagHomology::close(std::uint32_t u, std::uint32_t w, std::uint32_t apex,
-                         std::uint32_t position) {
+bool FlagHomology::flood() {
   const std::size_t words = bits::count<kWords>(words_);
-  // The lune, split into the vertices known to be joined to the components found so far and the
-  // others.
   Word* reached = reached_.data();
   Word* rest = rest_.data();
-  bits::split<kWords>(row(u), row(w), row(apex), reached, rest, words);
-  for (;;) {
-    bool left = true;
-    for (bool grew = true; grew && left;) {
-      grew = false;
-      for (std::size_t k = 0; k < words && left; ++k) {
-        for (Word open = rest[k]; open != 0 && left; open &= rest[k]) {
-          const std::size_t vertex = k * 64 + std::countr_zero(open);
-          open &= open - 1;
-          if (!bits::meet<kWords>(row(vertex), reached, words)) continue;
-          grew = true;
-          left = bits::move<kWords>(row(vertex), rest, reached, words);
-        }
+  bool left = true;
+  for (bool grew = true; grew && left;) {
+    grew = false;
+    for (std::size_t k = 0; k < words && left; ++k) {
+      for (Word open = rest[k]; open != 0 && left; open &= rest[k]) {
+        const std::size_t vertex = k * 64 + std::countr_zero(open);
+        open &= open - 1;
+        if (!bits::meet<kWords>(row(vertex), reached, words)) continue;
+        grew = true;
+        left = bits::move<kWords>(row(vertex), rest, reached, words);
       }
     }
-    if (!left) return;
+  }
+  return left;
+}
+
+// Vertices of the lune between which no path of the lune runs see (u, w) by two triangles, whose
+// sums must agree: label(u, v) + label(w, v) is the label of (u, w) for every v of the lune. Where
+// a v has edges of label zero to both, all is zero, and only components without such a v say more.
+template <int kWords>
+void FlagHomology::add_labelled(std::uint32_t u, std::uint32_t w, std::uint32_t position) {
+  const std::size_t words = bits::count<kWords>(words_);
+  Word* reached = reached_.data();
+  Word* rest = rest_.data();
+  std::uint32_t first = bits::kNone;
+  if (!bits::split_outside<kWords>(row(u), row(w), labelled(u), labelled(w), reached, rest,
+                                   words)) {
+    first = bits::first_in_difference<kWords>(row(u), row(w), labelled(u), labelled(w), words);
+    if (first != bits::kNone) {
+      const bool at_u = bits::contains(labelled(u), first);
+      mark(u, w, kLabelled | label(at_u ? u : w, first));
+    } else {
+      first = bits::first_common<kWords>(row(u), row(w), words);
+      mark(u, w, first + 1);
+    }
+    if (!bits::split<kWords>(row(u), row(w), row(first), reached, rest, words)) return;
+  }
+  while (flood<kWords>()) {
     std::size_t k = 0;
     while (rest[k] == 0) ++k;
     const auto vertex = static_cast<std::uint32_t>(k * 64 + std::countr_zero(rest[k]));
-    const CycleLabels::Class gone =
-        labels_.close(label(u, apex), label(w, apex), label(u, vertex), label(w, vertex));
-    if (gone != CycleLabels::kNone) {
-      if (classes_[gone].birth < last_group_) --old_cycles_;
-      classes_[gone].death = position;
-      if (labels_.alive() == 0) return;
-    }
+    close(u, w, first, vertex, position);
+    if (labels_.alive() == 0) return drop_zero_labels();
     if (!bits::move<kWords>(row(vertex), rest, reached, words)) return;
   }
 }
@@ -116,14 +182,14 @@ void FlagHomology::add_words(const std::vector<Edge>& edges, std::uint32_t begin
                              std::uint32_t last_group) {
   const std::size_t words = bits::count<kWords>(words_);
   Word* const rows = rows_.data();
+  const Word* const labelled = labelled_.data();
   for (std::uint32_t e = begin; e < end; ++e) {
     if (e >= last_group && components_ == 1 && old_cycles_ == 0) return;
     const std::uint32_t u = bit_[edge_row(edges[e])];
     const std::uint32_t w = bit_[edge_column(edges[e])];
     Word* const row_u = rows + u * words;
     Word* const row_w = rows + w * words;
-    const std::uint32_t apex = bits::first_common<kWords>(row_u, row_w, words);
-    if (apex == bits::kNone) {
+    if (!bits::meet<kWords>(row_u, row_w, words)) {
       const std::uint32_t a = components_ > 1 ? root(u) : 0;
       const std::uint32_t b = components_ > 1 ? root(w) : 0;
       if (a != b) {
@@ -131,15 +197,14 @@ void FlagHomology::add_words(const std::vector<Edge>& edges, std::uint32_t begin
         --components_;
         merges_.push_back(e);
       } else {
-        cells_[cell(edge_row(edges[e]), edge_column(edges[e]))] = kLabelled | labels_.open();
+        mark(u, w, kLabelled | labels_.open());
         classes_.push_back({e, kOpen});
         if (e < last_group) ++old_cycles_;
       }
-    } else if (labels_.alive() != 0) {
-      cells_[cell(edge_row(edges[e]), edge_column(edges[e]))] = apex + 1;
-      if (bits::meet_outside<kWords>(row_u, row_w, rows + apex * words, words)) {
-        close<kWords>(u, w, apex, e);
-      }
+    } else if (labels_.alive() != 0 && bits::meet_either<kWords>(row_u, row_w, labelled + u * words,
+                                                                 labelled + w * words, words)) {
+      add_labelled<kWords>(u, w, e);
+      if (++visits_ > patience_) drop_zero_labels();
     }
     bits::insert(row_u, w);
     bits::insert(row_w, u);

@@ -16,8 +16,9 @@ namespace attnscope {
 // When edge {u, w} enters, everything it changes can be read off the lune, the common neighbours of
 // u and w: an empty lune joins two components or opens a cycle; otherwise each connected component
 // of the lune beyond the first closes, through the 4-cycle it makes with the first, at most one
-// class. Lunes are intersections of adjacency bitsets, and triangles are never listed. Koyama,
-// Mémoli, Robins, Turner, Faster computation of degree-1 persistent homology using the reduced
+// class. Lunes are intersections of adjacency bitsets, and triangles are never listed. Edges whose
+// label may not be zero are marked in a second set of bitsets: an edge whose lune meets none of them
+// changes nothing, so most lunes of dense graphs are never split. Koyama, Mémoli, Robins, Turner, Faster computation of degree-1 persistent homology using the reduced
 // Vietoris–Rips filtration, 2023.
 class FlagHomology {
  public:
@@ -62,6 +63,13 @@ class FlagHomology {
   // A row of adjacency bits lies on a 32-byte boundary, and where it can within one cache line.
   using Rows = std::vector<std::uint64_t, Eigen::aligned_allocator<std::uint64_t>>;
 
+  // An edge by the bits of its ends, and its cell.
+  struct Marked {
+    std::uint16_t u;
+    std::uint16_t w;
+    std::uint32_t cell;
+  };
+
   template <int kWords>
   void add_words(const std::vector<Edge>& edges, std::uint32_t begin, std::uint32_t end,
                  std::uint32_t last_group);
@@ -69,10 +77,22 @@ class FlagHomology {
   Rest look_ahead_words(const EdgeOrder& order, Edge& awaited);
   template <class Work>
   auto unrolled(Work work);
-  // Splits the lune of (u, w), whose first vertex is `apex`, and closes what its components close.
+  // Labels edge (u, w), whose lune meets labelled edges at u or w, and closes what the components
+  // of the lune close.
   template <int kWords>
-  void close(std::uint32_t u, std::uint32_t w, std::uint32_t apex, std::uint32_t position);
+  void add_labelled(std::uint32_t u, std::uint32_t w, std::uint32_t position);
+  // Joins vertices of rest_ to those of reached_ that they are connected with; whether any is left.
+  template <int kWords>
+  bool flood();
+  // The sum around the 4-cycle of (u, w) with two vertices of its lune is zero: closes a class
+  // where it was not. A first vertex of bits::kNone stands for one whose edges have the label zero.
+  void close(std::uint32_t u, std::uint32_t w, std::uint32_t first, std::uint32_t second,
+             std::uint32_t position);
+  void mark(std::uint32_t u, std::uint32_t w, std::uint32_t entry);
+  // Drops the marks of edges whose labels have become zero.
+  void drop_zero_labels();
   std::uint64_t* row(std::size_t bit) { return rows_.data() + bit * words_; }
+  std::uint64_t* labelled(std::size_t bit) { return labelled_.data() + bit * words_; }
   // The cell of an edge: one per unordered pair.
   static std::size_t cell(std::size_t row, std::size_t column) {
     return row * (row - 1) / 2 + column;
@@ -93,11 +113,16 @@ class FlagHomology {
   std::vector<std::uint16_t> vertex_;  // by bit
   std::vector<std::uint16_t> bit_;     // by vertex
   Rows rows_;                          // by bit: its neighbours and itself
+  Rows labelled_;                      // by bit: neighbours by edges whose label may not be zero
+  std::vector<Marked> marked_;         // these edges
+  std::size_t visits_ = 0;             // edges that saw marks since some were last dropped
+  std::size_t patience_ = 0;           // visits until marks are looked through again
+  std::size_t closed_ = 0;             // classes that had closed then
   Rows reached_;                       // one row of scratch each
   Rows rest_;
-  // Per pair of vertices whose edge has entered: 0 when its label is zero, kLabelled | label, or
-  // one more than the bit of a common neighbour that it had then, from which the label follows when
-  // it is needed.
+  // Per pair of vertices: 0 when the label of its edge is zero, kLabelled | label, or one more than
+  // the bit of a common neighbour that it had when it entered, from which the label follows when it
+  // is needed.
   std::vector<std::uint32_t> cells_;
   std::vector<std::uint16_t> parent_;
   std::vector<std::uint32_t> merges_;
