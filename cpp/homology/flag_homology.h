@@ -17,9 +17,10 @@ namespace attnscope {
 // u and w: an empty lune joins two components or opens a cycle; otherwise each connected component
 // of the lune beyond the first closes, through the 4-cycle it makes with the first, at most one
 // class. Lunes are intersections of adjacency bitsets, and triangles are never listed. Edges whose
-// label may not be zero are marked in a second set of bitsets: an edge whose lune meets none of them
-// changes nothing, so most lunes of dense graphs are never split. Koyama, Mémoli, Robins, Turner, Faster computation of degree-1 persistent homology using the reduced
-// Vietoris–Rips filtration, 2023.
+// label may not be zero are marked in a second set of bitsets: an edge whose lune meets none of
+// them changes nothing, so most lunes of dense graphs are never split. Koyama, Mémoli, Robins,
+// Turner, Faster computation of degree-1 persistent homology using the reduced Vietoris–Rips
+// filtration, 2023.
 class FlagHomology {
  public:
   // A class of H1 that opened with edge `birth` and closed with edge `death` (positions in the

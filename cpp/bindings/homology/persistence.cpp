@@ -4,6 +4,7 @@
 #include "bindings/batched.h"
 #include "bindings/next_matrix.h"
 #include "bindings/options.h"
+#include "bindings/spare_scratch.h"
 
 namespace attnscope {
 namespace {
@@ -16,6 +17,12 @@ Metric metric_from(const std::string& name) {
                         "'");
 }
 
+using Workers = std::vector<PersistenceWorkspace>;
+
+// Up to so many tokens the scratch of a call, 6 MB a worker at most, is kept for the next.
+constexpr Index kMostKept = 512;
+SpareScratch<Workers> spare_workers;
+
 py::tuple bars(Argument attention, Argument lengths, int max_dimension,
                const std::string& symmetrize, const std::string& metric) {
   const Batch batch = make_batch(attention, lengths);
@@ -25,10 +32,12 @@ py::tuple bars(Argument attention, Argument lengths, int max_dimension,
     found[index].reserve(view.rows());
     return persistence(view, options, workspace, found[index], memory_of(batch, view, next));
   };
-  std::vector<PersistenceWorkspace> workers(worker_count(batch.count));
+  std::unique_ptr<Workers> workers = spare_workers.take();
+  workers->resize(worker_count(batch.count));
   // Heads of one size differ in cost of loops by a hundred, so they are handed out one by one.
   const Index block = max_dimension == 0 ? block_size(batch, 1) : 1;
-  const Index non_finite = per_matrix_in_turn(batch, workers, block, block, find);
+  const Index non_finite = per_matrix_in_turn(batch, *workers, block, block, find);
+  if (batch.n <= kMostKept) spare_workers.leave(std::move(workers));
   const auto offsets = make_result({batch.count + 1}, {}, std::int64_t{0});
   Index total = 0;
   for (Index i = 0; i < batch.count; ++i) {
