@@ -51,12 +51,13 @@ py::object finite_matrices(Argument attention, Argument lengths) {
   return result.tensor;
 }
 
-// Whether a call can take `attention` as it is: a plain batch of square maps of fewer than `most`
-// entries, whose last map's last row sums to 1 within `tolerance`. Reads that row alone.
-bool is_usual_attention(Argument attention, Index most, double tolerance) {
+// Whether a call can take `attention` as it is: a plain batch of fewer than `maps` square maps of
+// fewer than `tokens` tokens, whose last map's last row sums to 1 within `tolerance`. Reads that
+// row alone.
+bool is_usual_attention(Argument attention, Index tokens, Index maps, double tolerance) {
   if (!is_plain_batch(attention)) return false;
   const Batch batch = make_batch(attention, py::none());
-  if (batch.count == 0 || batch.count * batch.n * batch.n >= most) return false;
+  if (batch.count == 0 || batch.count >= maps || batch.n >= tokens) return false;
   double sum = 0.0;
   visit_matrix(batch, batch.count - 1, [&](const auto& view, Index) {
     for (Index j = 0; j < batch.n; ++j) sum += static_cast<double>(view(batch.n - 1, j));
@@ -100,7 +101,8 @@ py::object power_scales(Argument matrices, Argument lengths) {
 void bind_validity(py::module_& module) {
   define(module, "is_plain_batch", &is_plain_batch, "attention");
   define(module, "are_plain_vectors", &are_plain_vectors, "vectors");
-  define(module, "is_usual_attention", &is_usual_attention, "attention", "most", "tolerance");
+  define(module, "is_usual_attention", &is_usual_attention, "attention", "tokens", "maps",
+         "tolerance");
   define(module, "holds_memory", &holds_memory, "tensor");
   define(module, "power_scales", &power_scales, "matrices", "lengths");
   define(module, "first_invalid", &first_invalid, "attention", "lengths", "upper");

@@ -21,7 +21,7 @@ import torch
 from attnscope import _core, _placement
 from attnscope._blas import settle_forked_child
 from attnscope._evaluation import plain_defaults
-from attnscope._memory import SMALLEST_BATCH, warn_if_too_large
+from attnscope._memory import SMALLEST_BATCH, SMALLEST_COUNT, SMALLEST_MAP, warn_if_too_large
 from attnscope._precision import PRECISIONS as PRECISIONS
 from attnscope._precision import Precision as Precision
 from attnscope._precision import fast_kernel
@@ -124,7 +124,7 @@ def _is_usual(
     if not rows or name not in ("attention", "heads") or not (places is None or places.is_default):
         return False
     settle_forked_child()
-    return _core.is_usual_attention(attention, SMALLEST_BATCH, TOLERANCE)
+    return _core.is_usual_attention(attention, SMALLEST_MAP, SMALLEST_COUNT, TOLERANCE)
 
 
 def _queries_argument(function: str, places: Places, attention: Attention) -> Queries:

@@ -26,11 +26,12 @@ LARGE_BLOCK = 4 * 1024**2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 #: n x n matrices of float64 that one thread of the greediest kernel works on at a time, as measured.
 WORKSPACE_MATRICES = 3
-# Below this size no machine that runs torch is exceeded, and nobody pays for the question.
-_SMALLEST = 2048
-# Nor by results of fewer bytes than `_core.large_result`.
+#: Tokens of a map below which no machine that runs torch is exceeded, and nobody pays for the question.
+SMALLEST_MAP = 2048
+#: Maps of which a float64 number each is a result of `_core.large_result` bytes.
+SMALLEST_COUNT = _core.large_result // 8
 #: Entries of a batch below which `warn_if_too_large` has nothing to say.
-SMALLEST_BATCH = min(_SMALLEST**2, _core.large_result // 8)
+SMALLEST_BATCH = min(SMALLEST_MAP**2, SMALLEST_COUNT)
 # They read the matrix row by row where it lies.
 _ROW_BY_ROW = frozenset(
     {
@@ -70,7 +71,7 @@ def warn_if_too_large(function: str, n: int, count: int) -> None:
     # A number for every map is the least that a metric keeps of it.
     if 8 * count >= _core.large_result:
         _warn_beyond(8 * count, f"{function}: what is kept of {count} maps needs at least")
-    if n >= _SMALLEST and function.rpartition(".")[2] not in _ROW_BY_ROW:
+    if n >= SMALLEST_MAP and function.rpartition(".")[2] not in _ROW_BY_ROW:
         _warn_beyond(
             workspace_bytes(n, count),
             f"{function}: {count} maps of {n} tokens may need about",

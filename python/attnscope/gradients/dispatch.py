@@ -95,14 +95,20 @@ def count_of_maps(maps: Tensor) -> int:
     return batch.numel() // (maps.shape[-2] * maps.shape[-1])
 
 
+#: Types whose values are no tensors.
+_NO_TENSORS = frozenset({str, bool, int, float, tuple, type(None)})
+
+
 def needs_operator(maps: Any, *arguments: Any) -> bool:
     """Return True if a call must be an operator: for a gradient, a compiler or a transform of torch."""
     if torch.compiler.is_compiling():
         return True
     if torch._C._are_functorch_transforms_active() and any(map(is_transformed, (maps, *arguments))):
         return True
-    for value in (maps, *arguments):  # noqa: SIM110 - a generator takes twice as long, on every call
-        if isinstance(value, Tensor) and value.requires_grad:
+    # a loop: a generator takes twice as long, on every call
+    for value in (maps, *arguments):
+        # the class of tensors takes its time to say that a number is none
+        if type(value) not in _NO_TENSORS and isinstance(value, Tensor) and value.requires_grad:
             return True
     return False
 

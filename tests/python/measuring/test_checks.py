@@ -321,17 +321,18 @@ def test_maps_of_several_metrics_are_looked_at_once(monkeypatch):
 
 def test_the_core_knows_maps_that_need_no_other_check():
     uniform = torch.full((2, 3, 8, 8), 1 / 8)
-    most = uniform.numel() + 1
+    most = (9, 7)  # tokens and maps
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        assert _core.is_usual_attention(uniform.to(dtype), most, 0.02)
-        assert _core.is_usual_attention(uniform.to(dtype).mT, most, 0.02)
-    assert not _core.is_usual_attention(uniform, most - 1, 0.02)
+        assert _core.is_usual_attention(uniform.to(dtype), *most, 0.02)
+        assert _core.is_usual_attention(uniform.to(dtype).mT, *most, 0.02)
+    assert not _core.is_usual_attention(uniform, 8, 7, 0.02)
+    assert not _core.is_usual_attention(uniform, 9, 6, 0.02)
     for value in (1.021, 0.979, float("nan"), float("inf"), -1.0):
         off = uniform.clone()
         off[-1, -1, -1] *= value
-        assert not _core.is_usual_attention(off, most, 0.02)
+        assert not _core.is_usual_attention(off, *most, 0.02)
     off[-1, -1, -1] = 1 / 8 * 1.019
-    assert _core.is_usual_attention(off, most, 0.02)
+    assert _core.is_usual_attention(off, *most, 0.02)
     for other in (
         uniform[0, :0],
         uniform[..., :4],
@@ -340,4 +341,4 @@ def test_the_core_knows_maps_that_need_no_other_check():
         uniform.requires_grad_(),
         "x",
     ):
-        assert not _core.is_usual_attention(other, most, 0.02)
+        assert not _core.is_usual_attention(other, *most, 0.02)
