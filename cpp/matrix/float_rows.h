@@ -5,6 +5,7 @@
 #include <cassert>
 
 #include "matrix/rows.h"
+#include "simd/lane_sums.h"
 #include "simd/logarithm.h"
 
 // Sums along rows in float32, for `fast`: twice as many lanes as float64 has. Chains of additions
@@ -58,20 +59,6 @@ inline Lanes plus_floats(Lanes sum, FloatVector x) {
   float lanes[kFloatWidth];
   put(lanes, x);
   return sum + load(lanes) + load(lanes + kPackWidth);
-#endif
-}
-
-// The sum of all lanes by halves, which wait for one another less than one by one.
-inline double sum_by_halves(Lanes x) {
-#if defined(ATTNSCOPE_AVX512_PACKS)
-  return _mm512_reduce_add_pd(reinterpret_cast<__m512d>(x));
-#else
-  double lanes[kPackWidth];
-  store(lanes, x);
-  for (Index half = kPackWidth / 2; half > 0; half /= 2) {
-    for (Index k = 0; k < half; ++k) lanes[k] += lanes[k + half];
-  }
-  return lanes[0];
 #endif
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "matrix/rows.h"
+#include "simd/lane_sums.h"
 #include "simd/logarithm.h"
 
 // Sums of entries times logarithms along a row. Only kernel sources include it.
@@ -53,10 +54,10 @@ double row_entropy(const WideType* row, Index end, Index n, double* mass) {
   if (j < end) add(load_head(row + j, end - j, n - j), j, odd);
   // −0 has a sign too, and is no negative entry.
   if (lane_bits(reinterpret_cast<LongVector>(signs)) != 0 &&
-      std::any_of(row, row + end, [](WideType x) { return x < 0; })) {
+      std::any_of(row, row + end, [](WideType x) { return x < WideType(0); })) {
     return kNaN;
   }
-  return 0.0 - sum_of_lanes(even + odd);
+  return 0.0 - sum_by_halves(even + odd);
 }
 
 // Σ x·logs, summed as row_entropy sums: where `logs` are the logarithms of the row itself the two
@@ -69,7 +70,7 @@ double row_cross(const WideType* row, Index end, Index n, const double* logs) {
     even = multiply_add(a, load(logs + j), even);
     odd = multiply_add(b, load(logs + j + kPackWidth), odd);
   });
-  return sum_of_lanes(even + odd);
+  return sum_by_halves(even + odd);
 }
 
 }  // namespace attnscope

@@ -7,10 +7,6 @@
 namespace attnscope {
 namespace {
 
-// Maps of at most so many bytes stay in the second-level cache while they are read twice,
-// first for their support, where that is not found on the way.
-constexpr Index kReadTwice = 1 << 19;
-
 // The sums over rows [begin, rows) of kVectors vectors of columns, kept in registers, to `out`.
 template <Index kVectors, class Scalar>
 void sum_strip(const Scalar* columns, Index row_stride, Index begin, Index rows, double* out) {
@@ -192,7 +188,7 @@ bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Supp
     return true;
   }
   support.kind = n >= 2 ? Support::Kind::causal : Support::Kind::full;
-  const bool is_small = attention.size() * static_cast<Index>(sizeof(Scalar)) <= kReadTwice;
+  const bool is_small = stays_in_cache(attention);
   if (is_small && entropy == nullptr && attention.innerStride() == 1 && n >= kPackWidth) {
     scratch.sums.resize(n);
     double* sums = scratch.sums.data();
@@ -220,16 +216,18 @@ bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Supp
 }
 
 template <class Scalar>
-void fast_entropies(const MatrixView<Scalar>& attention, const Support& support, bool zeros_behind,
-                    double* entropy, RowScratch& scratch) {
+void row_entropies(const MatrixView<Scalar>& attention, const Support& support, bool zeros_behind,
+                   bool fast, double* entropy, RowScratch& scratch) {
   const Index n = attention.cols();
+  fast = fast && !std::is_same_v<Scalar, double>;
+  const Index lanes = fast ? kFloatsInPack : kPackWidth;
   const auto write = [&](Index i, const auto* row, Index end) {
+    // a whole vector with zeros at its end costs less than one that is masked
+    if (zeros_behind) end = std::min((end + lanes - 1) / lanes * lanes, n);
     if constexpr (std::is_same_v<Scalar, double>) {
       entropy[i] = row_entropy(row, end, n, nullptr);
     } else {
-      // a whole vector with zeros at its end costs less than one that is masked
-      const Index lanes = (end + kFloatWidth - 1) / kFloatWidth * kFloatWidth;
-      entropy[i] = fast_entropy(row, zeros_behind ? std::min(lanes, n) : end, n);
+      entropy[i] = fast ? fast_entropy(row, end, n) : row_entropy(row, end, n, nullptr);
     }
   };
   if (attention.innerStride() == 1 && support.kind != Support::Kind::mask) {
@@ -241,6 +239,6 @@ void fast_entropies(const MatrixView<Scalar>& attention, const Support& support,
 }
 
 ATTNSCOPE_COMPILE(row_statistics);
-ATTNSCOPE_COMPILE(fast_entropies);
+ATTNSCOPE_COMPILE(row_entropies);
 
 }  // namespace attnscope

@@ -14,11 +14,17 @@ template <class Scalar>
 bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                     double* entropy, RowScratch& scratch);
 
-// The entropies alone, under a support that is known, in float32: relative error below 2e-6 of Σ |x
-// log x|. Those of float64 matrices are in float64. Of a row that is not finite they are not
-// either. `zeros_behind`: what lies behind a row's keys is known to be 0.
+// Whether a matrix that is read twice stays in the second-level cache in between.
 template <class Scalar>
-void fast_entropies(const MatrixView<Scalar>& attention, const Support& support, bool zeros_behind,
-                    double* entropy, RowScratch& scratch);
+bool stays_in_cache(const MatrixView<Scalar>& matrix) {
+  return matrix.size() * static_cast<Index>(sizeof(Scalar)) <= Index{1} << 19;
+}
+
+// The entropies alone, under a support that is known. Of a row that is not finite they are not
+// either. With `fast` in float32: relative error below 2e-6 of Σ |x log x|; those of float64
+// matrices are in float64. `zeros_behind`: what lies behind a row's keys is known to be 0.
+template <class Scalar>
+void row_entropies(const MatrixView<Scalar>& attention, const Support& support, bool zeros_behind,
+                   bool fast, double* entropy, RowScratch& scratch);
 
 }  // namespace attnscope

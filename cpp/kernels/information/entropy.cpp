@@ -11,9 +11,9 @@ namespace attnscope {
 
 namespace {
 
-// Entropies in float32; false where an entry is not finite.
+// Entropies after a reading that finds out the support; false where an entry is not finite.
 template <class Scalar>
-bool fast_rows(const MatrixView<Scalar>& attention, bool find_support, Support& support,
+bool entropies(const MatrixView<Scalar>& attention, bool find_support, Support& support, bool fast,
                double* out, RowScratch& scratch) {
   if (find_support) {
     support.kind =
@@ -21,7 +21,7 @@ bool fast_rows(const MatrixView<Scalar>& attention, bool find_support, Support& 
   } else if (!all_finite(attention)) {
     return false;
   }
-  fast_entropies(attention, support, find_support, out, scratch);
+  row_entropies(attention, support, find_support, fast, out, scratch);
   // Where the support was found every entry is 0 or in an entropy.
   const auto is_finite = [](double entropy) { return std::isfinite(entropy); };
   return !find_support || std::all_of(out, out + attention.rows(), is_finite) ||
@@ -36,8 +36,10 @@ bool attention_entropy(const MatrixView<Scalar>& attention, bool find_support, S
   const Index queries = attention.rows();
   const Index n = attention.cols();
   fast = fast && !std::is_same_v<Scalar, double>;
-  const bool finite = fast ? fast_rows(attention, find_support, support, out, scratch)
-                           : row_statistics(attention, find_support, support, out, scratch);
+  const bool is_read_twice = fast || !find_support || stays_in_cache(attention);
+  const bool finite = is_read_twice
+                          ? entropies(attention, find_support, support, fast, out, scratch)
+                          : row_statistics(attention, find_support, support, out, scratch);
   if (!finite) {
     std::fill(out, out + queries, kNaN);
     return false;

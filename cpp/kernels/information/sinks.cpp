@@ -129,7 +129,7 @@ bool sums_and_entropies(const MatrixView<Scalar>& attention, bool find_support, 
   if (fast && entropy != nullptr && !std::is_same_v<Scalar, double>) {
     if (!sums_and_entropies(attention, find_support, support, false, nullptr, workspace))
       return false;
-    fast_entropies(attention, support, find_support, entropy, workspace.rows);
+    row_entropies(attention, support, find_support, true, entropy, workspace.rows);
     return true;
   }
   if (entropy != nullptr || !find_support || !has_summable_columns(attention))
