@@ -40,6 +40,8 @@ class CycleLabels {
     std::uint32_t size;
     std::uint32_t closed;  // how many classes had closed when it was last rewritten
   };
+  // Whether a label holds a closed class.
+  bool is_stale(const Label& label) const;
   void refresh(Id id);
   void add(std::initializer_list<Id> ids);
   void toggle(Class entry);

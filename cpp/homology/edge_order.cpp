@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <numeric>
 #include <type_traits>
 
 #include "matrix/radix_sort.h"
+#include "simd/number_lanes.h"
 
 namespace attnscope {
 namespace {
@@ -45,8 +47,40 @@ Key key_of_distance(FloatOf<Key> distance) {
          static_cast<Key>(std::numeric_limits<std::make_signed_t<Key>>::max());
 }
 
-// Rows of a tile of the transpose that are read together: a cache line of float32.
-constexpr Index kTile = 16;
+// Writes the entries of `count` keys of consecutive edges that lie in [from, to] behind each other
+// from `out` on, and returns where they end. It may write up to kOverrun entries more.
+constexpr std::size_t kOverrun = 8;
+template <class Key, class Entry>
+Entry* append_keys(const Key* keys, std::size_t count, Edge first, Key from, Key to, Entry* out) {
+  const Key width = to - from;
+  std::size_t k = 0;
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  if constexpr (sizeof(Entry) == 8) {
+    static_assert(offsetof(Entry, edge) == 0 && offsetof(Entry, key) == 4);
+    const __m512i low = _mm512_set1_epi64(from), range = _mm512_set1_epi64(width);
+    __m512i edges =
+        _mm512_add_epi64(_mm512_set1_epi64(first), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+    for (; k + 8 <= count; k += 8) {
+      const __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + k));
+      const __m512i wide = _mm512_cvtepu32_epi64(eight);
+      // A key below `from` is as good as far above it.
+      const __mmask8 chosen = _mm512_cmple_epu64_mask(_mm512_sub_epi64(wide, low), range);
+      const __m512i entries = _mm512_or_si512(_mm512_slli_epi64(wide, 32), edges);
+      _mm512_storeu_si512(out, _mm512_maskz_compress_epi64(chosen, entries));
+      out += std::popcount(static_cast<unsigned>(chosen));
+      edges = _mm512_add_epi64(edges, _mm512_set1_epi64(8));
+    }
+  }
+#endif
+  for (; k < count; ++k) {
+    *out = {first + static_cast<Edge>(k), keys[k]};
+    out += static_cast<Key>(keys[k] - from) <= width ? 1 : 0;
+  }
+  return out;
+}
+
+// Rows of the transpose that are read together: a cache line of float32.
+constexpr Index kColumnsAtOnce = 16;
 
 // The first batch aims at kFirst sixteenths of all pairs and later ones at kLater; keys are sampled
 // to know where that is. Few pairs are one batch.
@@ -96,9 +130,9 @@ void EdgeOrder::fill(Sorter<Key>& sorter, const MatrixView<Scalar>& attention, K
     }
     return;
   }
-  sorter.columns.resize(n_ * kTile);
-  for (Index first = 0; first < n_; first += kTile) {
-    const Index last = std::min(first + kTile, n_);
+  sorter.columns.resize(n_ * kColumnsAtOnce);
+  for (Index first = 0; first < n_; first += kColumnsAtOnce) {
+    const Index last = std::min(first + kColumnsAtOnce, n_);
     for (Index j = 0; j + 1 < last; ++j) {
       const Scalar* source = data + j * outer;
       for (Index i = std::max(first, j + 1); i < last; ++i) {
@@ -145,10 +179,9 @@ void hellinger_rows(const MatrixView<Scalar>& attention, std::vector<double>& ro
 
 template <class Key>
 void EdgeOrder::prepare(Sorter<Key>& sorter) {
-  // One place more than there are pairs, for the write that is not kept.
   const std::size_t pairs = sorter.triangle.size();
-  if (sorter.sorted.size() <= pairs) sorter.sorted.resize(pairs + 1);
-  if (sorter.scratch.size() <= pairs) sorter.scratch.resize(pairs + 1);
+  if (sorter.sorted.size() < pairs + kOverrun) sorter.sorted.resize(pairs + kOverrun);
+  if (sorter.scratch.size() < pairs) sorter.scratch.resize(pairs);
   sorter.radius = *std::min_element(sorter.farthest.begin(), sorter.farthest.begin() + n_);
   sorter.sample.clear();
   const std::size_t step = std::max<std::size_t>(32, pairs / kSample);
@@ -171,13 +204,9 @@ bool EdgeOrder::append(Sorter<Key>& sorter) {
   const std::size_t before = edges_.size();
   auto* const batch = sorter.sorted.data() + before;
   auto* out = batch;
-  const Key* key = sorter.triangle.data();
-  const Key width = to - from;
-  for (Index i = 1; i < n_; ++i) {
-    for (Index j = 0; j < i; ++j, ++key) {
-      *out = {static_cast<Edge>(i << 16 | j), *key};
-      out += static_cast<Key>(*key - from) <= width ? 1 : 0;
-    }
+  const Key* keys = sorter.triangle.data();
+  for (Index i = 1; i < n_; keys += i, ++i) {
+    out = append_keys(keys, static_cast<std::size_t>(i), static_cast<Edge>(i << 16), from, to, out);
   }
   const auto count = static_cast<std::size_t>(out - batch);
   Key lowest = std::numeric_limits<Key>::max();

@@ -13,6 +13,9 @@ using bits::Word;
 
 constexpr std::uint32_t kLabelled = 0x80000000u;
 
+// Whether a cell holds a label, not the neighbour from which it follows.
+bool is_known(std::uint32_t entry) { return entry == 0 || (entry & kLabelled) != 0; }
+
 // Edges that see marks take the time in which this many marks are looked through.
 constexpr std::size_t kMarksPerVisit = 2;
 
@@ -61,24 +64,23 @@ std::uint32_t FlagHomology::root(std::uint32_t vertex) {
 // The label of an edge: that of a triangle's third side is the sum of the other two, and the cell
 // names a triangle that the edge completed when it entered, so both other edges are older.
 CycleLabels::Id FlagHomology::label(std::uint32_t u, std::uint32_t w) {
-  const auto known = [](std::uint32_t entry) { return entry == 0 || (entry & kLabelled) != 0; };
   const std::uint32_t wanted = cells_[cell_of_bits(u, w)];
-  if (known(wanted)) return wanted & ~kLabelled;
+  if (is_known(wanted)) return wanted & ~kLabelled;
   pending_.assign(1, {u, w});
   CycleLabels::Id result = CycleLabels::kZero;
   while (!pending_.empty()) {
     const auto [a, b] = pending_.back();
     std::uint32_t& entry = cells_[cell_of_bits(a, b)];
-    if (known(entry)) {
+    if (is_known(entry)) {
       pending_.pop_back();
       continue;
     }
     const std::uint32_t apex = entry - 1;
     const std::uint32_t first = cells_[cell_of_bits(a, apex)];
     const std::uint32_t second = cells_[cell_of_bits(b, apex)];
-    if (!known(first)) pending_.push_back({a, apex});
-    if (!known(second)) pending_.push_back({b, apex});
-    if (!known(first) || !known(second)) continue;
+    if (!is_known(first)) pending_.push_back({a, apex});
+    if (!is_known(second)) pending_.push_back({b, apex});
+    if (!is_known(first) || !is_known(second)) continue;
     result = labels_.sum(first & ~kLabelled, second & ~kLabelled);
     entry = result == CycleLabels::kZero ? 0 : kLabelled | result;
     pending_.pop_back();
@@ -102,7 +104,8 @@ void FlagHomology::drop_zero_labels() {
   const bool is_open = labels_.alive() != 0;
   std::size_t kept = 0;
   for (const Marked edge : marked_) {
-    if (is_open && !labels_.is_zero(label(edge.u, edge.w))) {
+    const std::uint32_t entry = cells_[edge.cell];
+    if (is_open && !labels_.is_zero(is_known(entry) ? entry & ~kLabelled : label(edge.u, edge.w))) {
       marked_[kept++] = edge;
       continue;
     }

@@ -48,15 +48,32 @@ void radix_sort(Entry* entries, Entry* scratch, std::size_t count, Key lowest, K
   const auto digits_of = [&](const Entry& entry) {
     return static_cast<Key>(key_of(entry) - lowest);
   };
+  const auto scatter = [&](const Entry* from, Entry* to, int shift, std::uint32_t* places) {
+    const Key mask = static_cast<Key>(values - 1);
+    std::uint32_t sum = 0;
+    for (std::size_t v = 0; v < values; ++v) sum += std::exchange(places[v], sum);
+    for (std::size_t k = 0; k < count; ++k) {
+      to[places[(digits_of(from[k]) >> shift) & mask]++] = from[k];
+    }
+  };
   const auto pass = [&](const Entry* from, Entry* to, int shift) {
     counts.assign(values, 0);
     const Key mask = static_cast<Key>(values - 1);
     for (std::size_t k = 0; k < count; ++k) ++counts[(digits_of(from[k]) >> shift) & mask];
-    std::uint32_t sum = 0;
-    for (std::uint32_t& entry : counts) sum += std::exchange(entry, sum);
+    scatter(from, to, shift, counts.data());
+  };
+  // Both digits are counted in one read.
+  const auto two_passes = [&](int shift) {
+    counts.assign(2 * values, 0);
+    const Key mask = static_cast<Key>(values - 1);
+    std::uint32_t* const high = counts.data() + values;
     for (std::size_t k = 0; k < count; ++k) {
-      to[counts[(digits_of(from[k]) >> shift) & mask]++] = from[k];
+      const Key digits = digits_of(entries[k]) >> shift;
+      ++counts[digits & mask];
+      ++high[(digits >> digit) & mask];
     }
+    scatter(entries, scratch, shift, counts.data());
+    scatter(scratch, entries, shift + digit, high);
   };
   const auto all_digits = [&] {
     Entry* from = entries;
@@ -70,8 +87,7 @@ void radix_sort(Entry* entries, Entry* scratch, std::size_t count, Key lowest, K
 
   if (bits <= digit) return all_digits();
   const int shift = std::max(low, low + bits - 2 * digit);
-  pass(entries, scratch, shift);
-  pass(scratch, entries, shift + digit);
+  two_passes(shift);
   if (shift == low) return;
   std::size_t budget = 4 * count;
   for (std::size_t k = 1; k < count; ++k) {
