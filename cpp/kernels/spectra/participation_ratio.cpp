@@ -38,16 +38,28 @@ RowsMap widened(const MatrixView<Scalar>& matrix, ParticipationRatioWorkspace& w
 // groups of kPackWidth columns is kPackWidth vectors.
 constexpr Index kStripVectors = kPackWidth == 2 ? 4 : kPackWidth == 4 ? 3 : 2;
 constexpr Index kStrip = kStripVectors * kPackWidth;
-// Numbers of strips that are multiplied by one group while they are in the second-level cache.
-constexpr Index kStripRoom = Index{1} << 15;
-// Rows up to which that cache holds a strip beside those it is multiplied by.
-constexpr Index kMostInStrips = 1024;
+// Rows whose products are added up in one go, whole diagonal squares of a causal map: the part of a
+// strip that they are stays in the first-level cache while it is multiplied.
+constexpr Index kDepth = 16 * kStrip;
+// Strips that are multiplied by one group while their parts are in the second-level cache.
+constexpr Index kTogether = 8;
+
+// Numbers from a strip to the next: more than n rows where only parts of strips are multiplied
+// together, so that these do not share the same places of a cache.
+Index strip_spacing(Index n) { return (n > kDepth ? n + kDepth + 1 : n) * kStrip; }
 
 // The squares of AᵀA: of the products of a column with itself and the columns beside it in its
 // diagonal square, and of those that stand for their mirror images too.
 struct GramSquares {
   Lanes once{};
   Lanes twice{};
+};
+
+// What the rows before had left of the products of a group with a strip, and will find there again.
+struct PartialProducts {
+  Lanes* sums;  // [kPackWidth][kStripVectors]
+  bool first;   // no rows were before
+  bool last;    // none come after
 };
 
 // Calls visit with the number of vectors of a strip that hold columns, as a constant.
@@ -59,13 +71,22 @@ void with_vectors(Index columns, Visit&& visit) {
   visit(std::integral_constant<Index, kCount>{});
 }
 
-// Adds the squares of the products of a group of columns with vectors [kFirst, kEnd) of a strip;
-// `diagonal`: the first of these holds the group itself.
+// Adds up the products of a group of columns with vectors [kFirst, kEnd) of a strip, and after the
+// last rows their squares; `diagonal`: the first of these holds the group itself.
 template <Index kFirst, Index kEnd>
 [[gnu::always_inline]] inline void add_products(const double* group, const double* strip,
-                                                Index rows, bool diagonal, GramSquares& squares) {
+                                                Index rows, bool diagonal,
+                                                const PartialProducts& partial,
+                                                GramSquares& squares) {
   constexpr Index kVectors = kEnd - kFirst;
   Lanes sums[kPackWidth][kVectors] = {};
+  if (!partial.first) {
+#pragma GCC unroll 8
+    for (Index r = 0; r < kPackWidth; ++r) {
+#pragma GCC unroll 4
+      for (Index v = 0; v < kVectors; ++v) sums[r][v] = partial.sums[r * kStripVectors + v];
+    }
+  }
   for (Index k = 0; k < rows; ++k) {
     Lanes x[kVectors];
 #pragma GCC unroll 4
@@ -76,6 +97,14 @@ template <Index kFirst, Index kEnd>
 #pragma GCC unroll 4
       for (Index v = 0; v < kVectors; ++v) sums[r][v] += factor * x[v];
     }
+  }
+  if (!partial.last) {
+#pragma GCC unroll 8
+    for (Index r = 0; r < kPackWidth; ++r) {
+#pragma GCC unroll 4
+      for (Index v = 0; v < kVectors; ++v) partial.sums[r * kStripVectors + v] = sums[r][v];
+    }
+    return;
   }
   Lanes parts[kVectors] = {};
 #pragma GCC unroll 8
@@ -88,54 +117,58 @@ template <Index kFirst, Index kEnd>
   for (Index v = 1; v < kVectors; ++v) squares.twice += parts[v];
 }
 
-// Products of a strip's groups of columns, from kFirst on, with themselves and those behind them.
+// Products of a strip's groups of columns, from kFirst on, with themselves and those behind them;
+// `triangle`: these rows begin with the strip's diagonal square of a causal map.
 template <Index kFirst, Index kEnd>
-void add_diagonal(const double* strip, Index rows, bool causal, GramSquares& squares) {
-  const Index zeros = causal ? std::min(rows, kFirst * kPackWidth) : 0;
+void add_diagonal(const double* strip, Index rows, bool triangle, PartialProducts partial,
+                  GramSquares& squares) {
+  const Index zeros = triangle ? std::min(rows, kFirst * kPackWidth) : 0;
   const double* from = strip + zeros * kStrip;
-  add_products<kFirst, kEnd>(from + kFirst * kPackWidth, from, rows - zeros, true, squares);
-  if constexpr (kFirst + 1 < kEnd) add_diagonal<kFirst + 1, kEnd>(strip, rows, causal, squares);
+  add_products<kFirst, kEnd>(from + kFirst * kPackWidth, from, rows - zeros, true, partial,
+                             squares);
+  partial.sums += kPackWidth * kStripVectors;
+  if constexpr (kFirst + 1 < kEnd)
+    add_diagonal<kFirst + 1, kEnd>(strip, rows, triangle, partial, squares);
 }
 
 // ‖AᵀA‖_F² of n rows in strips; `causal`: entries above the diagonal are 0, and of those only the
 // ones within a diagonal square of kStrip are read. Cost n³ operations, n³/3 when causal.
-double gram_squares(const double* strips, Index n, bool causal) {
+double gram_squares(const double* strips, Index n, bool causal, AlignedBuffer& memory) {
   GramSquares squares;
   const Index count = (n + kStrip - 1) / kStrip;
-  const Index together = std::max<Index>(1, kStripRoom / (n * kStrip));
-  for (Index from = 0; from < count; from += together) {
-    const Index end = std::min(count, from + together);
-    for (Index s = 0; s < end; ++s) {
-      for (Index t = std::max(from, s); t < end; ++t) {
-        const Index first = causal ? t * kStrip : 0;
-        const double* left = strips + (s * n + first) * kStrip;
-        const double* right = strips + (t * n + first) * kStrip;
-        with_vectors(n - t * kStrip, [&](auto vectors) {
-          if (s == t) return add_diagonal<0, vectors>(right, n - first, causal, squares);
-          for (Index group = 0; group < kStrip; group += kPackWidth) {
-            add_products<0, vectors>(left + group, right, n - first, false, squares);
-          }
-        });
+  const Index spacing = strip_spacing(n);
+  constexpr Index kGroupSums = kPackWidth * kStripVectors;
+  constexpr Index kPairSums = kStripVectors * kGroupSums;
+  Lanes* sums = lane_buffer(memory, n > kDepth ? count * kTogether * kPairSums : 0);
+  for (Index from = 0; from < count; from += kTogether) {
+    const Index end = std::min(count, from + kTogether);
+    for (Index begin = causal ? from * kStrip / kDepth * kDepth : 0; begin < n; begin += kDepth) {
+      const Index rows_end = std::min(n, begin + kDepth);
+      for (Index s = 0; s < end; ++s) {
+        for (Index t = std::max(from, s); t < end; ++t) {
+          const Index top = causal ? t * kStrip : 0;
+          const Index first = std::max(begin, top);
+          if (first >= rows_end) continue;
+          const double* left = strips + s * spacing + first * kStrip;
+          const double* right = strips + t * spacing + first * kStrip;
+          PartialProducts partial{sums + (s * kTogether + t - from) * kPairSums, begin <= top,
+                                  rows_end == n};
+          with_vectors(n - t * kStrip, [&](auto vectors) {
+            if (s == t) {
+              return add_diagonal<0, vectors>(right, rows_end - first, causal && begin <= top,
+                                              partial, squares);
+            }
+            for (Index group = 0; group < kStrip; group += kPackWidth) {
+              add_products<0, vectors>(left + group, right, rows_end - first, false, partial,
+                                       squares);
+              partial.sums += kGroupSums;
+            }
+          });
+        }
       }
     }
   }
   return sum_of_lanes(squares.once) + 2.0 * sum_of_lanes(squares.twice);
-}
-
-// ‖AAᵀ‖_F², which is the same, of n rows `ld` apart; `causal`: as in panel_gram.
-double panel_squares(const double* rows, Index ld, Index n, bool causal,
-                     ParticipationRatioWorkspace& workspace) {
-  double* gram = workspace.gram.resize(panel_offset(panels_of(n)));
-  panel_gram(rows, ld, n, causal, gram, workspace.tile);
-  double squares = 0.0;
-  for (Index s = 0; s < panels_of(n); ++s) {
-    const double* panel = gram + panel_offset(s);
-    const double* block = panel + s * kPanel * kPanel;
-    // Those above the diagonal block stand for their mirror images too.
-    squares += 2.0 * inner_product(panel, panel, s * kPanel * kPanel);
-    squares += inner_product(block, block, kPanel * kPanel);
-  }
-  return squares;
 }
 
 // Lanes of Σ x² and of the largest |x|.
@@ -144,24 +177,36 @@ struct Magnitudes {
   Lanes largest{};
 };
 
-// Puts the first `end` entries of `row`, and what stands behind them up to the end of their strip,
-// times `scale`, where strips are `step` numbers apart.
-void put_row(const double* row, Index end, double scale, double* to, Index step,
+// Puts the first `end` entries of `row`, and zeros behind them up to the end of their strip, times
+// `scale`, where strips are `step` numbers apart.
+template <class Entry>
+void put_row(const Entry* row, Index end, double scale, double* to, Index step,
              Magnitudes& magnitudes) {
-  for (Index j = 0; j < end; j += kStrip, to += step) {
+  Magnitudes all = magnitudes;  // in registers, which what is written to memory cannot change
+  const auto put = [&](Lanes x, Index v) {
+    lanes_at(to)[v] = x;
+    all.squares += x * x;
+    all.largest = larger(all.largest, magnitude(x));
+  };
+  Index j = 0;
+  for (; j + kStrip <= end; j += kStrip, to += step) {
 #pragma GCC unroll 4
-    for (Index v = 0; v < kStripVectors; ++v) {
-      const Lanes x = lanes_at(row + j)[v] * scale;
-      lanes_at(to)[v] = x;
-      magnitudes.squares += x * x;
-      magnitudes.largest = larger(magnitudes.largest, magnitude(x));
-    }
+    for (Index v = 0; v < kStripVectors; ++v) put(load(row + j + v * kPackWidth) * scale, v);
   }
+  for (Index v = 0; j < end && v < kStripVectors; ++v) {
+    const Index left = end - j - v * kPackWidth;
+    put(load_head(row + j + v * kPackWidth, std::min(left, kPackWidth), left) * scale, v);
+  }
+  magnitudes = all;
 }
 
 // Strips of float32 columns, as above.
 constexpr Index kFloats = 2 * kPackWidth;
 constexpr Index kFloatStrip = kStripVectors * kFloats;
+
+// Numbers of float32 strips that are multiplied by one group while they are in the second-level
+// cache.
+constexpr Index kFloatRoom = Index{1} << 16;
 
 // Rows whose products are added up in float32. Of numbers of one sign such a sum has a relative
 // error of at most as many roundings, 4e-6, and the sum of squares of such sums twice that.
@@ -207,7 +252,7 @@ double float_gram_squares(const float* strips, Index n, bool causal) {
   double once = 0.0;
   double twice = 0.0;
   const Index count = (n + kFloatStrip - 1) / kFloatStrip;
-  const Index together = std::max<Index>(1, 2 * kStripRoom / (n * kFloatStrip));
+  const Index together = std::max<Index>(1, kFloatRoom / (n * kFloatStrip));
   for (Index from = 0; from < count; from += together) {
     const Index end = std::min(count, from + together);
     for (Index s = 0; s < end; ++s) {
@@ -265,22 +310,23 @@ double participation_ratio_singular(const MatrixView<Scalar>& matrix,
   }
   const Index n = matrix.rows();
   const Index width = (n + kStrip - 1) / kStrip * kStrip;
-  double* row = workspace.row.resize(width);
-  // A row lies in strips, or whole, with an odd number of cache lines to the next.
-  const bool in_strips = n <= kMostInStrips;
-  const Index ld = in_strips ? kStrip : ((width + 7) / 8 | 1) * 8;
-  const Index step = in_strips ? n * kStrip : kStrip;
-  double* a = workspace.matrix.resize(n * (in_strips ? width : ld));
+  const Index spacing = strip_spacing(n);
+  double* strips = workspace.matrix.resize(width / kStrip * spacing);
   const bool causal = is_causal(matrix);
-  std::fill(row, row + width, 0.0);
+  const bool contiguous = matrix.innerStride() == 1;
+  double* row = contiguous ? nullptr : workspace.row.resize(width);
   const auto fill = [&](double scale) {
     Magnitudes magnitudes;
     for (Index i = 0; i < n; ++i) {
       // To the end of a strip, because rows of many lengths cost more than the zeros in them.
       const Index end = causal ? std::min(n, (i / kStrip + 1) * kStrip) : n;
+      double* to = strips + i * kStrip;
+      if (contiguous) {
+        put_row(matrix.data() + i * matrix.outerStride(), end, scale, to, spacing, magnitudes);
+        continue;
+      }
       widen_row(matrix, i, end, row);
-      put_row(row, end, scale, a + i * ld, step, magnitudes);
-      if (!in_strips) std::fill(a + i * ld + end, a + i * ld + std::min(ld, end + kPanel), 0.0);
+      put_row(row, end, scale, to, spacing, magnitudes);
     }
     return magnitudes;
   };
@@ -290,9 +336,7 @@ double participation_ratio_singular(const MatrixView<Scalar>& matrix,
     largest = std::max(largest, magnitudes.largest[lane]);
   }
   if (const double scale = safe_scale(largest); scale != 1.0) magnitudes = fill(scale);
-  const double squares =
-      in_strips ? gram_squares(a, n, causal) : panel_squares(a, ld, n, causal, workspace);
-  return ratio(sum_of_lanes(magnitudes.squares), squares);
+  return ratio(sum_of_lanes(magnitudes.squares), gram_squares(strips, n, causal, workspace.gram));
 }
 
 template <class Scalar>

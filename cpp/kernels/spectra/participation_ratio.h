@@ -10,7 +10,6 @@ struct ParticipationRatioWorkspace {
   AlignedBuffer matrix;
   AlignedBuffer row;
   AlignedBuffer gram;
-  AlignedBuffer tile;
   AlignedBuffer rectangle;
   AlignedBuffer factor;
 };

@@ -47,7 +47,7 @@ def test_equals_its_spectrum(n, causal, spectrum):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("n", [257, 1024, 1025])
+@pytest.mark.parametrize("n", [128, 193, 256, 257, 511, 1024, 1025])
 def test_maps_that_no_cache_holds(n, causal):
     a = attention(n, 1, causal)[0]
     wide = a.double().numpy()
