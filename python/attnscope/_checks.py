@@ -523,7 +523,9 @@ def warn_non_finite(
     function: str, attention: Attention, result: Any, non_finite: int, unit: str = "matrices"
 ) -> Any:
     """Return `result`, after one warning when some inputs were not finite."""
-    # of a value that torch.compile only imagines nothing can be asked
+    # of a value that torch.compile only imagines, which is no int, nothing can be asked
+    if type(non_finite) is int and non_finite == 0:
+        return result
     if not torch.compiler.is_compiling() and non_finite:
         total = math.prod(attention.leading)
         if _placement.is_transformed(attention.tensor):

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "matrix/rows.h"
+#include "simd/lane_sums.h"
 
 namespace attnscope {
 namespace {
@@ -167,7 +168,11 @@ bool has_summable_columns(const MatrixView<Scalar>& rows) {
 template <class Scalar>
 bool sum_columns(const MatrixView<Scalar>& rows, Index heads, Index shift, bool find_causal,
                  double* sums) {
-  if (find_causal && add_bands(rows, heads, shift, true, sums)) return true;
+  // Row 0 alone shows of most maps that are not causal that they are not.
+  const Index behind = std::clamp<Index>((shift + 1) * heads, 0, rows.cols());
+  const bool may_be_causal =
+      find_causal && !any_nonzero(rows.data() + behind, rows.cols() - behind, 1);
+  if (may_be_causal && add_bands(rows, heads, shift, true, sums)) return true;
   add_bands(rows, heads, shift, false, sums);
   return false;
 }
@@ -176,7 +181,7 @@ bool are_finite(const double* sums, Index count, Index stride) {
   Lanes zeros{};
   Index j = 0;
   for (; stride == 1 && j + kPackWidth <= count; j += kPackWidth) zeros += load(sums + j) * 0.0;
-  double zero = sum_of_lanes(zeros);
+  double zero = sum_by_halves(zeros);
   for (; j < count; ++j) zero += sums[j * stride] * 0.0;
   return zero == 0.0;
 }
