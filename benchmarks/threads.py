@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from kernels.fiedler import laplacians
 from maps import synthetic_maps
 
 TARGET = 1.9
+#: Of a batch for which no second thread is woken: what the clock makes of two equal times.
+FEWEST = 0.95
 # Calls in a row with one number of threads, as a study makes them: another number wakes or ends a thread.
 CALLS = 8
 
@@ -36,6 +39,32 @@ def equal(peer: str, ours: Any, theirs: Any) -> None:
 
 def compare_nothing(peer: str, ours: Any, theirs: Any) -> None:
     del peer, ours, theirs
+
+
+def small_batches(benchmark: Benchmark) -> None:
+    """Compare batches of few small maps, for which no thread may be woken that costs more than it gives."""
+    metrics: dict[str, Callable[[torch.Tensor], Any]] = {
+        "incoming_attention": asc.incoming_attention,
+        "attention_entropy": asc.attention_entropy,
+        "sink_share": lambda a: asc.sink_share(a).share,
+        "local_global_ratio": asc.local_global_ratio,
+        "graph_statistics": lambda a: asc.graph_statistics(a, 0.05).density,
+    }
+    for n in sizes(benchmark, (16, 64, 128, 256), (16, 64)):
+        for count in sizes(benchmark, (1, 4, 16, 64), (1, 16)):
+            attention = synthetic_maps("peaky", n, count)
+            for name, metric in metrics.items():
+                call = functools.partial(metric, attention)
+                benchmark.compare(
+                    f"{name} of {count} n={n}",
+                    CALLS * count,
+                    with_threads(2, call),
+                    {"one thread": with_threads(1, call)},
+                    agree=equal,
+                    target=FEWEST,
+                    facts={"n": n, "maps": count},
+                    peers_compete=False,
+                )
 
 
 def main() -> None:
@@ -91,6 +120,7 @@ def main() -> None:
         limit=2,
         facts={"n": shape[0], "bytes": 4 * before.numel()},
     )
+    small_batches(benchmark)
     benchmark.finish()
 
 
