@@ -142,10 +142,15 @@ class Recipe(NamedTuple):
         mean = HeadMeanAttention(attention)
         of_mean = [column for column in self.columns if column.scope == "map"]
         sites: dict[str, Any] = {"attention": attention, "head_mean": mean}
-        with shared_pass():
-            of_layer: dict[str, Any] = {"attention": mean}
-            measured_mean = measure_layer(of_layer, of_mean, seen, mean=True)
+        of_layer: dict[str, Any] = {"attention": mean}
+
+        def measure_mean() -> Measured:
+            return measure_layer(of_layer, of_mean, seen, mean=True)
+
+        with shared_pass() as note:
+            note(measure_mean)  # so that the first pass over the mean measures all of it
             measured = measure_layer(sites, self.columns, seen, heads=list(layer.heads))
+            measured_mean = measure_mean()
         name = visible_keys(attention.visibility, max(batch.lengths))
         parts = ((of_mean, measured_mean, None), (self.columns, measured, list(layer.heads)))
         for columns, of_maps, names in parts:

@@ -90,9 +90,8 @@ def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Captur
     Args:
         batch: the real inputs, where there are some.
     """
+    check_not_refused(model)
     trials = _trials_of(model)
-    if trials.refusal:
-        raise RuntimeError(f"capture: {type(model).__name__}: {trials.refusal}")
     modalities = frozenset(filter(None, (_modality(name, value) for name, value in (batch or {}).items())))
     if (plan := trials.plans.get(modalities)) is not None:
         return plan
@@ -123,6 +122,12 @@ def _trials_of(model: nn.Module) -> _Trials:
     if trials is None or trials.signature != signature:
         trials = _trials[model] = _Trials(signature)
     return trials
+
+
+def check_not_refused(model: nn.Module) -> None:
+    """Raise if captures of the model are refused."""
+    if refusal := _trials_of(model).refusal:
+        raise RuntimeError(f"capture: {type(model).__name__}: {refusal}")
 
 
 def refuse(model: nn.Module, reason: str) -> None:

@@ -488,8 +488,6 @@ def metric_names() -> list[str]:
 def requests_of(metrics: Metrics, options: Mapping[str, Any], *, partial: bool = False) -> list[Request]:
     """Return the checked requests of `measure`: the key, the metric and its options of every result.
 
-    With `partial`, arguments of a metric other than attention come from elsewhere.
-
     With `partial`, what a metric needs beside attention comes from elsewhere.
     """
     requests, used_options, names = [], set(), metric_names()
@@ -542,13 +540,16 @@ def options_taken(metrics: Metrics) -> set[str]:
 
 def named_metric(key: str, key_options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name of the function that a key of `measure` requests, and the options of that key."""
-    options, names = dict(key_options), metric_names()
+    options = dict(key_options)
     if "function" in options:
         return str(options.pop("function")), options
+    if "metric" not in options:
+        return key, options
+    names = metric_names()
     takes_metric = key in names and "metric" in accepted_options(key)
-    if "metric" in options and not (takes_metric and options["metric"] not in names):
-        return str(options.pop("metric")), options
-    return key, options
+    if takes_metric and options["metric"] not in names:
+        return key, options
+    return str(options.pop("metric")), options
 
 
 def _options_by_key(metrics: Metrics) -> Mapping[str, Mapping[str, Any]]:

@@ -243,7 +243,9 @@ class MeasurementRun:
             if call in self._results:
                 return self._results[call]
         call_arguments = self._arguments(function, call.options, call)
-        if entropy := self.plan.entropies.get(call):
+        # lazy attention measures divergences from queries and keys, in the same pass as entropies
+        entropy = None if isinstance(maps, Unmaterialized) else self.plan.entropies.get(call)
+        if entropy is not None:
             return divergence_of(maps, self._result(entropy), **call_arguments)
         return function(maps, **call_arguments) if reads_maps(function) else function(**call_arguments)
 

@@ -22,6 +22,8 @@ from attnscope.study_api.tables import Column, Table
 if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun
 
+#: Tokens up to which uniform attention is a map in any case: of two megabytes at most.
+_SHORT = 512
 #: Values of uniform attention, and means of controls, by length of text.
 BASELINES = Table(
     "baselines",
@@ -87,14 +89,15 @@ def write_baselines(
 
     Numbers of controls are mean and deviation over texts of one length. The support is read from `tables`;
     `chosen` gives the quantities of each protocol under a support. `lazily` gives uniform attention of a
-    support and a length where no map is to be made.
+    support and a length where no map is to be made; of short texts there is a map in any case.
     """
     samples = run.read("samples")
     nobody: dict[str, Any] = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
     for n, support in supports_of(
         samples, [run.read(table) for table in tables if table in run.stored.tables()]
     ):
-        sites, limits = _uniform(support, n) if lazily is None else _lazily_uniform(lazily(support, n))
+        has_map = lazily is None or n <= _SHORT
+        sites, limits = _uniform(support, n) if has_map else _lazily_uniform(lazily(support, n))
         baseline_keys: dict[str, Any] = {"n_tokens": n, "kind": "uniform", "support": support}
         for protocol, quantities in chosen(support).items():
             with warnings.catch_warnings():

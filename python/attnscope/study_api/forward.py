@@ -194,8 +194,9 @@ def lazy_refusal(
 ) -> str:
     """Return why the layers of a pass cannot be measured from queries and keys, "" if all can.
 
-    The model runs on the first few tokens of a text, both ways: each layer that has a map must hand over its
-    queries and keys. The answer is kept as long as the model is made of the same modules.
+    The model runs on the first few tokens of a text: each layer that has a map must hand over its queries and
+    keys, and where a softmax ran outside of those layers, their maps are counted. The answer is kept as long
+    as the model is made of the same modules.
 
     Args:
         model: as it is run.
@@ -229,9 +230,13 @@ def _structure_of(model: Any) -> int:
 
 
 def _find_refusal(model: Any, inputs: Mapping[str, Any], layers: Sequence[int] | None, cross: bool) -> str:
-    """Return the answer of `lazy_refusal` from two short passes."""
+    """Return the answer of `lazy_refusal` from a short pass, or from two where it is no plain "all can"."""
+    from attnscope.capture.lazy.lazy_recording import modules_without_queries
+
     few = {"input_ids": inputs["input_ids"][:1, :_FEW_TOKENS]}
     try:
+        if modules_without_queries(attention_body(model, few), few) == []:
+            return ""
         lazily = set()
         for number, _ in lazy_self_attention(model, few, layers=layers):
             lazily.add(number)

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import attnscope as asc
+from attnscope import _core
 from attnscope.analysis.recipe import Recipe
 from attnscope.study_api import forward
 
@@ -68,6 +69,15 @@ def test_maps_are_computed_where_something_needs_them():
     model = build(MODELS["causal"])
     for metrics in (["attention_entropy", "fiedler_value"], {"sink_share": {"support": "full"}}):
         assert asc.analyze(model, TEXTS, metrics).provenance["attention"] == "maps"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_layer_is_read_once_for_its_heads_and_once_for_their_mean(monkeypatch):
+    passes = []
+    measure = _core.lazy_measures
+    monkeypatch.setattr(_core, "lazy_measures", lambda *values: passes.append(1) or measure(*values))
+    asc.analyze(build(MODELS["causal"]), TEXTS, METRICS)
+    assert len(passes) == 2 * SMALL["num_hidden_layers"]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

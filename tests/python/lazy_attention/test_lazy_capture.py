@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import attnscope as asc
+from attnscope.capture.lazy import lazy_recording
 
 SMALL = {
     "vocab_size": 64,
@@ -124,6 +125,49 @@ def test_output_of_plain_attention_is_the_models_own_to_the_bit():
     assert torch.equal(recording.output.logits, expected)
 
 
+@pytest.mark.parametrize("name", ["grouped queries", "full"])
+def test_padding_behind_a_text_leaves_the_output_of_its_tokens_as_it_is(name):
+    """By the model's own attention: no second attention is computed for the sake of padding."""
+    model, inputs = build(name), inputs_with("behind")
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        expected = model(**inputs)[0]
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        asc.capture(model, lazy=True) as recording,
+    ):
+        patch.setattr(lazy_recording, "_multiply", None)
+        list(recording.run(**inputs))
+    real = inputs["attention_mask"].bool()
+    assert not bool(real.all())
+    torch.testing.assert_close(recording.output[0][real], expected[real], rtol=1e-5, atol=1e-5)
+
+
+class SilentAttention(torch.nn.Module):
+    """Attention that computes its weights itself, and draws random numbers."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, hidden_states, **options):
+        del options
+        torch.rand(1)
+        weights = (hidden_states @ hidden_states.transpose(-1, -2)).softmax(-1)
+        return weights @ hidden_states, None
+
+
+def test_modules_that_keep_their_queries_are_found_in_one_pass_that_leaves_no_trace():
+    model, inputs = build("grouped queries"), {"input_ids": torch.arange(3, 11)[None]}
+    assert lazy_recording.modules_without_queries(model, inputs) == []
+    model.model.layers[1].self_attn = SilentAttention(model.model.layers[1].self_attn)
+    model.train()
+    state = torch.random.get_rng_state()
+    assert lazy_recording.modules_without_queries(model, inputs) == ["model.layers.1.self_attn"]
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+
+
 def test_layers_and_heads_are_chosen():
     model = build("grouped queries")
     all_layers = _layers(model, precision="exact")
@@ -204,10 +248,17 @@ MEMORY = """
             max_position_embeddings=16384, local_attention=1000, pad_token_id=0, bos_token_id=1,
             eos_token_id=1, cls_token_id=1, sep_token_id=1)
         model = transformers.ModernBertModel(config).eval()
+    if {padded}:
+        config = transformers.BertConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            max_position_embeddings=16384)
+        model = transformers.BertModel(config).eval()
     ids = torch.randint(0, 64, (1, 16384))
     def measure(inputs):
         with asc.capture(model, lazy=True) as recording:
-            for layer in recording.run(input_ids=inputs):
+            mask = torch.ones_like(inputs)
+            mask[:, -50:] = 1 - {padded}
+            for layer in recording.run(input_ids=inputs, attention_mask=mask):
                 layer.measure(["attention_entropy", "incoming_attention", "sink_test"])
     measure(ids[:, :512])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -217,9 +268,11 @@ MEMORY = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("window", "two_sided"), [(None, False), (1000, False), (None, True)])
-def test_nothing_of_the_size_of_a_map_is_allocated(window, two_sided):
+@pytest.mark.parametrize(
+    ("window", "two_sided", "padded"), [(None, 0, 0), (1000, 0, 0), (None, 1, 0), (None, 0, 1)]
+)
+def test_nothing_of_the_size_of_a_map_is_allocated(window, two_sided, padded):
     """One head's map of 16,384 tokens has 268 million entries: 262,144 KB as booleans."""
-    script = textwrap.dedent(MEMORY.format(window=window, two_sided=two_sided))
+    script = textwrap.dedent(MEMORY.format(window=window, two_sided=two_sided, padded=padded))
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(finished.stdout) < 131_072

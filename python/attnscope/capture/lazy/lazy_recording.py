@@ -11,7 +11,7 @@ of size n² is allocated.
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -24,7 +24,9 @@ from attnscope.capture.implementation import configs, implementation
 from attnscope.capture.interface import INERT
 from attnscope.capture.lazy.lazy_layer import LazyLayer
 from attnscope.capture.lazy.mask_rules import MaskRule, MaskRules
-from attnscope.capture.preservation import EvaluationMode, preserved_run
+from attnscope.capture.preflight import check_not_refused
+from attnscope.capture.preservation import EvaluationMode, preserved, preserved_run, remember
+from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.stream import Stream
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
 from attnscope.models.architecture import is_cross, name_pattern
@@ -119,6 +121,37 @@ class LazyRecording:
             )
 
 
+def modules_without_queries(model: nn.Module, inputs: Mapping[str, Any]) -> list[str] | None:
+    """Return the attention modules that computed weights in one pass and handed over no queries and keys.
+
+    What the pass does to the model and to random states is undone, and later passes know of it. None where it
+    shows nothing: no module handed anything over, some read the keys of another sequence, or the pass changes
+    how the model computes.
+
+    Raises:
+        RuntimeError: captures of the model are refused.
+        NotImplementedError: an argument of the model's attention that is not understood, by its name.
+    """
+    check_not_refused(model)
+    register()
+    collector = _Collector(model, lambda layer: None, None, None, None)
+    watch = SoftmaxWatch(collector.names, visible=False)
+    arguments = dict(inputs)
+    if module_tracing.takes(model, "use_cache"):
+        arguments.setdefault("use_cache", False)
+    mode, token = EvaluationMode(model), _COLLECTOR.set(collector)
+    try:
+        with preserved(model) as effects, torch.no_grad(), implementation(model, NAME), watch:
+            model(**arguments)
+    finally:
+        _COLLECTOR.reset(token)
+        mode.put_back()
+    remember(model, effects)
+    if not collector.seen or collector.has_cross or effects.settings:
+        return None
+    return watch.missing(collector.captured)
+
+
 class _Collector:
     """The state of one forward pass: what it has shown so far, and where its layers go."""
 
@@ -135,6 +168,8 @@ class _Collector:
         self.precision = precision
         self.rules = MaskRules()
         self.seen = 0
+        self.captured: set[str] = set()
+        self.has_cross = False
         self.pulse: Any = None
         self._layers = layers
         self._heads = heads
@@ -150,6 +185,8 @@ class _Collector:
         """Hand over a layer, if it is among those asked for."""
         self.seen += 1
         name = self.names[id(module)]
+        self.captured.add(name)
+        self.has_cross |= is_cross(module, name)
         stack = name_pattern(name)
         index = self._number(name, stack)
         self.depths.setdefault(stack, self._depth(stack))
@@ -248,7 +285,11 @@ def attention_function(
     scores = {name: options.get(name) for name in ("softcap", "s_aux", "position_bias")}
     rule, dense = _visible(collector, module, query, key, attention_mask, options.get("is_causal"))
     attention, real, order = _lazy(query, key, scaling, rule, dense, scores, collector.precision)
-    if rule.is_for_sdpa and all(argument is None for argument in scores.values()):
+    # queries of causal attention see none of the padding behind their text
+    is_plain = rule.window is None and all(argument is None for argument in scores.values())
+    if is_plain and (rule.is_dense or not rule.causal or order is None):
+        if dense is None and rule.real is not None and not rule.causal:
+            dense = rule.real[:, None, None, :].to(query.device)
         plain = {"is_causal": rule.causal and query.shape[2] > 1, "dropout": 0.0}
         output, _ = sdpa_attention_forward(module, query, key, value, dense, scaling=scaling, **plain)
     else:

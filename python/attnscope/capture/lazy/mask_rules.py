@@ -36,11 +36,6 @@ class MaskRule:
     real: Tensor | None
     is_dense: bool = False
 
-    @property
-    def is_for_sdpa(self) -> bool:
-        """True if torch's attention needs no other mask than the model's."""
-        return self.is_dense or (self.window is None and self.real is None)
-
 
 class MaskRules:
     """The rules of one forward pass, found by the memory of the tensors that stand for them."""

@@ -73,13 +73,14 @@ def shared_pass() -> Iterator[Callable[[Callable[[], Any]], None]]:
     token = SHARED.set(shared)
 
     def note(function: Callable[[], Any]) -> None:
+        is_noting = shared.collecting[0]
         shared.collecting[0] = True
         try:
             function()
         except Noted:
             pass
         finally:
-            shared.collecting[0] = False
+            shared.collecting[0] = is_noting
 
     try:
         yield note

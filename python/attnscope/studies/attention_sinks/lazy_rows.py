@@ -21,6 +21,7 @@ from attnscope.metrics.lazy.lazy_attention import LazyAttention
 from attnscope.metrics.lazy.map_free import needs_no_map
 from attnscope.metrics.lazy.passes import Key, shared_pass
 from attnscope.metrics.lazy.visibility import visible_keys
+from attnscope.metrics.measure import Measured
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import measure_layer
 from attnscope.studies.attention_sinks.layer_rows import of_single_maps, write_rows
@@ -84,15 +85,20 @@ def write_lazy_layer(
     attention = states.attention
     keys: list[Key] = [("entropy", None), ("first", 1), ("incoming", None)] if profiles else []
     of_mean = [quantity for quantity in of_single_maps(quantities) if needs_no_map(quantity)]
+    mean_attention: Any = HeadMeanAttention(attention)
+
+    def measure_mean() -> Measured | None:
+        of_layer = {"attention": mean_attention}
+        return measure_layer(of_layer, of_mean, states, mean=True) if of_mean else None
+
     with shared_pass() as note:
-        # so that the first pass of the quantities measures them too
+        # so that one pass of the heads and one of their mean measure everything
         note(lambda: attention.take(keys) if keys else None)
-        mean_attention = HeadMeanAttention(attention)
+        note(measure_mean)
         sites: dict[str, Any] = {"attention": attention, "head_mean": mean_attention}
         measured = measure_layer(sites, quantities, states, heads=states.names)
         measured_profiles = attention.take(keys) if profiles else []
-        sites = {"attention": mean_attention}
-        mean = measure_layer(sites, of_mean, states, mean=True) if of_mean else None
+        mean = measure_mean()
     write_rows(run, measured, batch, "exact", number, states.names, supports=states.supports)
     if mean is not None:
         write_rows(run, mean, batch, "exact", number, None, supports=states.supports)

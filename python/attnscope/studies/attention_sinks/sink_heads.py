@@ -94,8 +94,8 @@ class SinkSums:
 def _test_of_texts(states: States | LazyStates, texts: Sequence[int], count: int) -> SinkTest:
     """Return the test of the heads of some of `count` texts."""
     if isinstance(states, LazyStates):
-        attention: Any = states.attention.select_texts(texts)
-        return sink_test(attention)
+        attention: Any = states.attention
+        return sink_test(attention if len(texts) == count else attention.select_texts(texts))
     maps, lengths, support = states.heads, states.lengths, states.support
     if len(texts) < count:
         maps, lengths = maps[texts], lengths[texts]

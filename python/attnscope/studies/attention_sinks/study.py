@@ -17,6 +17,7 @@ import torch
 from attnscope.errors import ConfigError
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.lazy.map_free import needs_no_map
+from attnscope.metrics.lazy.passes import shared_pass
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import measure_layer
@@ -131,9 +132,10 @@ def measure_lazily(study: SinkStudy, unit: Unit, run: StageRun) -> None:
         for number, layer in run.lazy_layers(batch):
             states = LazyStates.of(layer)
             quantities = study.lazily if states.learned is not None else without_learned_sink(study.lazily)
-            write_lazy_layer(states, number, quantities, batch, run, profiles=profiles)
-            if not unit.variant:
-                sums.add(states, number, batch)
+            with shared_pass():  # the sums over texts are of the pass that measures the quantities
+                write_lazy_layer(states, number, quantities, batch, run, profiles=profiles)
+                if not unit.variant:
+                    sums.add(states, number, batch)
             # while the next layer is computed, this one must be free
             del states, layer
     sums.write()
