@@ -114,7 +114,8 @@ void EdgeOrder::take_row(Sorter<Key>& sorter, Index row, const Key* __restrict__
 }
 
 template <class Key, class Scalar, class KeyOf>
-void EdgeOrder::fill(Sorter<Key>& sorter, const MatrixView<Scalar>& attention, KeyOf key_of) {
+void EdgeOrder::fill(Sorter<Key>& sorter, const MatrixView<Scalar>& attention, bool causal,
+                     KeyOf key_of) {
   using Float = FloatOf<Key>;
   const MatrixView<Scalar> lines =
       along_memory(attention);  // a key is a symmetric function of A, Aᵀ
@@ -122,7 +123,7 @@ void EdgeOrder::fill(Sorter<Key>& sorter, const MatrixView<Scalar>& attention, K
   const Index inner = lines.innerStride();
   const Scalar* data = lines.data();
   Key* __restrict__ row = sorter.row.data();
-  if (inner == 1 && is_causal(lines)) {
+  if (inner == 1 && causal && lines_are_rows(attention)) {
     for (Index i = 1; i < n_; ++i) {
       const Scalar* source = data + i * outer;
       for (Index j = 0; j < i; ++j) row[j] = key_of(static_cast<Float>(source[j]), Float(0));
@@ -243,7 +244,8 @@ bool EdgeOrder::has_earlier_path(const Sorter<Key>& sorter, Edge edge) const {
 }
 
 template <class Scalar>
-void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric) {
+void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric,
+                       bool causal) {
   n_ = attention.rows();
   metric_ = metric;
   wide_ = std::is_same_v<Scalar, double> || metric == Metric::hellinger ||
@@ -265,11 +267,11 @@ void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetriz
     });
   } else if (metric == Metric::distance) {
     using Own = Wide<Scalar>;
-    fill(sorter(Own{}), attention,
+    fill(sorter(Own{}), attention, causal,
          [](Own a, Own b) { return key_of_distance<FloatKey<Own>>(a > b ? a : b); });
   } else {
     with_similarity<Scalar>(symmetrize, metric, [&]<class Float>(Float zero, auto similarity) {
-      fill(sorter(zero), attention,
+      fill(sorter(zero), attention, causal,
            [=](Float a, Float b) { return key_of_weight<FloatKey<Float>>(similarity(a, b)); });
     });
   }
@@ -304,7 +306,7 @@ double EdgeOrder::dissimilarity(std::uint32_t index) const {
 
 ATTNSCOPE_COMPILE(hellinger_rows);
 #define ATTNSCOPE_INSTANTIATE(Scalar) \
-  template void EdgeOrder::assign<Scalar>(const MatrixView<Scalar>&, Symmetrize, Metric);
+  template void EdgeOrder::assign<Scalar>(const MatrixView<Scalar>&, Symmetrize, Metric, bool);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE
 

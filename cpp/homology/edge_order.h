@@ -52,10 +52,11 @@ void with_similarity(Symmetrize symmetrize, Metric metric, Visit&& visit) {
 // left to tell long before r. Scratch is kept from matrix to matrix.
 class EdgeOrder {
  public:
-  // Reads the matrix, ranks the vertices and looks where the keys lie. Cost O(n²), with hellinger
-  // O(n³).
+  // Reads the matrix, ranks the vertices and looks where the keys lie; `causal`: it is known to be
+  // causal, which false does not deny. Cost O(n²), with hellinger O(n³).
   template <class Scalar>
-  void assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric);
+  void assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric,
+              bool causal = false);
 
   // Appends the next batch to edges(); false when all edges up to r are there.
   bool next();
@@ -97,7 +98,7 @@ class EdgeOrder {
   Sorter<std::uint32_t>& sorter(float) { return narrow_; }
   Sorter<std::uint64_t>& sorter(double) { return broad_; }
   template <class Key, class Scalar, class KeyOf>
-  void fill(Sorter<Key>& sorter, const MatrixView<Scalar>& attention, KeyOf key_of);
+  void fill(Sorter<Key>& sorter, const MatrixView<Scalar>& attention, bool causal, KeyOf key_of);
   template <class Key>
   void take_row(Sorter<Key>& sorter, Index row, const Key* keys);
   template <class Key>

@@ -51,13 +51,11 @@ bool persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
   bool causal = false;
   if (options.metric == Metric::distance) {
     if (!none_is_nan(attention)) return false;
-  } else if (options.max_dimension == 0) {
+  } else {
     MatrixReading reading{true, attention.cols() >= 2};
     read_lines(attention, 0, along_memory(attention).rows(), reading);
     if (!reading.finite) return false;
     causal = reading.causal;
-  } else if (!all_finite(attention)) {
-    return false;
   }
   EdgeOrder& order = workspace.order;
   FlagHomology& homology = workspace.homology;
@@ -76,7 +74,7 @@ bool persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
     bars.push_back(endless);
     return true;
   }
-  order.assign(attention, options.symmetrize, options.metric);
+  order.assign(attention, options.symmetrize, options.metric, causal);
   run(order, homology);
   const std::vector<Edge>& edges = order.edges();
   for (const std::uint32_t merge : homology.merges())
