@@ -22,9 +22,9 @@ double participation_ratio_singular(const MatrixView<Scalar>& matrix,
                                     ParticipationRatioWorkspace& workspace);
 
 // The same of a square matrix with a relative error below 1e-5: products of float32 numbers, whose
-// sums over 64 rows at a time are added up in float64. False, and nothing written, where an entry
-// is negative, because only sums of numbers of one sign hold that bound, or where the matrix is not
-// square.
+// sums over 64 rows at a time are added up in float64, or the exact ratio of a matrix so small that
+// it takes no longer. False, and nothing written, where an entry of a larger one is negative,
+// because only sums of numbers of one sign hold that bound, or where the matrix is not square.
 template <class Scalar>
 bool fast_participation_ratio(const MatrixView<Scalar>& matrix, double* out,
                               ParticipationRatioWorkspace& workspace);

@@ -14,7 +14,7 @@ from attnscope import _precision
 from attnscope.errors import NonFiniteWarning
 
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-SIZES = (1, 2, 7, 16, 31, 33, 64, 65, 97, 130, 300)
+SIZES = (1, 2, 7, 16, 31, 33, 64, 95, 96, 97, 130, 191, 192, 300)
 
 
 def maps_of(regime: str, n: int, dtype: torch.dtype) -> torch.Tensor:
@@ -59,7 +59,7 @@ def test_closed_forms_at_every_scale() -> None:
 
 
 def test_maps_that_float32_does_not_hold_are_measured_exactly_and_counted() -> None:
-    maps = maps_of("peaky", 50, torch.float64)
+    maps = maps_of("peaky", 200, torch.float64)
     maps[1, 20, 3] = -0.5
     counts: Counter[str] = Counter()
     with _precision.count_fallbacks(counts):
@@ -70,6 +70,16 @@ def test_maps_that_float32_does_not_hold_are_measured_exactly_and_counted() -> N
     assert fast[1] == exact[1]
     assert not torch.equal(fast[0], exact[0])
     assert torch.equal(rectangles, asc.participation_ratio(maps[:, 10:]))
+
+
+def test_small_maps_are_measured_exactly_because_that_is_faster() -> None:
+    counts: Counter[str] = Counter()
+    for regime, n in (("bidirectional", 95), ("peaky", 191)):
+        maps = maps_of(regime, n, torch.float64)
+        with _precision.count_fallbacks(counts):
+            fast = asc.participation_ratio(maps, precision="fast")
+        assert torch.equal(fast, asc.participation_ratio(maps))
+    assert not counts  # float32 would hold them
 
 
 def test_a_bad_map_spoils_no_neighbour() -> None:

@@ -39,7 +39,8 @@ def participation_ratio(
         seed: of the random probes, for `LazyAttention` alone.
         precision: "exact", or "fast" for "singular" in float32 with sums of 64 terms added up in float64:
             a relative error below 1e-5. Maps with a negative entry, of which float32 does not hold that, and
-            maps that are not square are measured exactly, and so are the other spectra.
+            maps that are not square are measured exactly, and so are the other spectra; of so few tokens that
+            it takes no longer (95, causal 191) every map is.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
