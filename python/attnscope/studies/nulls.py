@@ -96,8 +96,10 @@ def write_baselines(
     for n, support in supports_of(
         samples, [run.read(table) for table in tables if table in run.stored.tables()]
     ):
-        has_map = lazily is None or n <= _SHORT
-        sites, limits = _uniform(support, n) if has_map else _lazily_uniform(lazily(support, n))
+        if lazily is None or n <= _SHORT:
+            sites, limits = _uniform(support, n)
+        else:
+            sites, limits = _lazily_uniform(lazily(support, n))
         baseline_keys: dict[str, Any] = {"n_tokens": n, "kind": "uniform", "support": support}
         for protocol, quantities in chosen(support).items():
             with warnings.catch_warnings():

@@ -124,8 +124,8 @@ class LazyRecording:
 def modules_without_queries(model: nn.Module, inputs: Mapping[str, Any]) -> list[str] | None:
     """Return the attention modules that computed weights in one pass and handed over no queries and keys.
 
-    What the pass does to the model and to random states is undone, and later passes know of it. None where it
-    shows nothing: no module handed anything over, some read the keys of another sequence, or the pass changes
+    Its effects on the model and on random states are undone, and later passes know of them. None where the
+    pass shows nothing: no module handed anything over, some read the keys of another sequence, or it changes
     how the model computes.
 
     Raises:
