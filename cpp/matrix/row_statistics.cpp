@@ -160,9 +160,6 @@ bool pass(const MatrixView<Scalar>& attention, bool find_support, const Support&
   return true;
 }
 
-// Of less, an entropy in float32 can be of subnormal numbers.
-constexpr double kSmallestFast = 1e-30;
-
 // The entropy of a row in float32, or in float64 where float32 does not hold it.
 template <class Entry>
 double fast_entropy(const Entry* row, Index end, Index n) {

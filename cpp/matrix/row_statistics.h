@@ -20,6 +20,9 @@ bool stays_in_cache(const MatrixView<Scalar>& matrix) {
   return matrix.size() * static_cast<Index>(sizeof(Scalar)) <= Index{1} << 19;
 }
 
+// Of less, an entropy in float32 can be of subnormal numbers, so that float64 gives it.
+inline constexpr double kSmallestFast = 1e-30;
+
 // The entropies alone, under a support that is known. Of a row that is not finite they are not
 // either. With `fast` in float32: relative error below 2e-6 of Σ |x log x|; those of float64
 // matrices are in float64. `zeros_behind`: what lies behind a row's keys is known to be 0.

@@ -19,9 +19,15 @@ namespace {
 using Rows = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using RowsMap = Eigen::Map<Rows>;
 
-double ratio(double sum, double sum_of_squares) {
+// (Σx)² / Σx² of `count` energies, in [1, count] where no energy is negative: rounding alone does
+// not leave that range.
+double ratio(double sum, double sum_of_squares, Index count) {
   if (sum_of_squares == 0.0) return kNaN;
-  return sum * sum / sum_of_squares;
+  constexpr double kRounding = 1e-9;
+  const double value = sum * sum / sum_of_squares;
+  const auto most = static_cast<double>(count);
+  if (value > most && value < most * (1.0 + kRounding)) return most;
+  return value < 1.0 && value > 1.0 - kRounding ? 1.0 : value;
 }
 
 template <class Scalar>
@@ -341,7 +347,8 @@ double participation_ratio_singular(const MatrixView<Scalar>& matrix,
     largest = std::max(largest, magnitudes.largest[lane]);
   }
   if (const double scale = safe_scale(largest); scale != 1.0) magnitudes = fill(scale);
-  return ratio(sum_of_lanes(magnitudes.squares), gram_squares(strips, n, causal, workspace.gram));
+  return ratio(sum_of_lanes(magnitudes.squares), gram_squares(strips, n, causal, workspace.gram),
+               n);
 }
 
 template <class Scalar>
@@ -351,7 +358,7 @@ bool fast_participation_ratio(const MatrixView<Scalar>& matrix, double* out,
   const Index n = matrix.rows();
   const bool causal = n >= kFewestFast && is_causal(matrix);
   if (n < (causal ? kFewestFastCausal : kFewestFast)) {
-    *out = std::clamp(participation_ratio_singular(matrix, workspace), 1.0, static_cast<double>(n));
+    *out = participation_ratio_singular(matrix, workspace);
     return true;
   }
   const Index width = (n + kFloatStrip - 1) / kFloatStrip * kFloatStrip;
@@ -375,7 +382,8 @@ bool fast_participation_ratio(const MatrixView<Scalar>& matrix, double* out,
   }
   // Squares of float32 numbers that begin far from 1 would end beyond its range.
   if (largest != 0.0 && (largest < 0.1 || largest > 10.0)) numbers = fill(unit_power(largest));
-  const double value = ratio(sum_of_lanes(numbers.squares), float_gram_squares(strips, n, causal));
+  const double value =
+      ratio(sum_of_lanes(numbers.squares), float_gram_squares(strips, n, causal), n);
   // Rounding may leave the range, which ends where all energy is in one direction or in equal ones.
   *out = std::clamp(value, 1.0, static_cast<double>(n));
   return true;
@@ -394,14 +402,14 @@ double participation_ratio_eigen(const MatrixView<Scalar>& matrix,
   };
   if (n == 1 || is_causal(matrix)) {
     for (Index i = 0; i < n; ++i) add(std::abs(a(i, i)));
-    return ratio(sum, squares);
+    return ratio(sum, squares, n);
   }
   Eigen::VectorXd magnitudes;
   if (!eigenvalue_magnitudes(a, magnitudes)) {
     throw std::runtime_error("participation_ratio: the eigenvalues of a matrix did not converge");
   }
   for (Index i = 0; i < n; ++i) add(magnitudes[i]);
-  return ratio(sum, squares);
+  return ratio(sum, squares, n);
 }
 
 template <class Scalar>
@@ -422,7 +430,7 @@ double participation_ratio_laplacian(const MatrixView<Scalar>& matrix,
     trace += degree;
     squares += degree * degree;
   }
-  return ratio(trace, squares);
+  return ratio(trace, squares, n - 1);
 }
 
 ATTNSCOPE_COMPILE(participation_ratio_singular);

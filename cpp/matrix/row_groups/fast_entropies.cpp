@@ -13,9 +13,6 @@ namespace {
 // Of fewer registers the chains of several rows are too many.
 constexpr Index kRowsTogether = kPackWidth == 8 ? 4 : 1;
 
-// Of less, an entropy in float32 can be of subnormal numbers.
-constexpr double kSmallestFast = 1e-30;
-
 }  // namespace
 
 template <class Scalar>

@@ -36,6 +36,17 @@ def from_spectrum(matrix, spectrum):
     return energies.sum() ** 2 / (energies**2).sum()
 
 
+@pytest.mark.parametrize("n", [7, 64, 193])
+def test_rounding_does_not_leave_the_range(n):
+    """Equal energies give exactly n, a single direction exactly 1, at any scale."""
+    for scale in (0.1, 1 / 3, 0.7, 1e-3):
+        equal = scale * torch.eye(n, dtype=torch.float64)
+        single = scale * torch.full((n, n), 1 / n, dtype=torch.float64)
+        ratios = asc.participation_ratio(torch.stack([equal, single])).tolist()
+        assert 1.0 <= min(ratios) and max(ratios) <= n
+        assert ratios == pytest.approx([n, 1.0], rel=1e-12)
+
+
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 31, 33, 64, 65, 100, 130])
