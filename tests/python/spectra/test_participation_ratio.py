@@ -43,7 +43,8 @@ def test_rounding_does_not_leave_the_range(n):
         equal = scale * torch.eye(n, dtype=torch.float64)
         single = scale * torch.full((n, n), 1 / n, dtype=torch.float64)
         ratios = asc.participation_ratio(torch.stack([equal, single])).tolist()
-        assert 1.0 <= min(ratios) and max(ratios) <= n
+        assert min(ratios) >= 1.0
+        assert max(ratios) <= n
         assert ratios == pytest.approx([n, 1.0], rel=1e-12)
 
 
