@@ -34,7 +34,6 @@ void FlagHomology::reset(const std::vector<std::uint16_t>& by_connection) {
   rows_.assign(n * words_, 0);
   for (std::size_t k = 0; k < n; ++k) bits::insert(row(k), k);
   labelled_.assign(n * words_, 0);
-  marked_.clear();
   visits_ = 0;
   closed_ = 0;
   patience_ = 16;
@@ -46,6 +45,7 @@ void FlagHomology::reset(const std::vector<std::uint16_t>& by_connection) {
   } else {
     for (const Marked& edge : marked_) cells_[edge.cell] = 0;
   }
+  marked_.clear();
   parent_.resize(n);
   std::iota(parent_.begin(), parent_.end(), std::uint16_t{0});
   merges_.clear();

@@ -221,6 +221,23 @@ def test_bars_are_sorted_by_dimension_birth_death_and_birth_edge():
     assert keys == sorted(keys)
 
 
+@pytest.mark.parametrize("n", [12, 40, 70])
+def test_scratch_of_a_map_says_nothing_of_the_next(n):
+    """Maps of one size follow each other in one scratch; a small one in between makes it anew."""
+    maps = torch.rand(12, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    thresholds = (0.3, 0.6, 0.9)
+    together = asc.betti_numbers(maps, thresholds)
+    bars = asc.persistence(maps)
+    for place, single in enumerate(maps):
+        asc.persistence(torch.eye(5))
+        assert torch.equal(asc.betti_numbers(single, thresholds), together[place])
+        asc.persistence(torch.eye(5))
+        alone, start = asc.persistence(single), int(bars.offsets[place])
+        for field in ("birth", "death", "dimension"):
+            values = getattr(bars, field)[start : int(bars.offsets[place + 1])]
+            assert torch.equal(getattr(alone, field), values)
+
+
 @settings(max_examples=60)
 @given(
     st.integers(2, 14),
