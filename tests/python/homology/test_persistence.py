@@ -221,11 +221,11 @@ def test_bars_are_sorted_by_dimension_birth_death_and_birth_edge():
     assert keys == sorted(keys)
 
 
-@pytest.mark.parametrize("n", [12, 40, 70])
+@pytest.mark.parametrize("n", [12, 40])
 def test_scratch_of_a_map_says_nothing_of_the_next(n):
     """Maps of one size follow each other in one scratch; a small one in between makes it anew."""
-    maps = torch.rand(12, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
-    thresholds = (0.3, 0.6, 0.9)
+    scores = torch.randn(24, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    maps, thresholds = (4.0 * scores).softmax(-1), (0.02, 0.05, 0.15, 0.4)  # loops stay open at the end
     together = asc.betti_numbers(maps, thresholds)
     bars = asc.persistence(maps)
     for place, single in enumerate(maps):
