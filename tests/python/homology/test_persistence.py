@@ -232,10 +232,10 @@ def test_scratch_of_a_map_says_nothing_of_the_next(n):
         asc.persistence(torch.eye(5))
         assert torch.equal(asc.betti_numbers(single, thresholds), together[place])
         asc.persistence(torch.eye(5))
-        alone, start = asc.persistence(single), int(bars.offsets[place])
+        bars_of_map, start = asc.persistence(single), int(bars.offsets[place])
         for field in ("birth", "death", "dimension"):
             values = getattr(bars, field)[start : int(bars.offsets[place + 1])]
-            assert torch.equal(getattr(alone, field), values)
+            assert torch.equal(getattr(bars_of_map, field), values)
 
 
 @settings(max_examples=60)
