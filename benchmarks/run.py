@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Runs every benchmark, each in a process of its own, and ends with what fell short.
 
-Kernels run with the best instruction set of the processor and, where that is AVX-512, with AVX2 once more. A
-row that is slower than its best peer, and one that was not measured because others kept the machine busy, is
-an error: the exit code is 1.
+Kernels run with the best instruction set of the processor and, where that is AVX-512, with AVX2 once more, to
+which their peers are held then too. A row that is slower than its best peer, and one that was not measured
+because others kept the machine busy, is an error: the exit code is 1.
 
 python benchmarks/run.py [NAME …] [OPTION …]
 
@@ -27,6 +27,13 @@ FOLDER = Path(__file__).resolve().parent
 HEADINGS = ("below target", "slower than a peer", "not measured", "failed")
 AVX512, AVX2 = "x86_64_v4", "x86_64_v3"
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+#: Settings by which peers take no wider vectors than AVX2 either: torch, MKL, oneDNN, OpenBLAS.
+PEERS_WITH_AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",
+}
 OF_THREADS = {"threads"}  # these ask for more than one
 # Models and whole analyses, which a quick run is too short for.
 LONG = {"attention_likelihood", "commits", "sensitivity", "study", "sweep", "whole"}
@@ -62,12 +69,13 @@ class Summary:
         # BLAS threads of NumPy and SciPy spin while they wait, on the clock of whoever runs next.
         quiet = {} if name in OF_THREADS else dict.fromkeys(THREAD_VARIABLES, "1")
         others = ["--json", str(FOLDER / "results" / isa / f"{name}.json")] if isa == AVX2 else []
+        narrow = PEERS_WITH_AVX2 if isa == AVX2 else {}
         began = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, str(next(FOLDER.rglob(f"{name}.py"))), *others, *passed],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(FOLDER), "ATTNSCOPE_ISA": isa, **quiet},
+            env={**os.environ, "PYTHONPATH": str(FOLDER), "ATTNSCOPE_ISA": isa, **quiet, **narrow},
         )
         assert process.stdout is not None
         for line in process.stdout:

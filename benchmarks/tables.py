@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ ROW = ("name", "best_ms", "ratio", "target", "against")
 OF_MACHINE = ("load", "of_reading", "of_multiply_adds", "limited_by")
 #: The instruction set whose results have a folder of their own.
 AVX2 = "x86_64_v3"
+#: The benchmark of a thousand rows, of which the page has the lowest and the middle ratio by size.
+OF_TYPES = "types_and_strides"
 
 
 def collect(results: Path) -> dict[str, Any]:
@@ -52,11 +55,36 @@ def _rows(reports: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Return what is kept of every row, by benchmark."""
     return {
         report["concept"]: [
-            {key: row[key] for key in ROW} | {key: row[key] for key in OF_MACHINE if row.get(key) is not None}
+            _rounded(
+                {key: row[key] for key in ROW}
+                | {key: row[key] for key in OF_MACHINE if row.get(key) is not None}
+            )
             for row in report["rows"]
         ]
         for report in reports
     }
+
+
+def _rounded(value: Any) -> Any:
+    """Return the same with four digits of each number."""
+    if isinstance(value, dict):
+        return {key: _rounded(part) for key, part in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def in_lines(measured: dict[str, Any]) -> str:
+    """Return JSON with a line for each row."""
+    parts = []
+    for key, value in measured.items():
+        if not key.startswith("rows"):
+            parts.append(f"{json.dumps(key)}: {json.dumps(value)}")
+            continue
+        concepts = [
+            f"{json.dumps(concept)}: [\n" + ",\n".join(map(json.dumps, rows)) + "\n]"
+            for concept, rows in value.items()
+        ]
+        parts.append(f"{json.dumps(key)}: {{\n" + ",\n".join(concepts) + "\n}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def highway(results: Path) -> dict[str, Any]:
@@ -86,10 +114,11 @@ def table(measured: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cpus']} cores, {machine['isa']}, Python {machine['python']}, "
         f"{versions}; load {machine['load']:g} at most; one thread{quick}.",
         "",
-        *_table_of_rows(measured["rows"]),
+        *_table_of_rows(measured["rows"], measured.get("rows_avx2", {})),
     ]
-    if measured.get("rows_avx2"):
-        lines += ["", "The same with AVX2:", "", *_table_of_rows(measured["rows_avx2"])]
+    for words, key in (("", "rows"), (" with AVX2", "rows_avx2")):
+        if rows := measured.get(key, {}).get(OF_TYPES):
+            lines += ["", *_table_of_types(rows, words)]
     beside = measured["highway"]
     lines += [
         "",
@@ -104,23 +133,69 @@ def table(measured: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table_of_rows(rows_by_concept: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Return a row for each comparison; the columns of the machine's rates where any row has them."""
-    rows = [(concept, row) for concept, rows in rows_by_concept.items() for row in rows]
+def _ratio(row: dict[str, Any]) -> float:
+    """Return how many times faster a row is than its best peer."""
+    return float(min(row["ratio"].values(), default=float("nan")))
+
+
+def _table_of_rows(
+    rows_by_concept: dict[str, list[dict[str, Any]]], rows_avx2: dict[str, list[dict[str, Any]]]
+) -> list[str]:
+    """Return a line for each comparison; the columns of the machine's rates where any row has them."""
+    rows = [
+        (concept, row) for concept, rows in rows_by_concept.items() if concept != OF_TYPES for row in rows
+    ]
+    with_avx2 = {(concept, row["name"]): row for concept, rows in rows_avx2.items() for row in rows}
     has_shares = any(key in row for _, row in rows for key in OF_MACHINE)
-    heads = ["benchmark", "maps", "ms a map", "times faster than its peers", "target"]
+    heads = ["benchmark", "maps", "ms a map", "times faster than its peers"]
+    heads += ["than the best with AVX2"] * bool(with_avx2) + ["target"]
     heads += ["read rate", "multiply-add rate", "limited by"] if has_shares else []
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for concept, row in rows:
         ratios = ", ".join(f"{peer} {ratio:.1f}" for peer, ratio in row["ratio"].items())
         target = "" if row["target"] is None else f"{row['target']:g}"
         target += f" ({row['against']})" if target and row["against"] else ""
-        cells = [concept, row["name"], f"{row['best_ms']['attnscope']:.3g}", ratios, target]
+        cells = [concept, row["name"], f"{row['best_ms']['attnscope']:.3g}", ratios]
+        if with_avx2:
+            other = with_avx2.get((concept, row["name"]))
+            cells.append("" if other is None or not other["ratio"] else f"{_ratio(other):.1f}")
+        cells.append(target)
         if has_shares:
             shares = [row.get("of_reading"), row.get("of_multiply_adds")]
             cells += ["" if share is None else f"{share:.0%}" for share in shares]
             cells.append(row.get("limited_by", "").split(" (")[0])
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _table_of_types(rows: list[dict[str, Any]], words: str) -> list[str]:
+    """Return the lowest and the middle ratio of every metric and size, and the rows below 1."""
+    ratios: dict[str, dict[int, list[float]]] = {}
+    slower: dict[str, list[str]] = {}
+    for row in rows:
+        metric, _, maps = row["name"].partition(": ")
+        size = re.search(r"n=(\d+)", maps)
+        assert size is not None
+        ratios.setdefault(metric, {}).setdefault(int(size[1]), []).append(_ratio(row))
+        if _ratio(row) < 1.0:
+            slower.setdefault(metric, []).append(f"{maps} {_ratio(row):.2f}")
+    sizes = sorted({n for by_size in ratios.values() for n in by_size})
+    lines = [
+        f"Maps of four types, contiguous and with heads as the fastest axis{words}: how many times faster than "
+        "the best peer, the lowest of all and the middle one.",
+        "",
+        f"| metric | {' | '.join(f'n = {n}' for n in sizes)} |",
+        "|" + "---|" * (len(sizes) + 1),
+    ]
+    for metric, by_size in ratios.items():
+        cells = [
+            f"{min(by_size[n]):.2f}, {statistics.median(by_size[n]):.1f}" if n in by_size else ""
+            for n in sizes
+        ]
+        lines.append(f"| {metric} | {' | '.join(cells)} |")
+    count = sum(map(len, slower.values()))
+    lines += ["", f"Of {len(rows)} rows {count} are slower than their best peer:" if count else ""]
+    lines += ["", *(f"* {metric}: {', '.join(names)}" for metric, names in slower.items())]
     return lines
 
 
@@ -136,7 +211,7 @@ def main() -> None:
     )
     parser.add_argument("--collect", action="store_true", help="take results/*.json into measured.json first")
     if parser.parse_args().collect:
-        MEASURED.write_text(json.dumps(collect(FOLDER / "results"), indent=1) + "\n", "utf-8")
+        MEASURED.write_text(in_lines(collect(FOLDER / "results")), "utf-8")
     README.write_text(
         written(README.read_text("utf-8"), table(json.loads(MEASURED.read_text("utf-8")))), "utf-8"
     )
