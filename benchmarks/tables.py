@@ -181,8 +181,8 @@ def _table_of_types(rows: list[dict[str, Any]], words: str) -> list[str]:
             slower.setdefault(metric, []).append(f"{maps} {_ratio(row):.2f}")
     sizes = sorted({n for by_size in ratios.values() for n in by_size})
     lines = [
-        f"Maps of four types, contiguous and with heads as the fastest axis{words}: how many times faster than "
-        "the best peer, the lowest of all and the middle one.",
+        f"Maps of four types, contiguous and with heads as the fastest axis{words}: how many times faster "
+        "than the best peer, the lowest of all and the middle one.",
         "",
         f"| metric | {' | '.join(f'n = {n}' for n in sizes)} |",
         "|" + "---|" * (len(sizes) + 1),

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -60,8 +61,14 @@ void multiply(const Vector* a, Index row, Index count, const Vector* v, Vector* 
   }
 }
 
+// Sums of squares below this have lost digits to subnormal numbers, and a reflector made of them is
+// not orthogonal: such a tail is 0 beside entries that begin near 1.
+template <class Number>
+constexpr Number kSmallestTail =
+    std::numeric_limits<Number>::min() / std::numeric_limits<Number>::epsilon();
+
 // Makes x = (1, v2, …) the reflector of x with factor tau; returns the entry that x becomes. Its
-// tail is x's times `scale`. A lane whose tail is 0 gets tau = 0.
+// tail is x's times `scale`. A lane without a tail gets tau = 0.
 template <class Vector>
   requires(!std::is_floating_point_v<Vector>)
 Vector reflector(Vector* x, Index size, Vector& tau, Vector& scale) {
@@ -78,7 +85,7 @@ Vector reflector(Vector* x, Index size, Vector& tau, Vector& scale) {
   const Vector head = x[0];
   const Vector norm = square_root(head * head + tail);
   const Vector beta = head > Number{0} ? -norm : norm;
-  const auto needed = tail > Number{0};
+  const auto needed = tail > kSmallestTail<Number>;
   const Vector one = broadcast(Number{1});
   scale = needed ? Number{1} / (needed ? head - beta : one) : Vector{};
   tau = needed ? (beta - head) / (needed ? beta : one) : Vector{};
@@ -97,7 +104,7 @@ double reflector(double* x, Index size, double& tau, double& scale) {
   for (; i < size; ++i) sums[0] += x[i] * x[i];
   const double tail = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   const double head = x[0];
-  if (!(tail > 0.0)) {
+  if (!(tail > kSmallestTail<double>)) {
     tau = 0.0;
     scale = 0.0;
     x[0] = 1.0;

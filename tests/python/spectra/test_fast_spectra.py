@@ -101,3 +101,18 @@ def test_negative_weights_have_their_exact_eigenvalues():
     maps = torch.randn(3, 20, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     exact, fast = (asc.laplacian_eigenvalues(maps, precision=precision) for precision in ("exact", "fast"))
     assert torch.equal(exact, fast)
+
+
+@pytest.mark.parametrize("spread", [12.0, 30.0, 80.0])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_columns_that_all_but_vanish_leave_the_large_values_as_they_are(precision, spread):
+    """Squares of 1e-20 are subnormal in float32: a reflector made of them would not be orthogonal."""
+    generator = torch.Generator().manual_seed(1)
+    of_keys, of_pairs = (
+        torch.randn(2000, rows, 32, generator=generator, dtype=torch.float64) for rows in (1, 32)
+    )
+    scores = (spread * of_keys + 0.3 * of_pairs).masked_fill(~torch.ones(32, 32).tril().bool(), -torch.inf)
+    maps = scores.softmax(-1).float()
+    expected = torch.linalg.svdvals(maps.double())
+    error = (asc.singular_values(maps, precision=precision) - expected).abs().amax(-1) / expected[:, 0]
+    assert float(error.max()) < (1e-13 if precision == "exact" else 1e-5)
