@@ -127,7 +127,10 @@ Sweeps::Chain Sweeps::begin(Index number) {
 [[gnu::always_inline]] inline void Sweeps::step(Chain& c, const Arrays& arrays, Index offset) {
   const Lanes e = *reinterpret_cast<const Lanes*>(arrays.e + offset);
   const Lanes q_below = *reinterpret_cast<const Lanes*>(arrays.q + offset + kWidth);
-  const Lanes q_next = larger(c.d + e, arrays.floor);
+  // d itself is lifted, not d + e alone: the next d is q·d / (d + e), which would vanish beside a
+  // lifted sum, and an eigenvalue with it.
+  const Lanes d = larger(c.d, arrays.floor);
+  const Lanes q_next = d + e;
   const Lanes inverse = 1.0 / q_next;
   *reinterpret_cast<Lanes*>(arrays.next_q + offset) = q_next;
   c.least = smaller(c.least, c.d);
@@ -138,7 +141,7 @@ Sweeps::Chain Sweeps::begin(Index number) {
   c.sum += c.y;
   c.squares += multiply_add(c.y, c.y, c.w + c.w);
   const Lanes ratio = q_below * inverse;
-  c.d = multiply_add(c.d, ratio, -c.tau);
+  c.d = multiply_add(d, ratio, -c.tau);
   *reinterpret_cast<Lanes*>(arrays.next_e + offset) = e * ratio;
 }
 
