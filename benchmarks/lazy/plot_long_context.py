@@ -27,9 +27,11 @@ WIDTH = 64
 
 def draw_times(ax: Axes, rows: list[dict[str, Any]]) -> None:
     """Draw milliseconds a head over tokens, and those of torch's attention."""
+    sizes: set[int] = set()
     for name, color in SHOWN.items():
         chosen = [row for row in rows if row["name"] == f"{name} n={row.get('n')} d={WIDTH}"]
         tokens = [row["n"] for row in chosen]
+        sizes.update(tokens)
         ax.plot(
             tokens,
             [row["best_ms"]["attnscope"] / row["heads"] for row in chosen],
@@ -40,9 +42,9 @@ def draw_times(ax: Axes, rows: list[dict[str, Any]]) -> None:
         if name == "row measures":
             times = [row["best_ms"]["sdpa"] / row["heads"] for row in chosen]
             ax.plot(tokens, times, color="0.4", linestyle="--", label="torch's attention")
-    ax.set(xscale="log", yscale="log", xlabel="tokens", ylabel="ms a head")
-    label_sizes(ax, tokens)
-    ax.legend(loc="lower right", frameon=False, fontsize=6.5)
+    ax.set(xscale="log", yscale="log", xlabel="tokens", ylabel="ms a head", ylim=(None, 1e4))
+    label_sizes(ax, sorted(sizes))
+    ax.legend(loc="upper left", frameon=False, fontsize=6.5)
 
 
 def draw_memory(ax: Axes, rows: list[dict[str, Any]]) -> None:
