@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <atomic>
 #include <system_error>
 #include <thread>
@@ -71,6 +72,18 @@ void call_workers(int workers, const std::function<void(int worker)>& work) {
   } else {
     call_on_new_threads(workers, work);
   }
+}
+
+void share_parts(std::int64_t parts, int workers,
+                 const std::function<void(std::int64_t part, int worker)>& work) {
+  std::atomic<std::int64_t> left{parts};
+  call_workers(static_cast<int>(std::min<std::int64_t>(workers, parts)), [&](int worker) {
+    for (;;) {
+      const std::int64_t part = left.fetch_sub(1, std::memory_order_relaxed) - 1;
+      if (part < 0) return;
+      work(part, worker);
+    }
+  });
 }
 
 const char* threads_name() {

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
 #include <type_traits>
+#include <vector>
 
 #include "linalg/eigenvalues.h"
 #include "linalg/gram.h"
@@ -49,6 +51,9 @@ constexpr Index kStrip = kStripVectors * kPackWidth;
 constexpr Index kDepth = 16 * kStrip;
 // Strips that are multiplied by one group while their parts are in the second-level cache.
 constexpr Index kTogether = 8;
+// Vectors that the products of a group with a strip, and of two strips, take.
+constexpr Index kGroupSums = kPackWidth * kStripVectors;
+constexpr Index kPairSums = kStripVectors * kGroupSums;
 
 // Numbers from a strip to the next: more than n rows where only parts of strips are multiplied
 // together, so that these do not share the same places of a cache.
@@ -137,44 +142,63 @@ void add_diagonal(const double* strip, Index rows, bool triangle, PartialProduct
     add_diagonal<kFirst + 1, kEnd>(strip, rows, triangle, partial, squares);
 }
 
-// ‖AᵀA‖_F² of n rows in strips; `causal`: entries above the diagonal are 0, and of those only the
-// ones within a diagonal square of kStrip are read. Cost n³ operations, n³/3 when causal.
-double gram_squares(const double* strips, Index n, bool causal, AlignedBuffer& memory) {
+// The sum of sum_of_part(part, worker) over all parts, in their order however they are shared out.
+double shared_sum(Index parts, const SharedWork& shared,
+                  const std::function<double(Index part, int worker)>& sum_of_part) {
+  std::vector<double> sums(parts);
+  const auto work = [&](Index part, int worker) { sums[part] = sum_of_part(part, worker); };
+  if (shared.share) {
+    shared.share(parts, work);
+  } else {
+    for (Index part = 0; part < parts; ++part) work(part, 0);
+  }
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+// The part of ‖AᵀA‖_F² in the products of the strips from `from` on, kTogether of them, with
+// themselves and those before; `sums`: room for what one depth of rows leaves to the next.
+double squares_of_strips(const double* strips, Index n, bool causal, Index from, Lanes* sums) {
   GramSquares squares;
-  const Index count = (n + kStrip - 1) / kStrip;
   const Index spacing = strip_spacing(n);
-  constexpr Index kGroupSums = kPackWidth * kStripVectors;
-  constexpr Index kPairSums = kStripVectors * kGroupSums;
-  Lanes* sums = lane_buffer(memory, n > kDepth ? count * kTogether * kPairSums : 0);
-  for (Index from = 0; from < count; from += kTogether) {
-    const Index end = std::min(count, from + kTogether);
-    for (Index begin = causal ? from * kStrip / kDepth * kDepth : 0; begin < n; begin += kDepth) {
-      const Index rows_end = std::min(n, begin + kDepth);
-      for (Index s = 0; s < end; ++s) {
-        for (Index t = std::max(from, s); t < end; ++t) {
-          const Index top = causal ? t * kStrip : 0;
-          const Index first = std::max(begin, top);
-          if (first >= rows_end) continue;
-          const double* left = strips + s * spacing + first * kStrip;
-          const double* right = strips + t * spacing + first * kStrip;
-          PartialProducts partial{sums + (s * kTogether + t - from) * kPairSums, begin <= top,
-                                  rows_end == n};
-          with_vectors(n - t * kStrip, [&](auto vectors) {
-            if (s == t) {
-              return add_diagonal<0, vectors>(right, rows_end - first, causal && begin <= top,
-                                              partial, squares);
-            }
-            for (Index group = 0; group < kStrip; group += kPackWidth) {
-              add_products<0, vectors>(left + group, right, rows_end - first, false, partial,
-                                       squares);
-              partial.sums += kGroupSums;
-            }
-          });
-        }
+  const Index end = std::min((n + kStrip - 1) / kStrip, from + kTogether);
+  for (Index begin = causal ? from * kStrip / kDepth * kDepth : 0; begin < n; begin += kDepth) {
+    const Index rows_end = std::min(n, begin + kDepth);
+    for (Index s = 0; s < end; ++s) {
+      for (Index t = std::max(from, s); t < end; ++t) {
+        const Index top = causal ? t * kStrip : 0;
+        const Index first = std::max(begin, top);
+        if (first >= rows_end) continue;
+        const double* left = strips + s * spacing + first * kStrip;
+        const double* right = strips + t * spacing + first * kStrip;
+        PartialProducts partial{sums + (s * kTogether + t - from) * kPairSums, begin <= top,
+                                rows_end == n};
+        with_vectors(n - t * kStrip, [&](auto vectors) {
+          if (s == t) {
+            return add_diagonal<0, vectors>(right, rows_end - first, causal && begin <= top,
+                                            partial, squares);
+          }
+          for (Index group = 0; group < kStrip; group += kPackWidth) {
+            add_products<0, vectors>(left + group, right, rows_end - first, false, partial,
+                                     squares);
+            partial.sums += kGroupSums;
+          }
+        });
       }
     }
   }
   return sum_of_lanes(squares.once) + 2.0 * sum_of_lanes(squares.twice);
+}
+
+// ‖AᵀA‖_F² of n rows in strips; `causal`: entries above the diagonal are 0, and of those only the
+// ones within a diagonal square of kStrip are read. Cost n³ operations, n³/3 when causal.
+double gram_squares(const double* strips, Index n, bool causal, AlignedBuffer& memory,
+                    const SharedWork& shared) {
+  const Index count = (n + kStrip - 1) / kStrip;
+  const Index of_worker = n > kDepth ? count * kTogether * kPairSums : 0;
+  Lanes* sums = lane_buffer(memory, shared.workers * of_worker);
+  return shared_sum((count + kTogether - 1) / kTogether, shared, [&](Index part, int worker) {
+    return squares_of_strips(strips, n, causal, part * kTogether, sums + worker * of_worker);
+  });
 }
 
 // Lanes of Σ x² and of the largest |x|.
@@ -259,12 +283,13 @@ template <Index kVectors>
 }
 
 // ‖AᵀA‖_F² of n float32 rows in strips; `causal`: as in gram_squares.
-double float_gram_squares(const float* strips, Index n, bool causal) {
-  double once = 0.0;
-  double twice = 0.0;
+double float_gram_squares(const float* strips, Index n, bool causal, const SharedWork& shared) {
   const Index count = (n + kFloatStrip - 1) / kFloatStrip;
   const Index together = std::max<Index>(1, kFloatRoom / (n * kFloatStrip));
-  for (Index from = 0; from < count; from += together) {
+  const auto squares_of_strips = [&](Index part, int) {
+    double once = 0.0;
+    double twice = 0.0;
+    const Index from = part * together;
     const Index end = std::min(count, from + together);
     for (Index s = 0; s < end; ++s) {
       for (Index t = std::max(from, s); t < end; ++t) {
@@ -280,8 +305,9 @@ double float_gram_squares(const float* strips, Index n, bool causal) {
         }
       }
     }
-  }
-  return once + 2.0 * twice;
+    return once + 2.0 * twice;
+  };
+  return shared_sum((count + together - 1) / together, shared, squares_of_strips);
 }
 
 // What a row of float32 strips was made of.
@@ -309,7 +335,8 @@ void put_float_row(const double* row, Index end, double scale, float* to, Index 
 
 template <class Scalar>
 double participation_ratio_singular(const MatrixView<Scalar>& matrix,
-                                    ParticipationRatioWorkspace& workspace) {
+                                    ParticipationRatioWorkspace& workspace,
+                                    const SharedWork& shared) {
   if (matrix.rows() != matrix.cols()) {
     const Index r = std::min(matrix.rows(), matrix.cols());
     double* rectangle = workspace.rectangle.resize(matrix.rows() * matrix.cols());
@@ -317,7 +344,7 @@ double participation_ratio_singular(const MatrixView<Scalar>& matrix,
     double* factor = workspace.factor.resize(r * r);
     square_factor(rectangle, matrix.rows(), matrix.cols(), factor);
     return participation_ratio_singular(matrix_view(static_cast<const double*>(factor), r, r, 1),
-                                        workspace);
+                                        workspace, shared);
   }
   const Index n = matrix.rows();
   const Index width = (n + kStrip - 1) / kStrip * kStrip;
@@ -347,18 +374,18 @@ double participation_ratio_singular(const MatrixView<Scalar>& matrix,
     largest = std::max(largest, magnitudes.largest[lane]);
   }
   if (const double scale = safe_scale(largest); scale != 1.0) magnitudes = fill(scale);
-  return ratio(sum_of_lanes(magnitudes.squares), gram_squares(strips, n, causal, workspace.gram),
-               n);
+  const double squares = gram_squares(strips, n, causal, workspace.gram, shared);
+  return ratio(sum_of_lanes(magnitudes.squares), squares, n);
 }
 
 template <class Scalar>
 bool fast_participation_ratio(const MatrixView<Scalar>& matrix, double* out,
-                              ParticipationRatioWorkspace& workspace) {
+                              ParticipationRatioWorkspace& workspace, const SharedWork& shared) {
   if (matrix.rows() != matrix.cols()) return false;
   const Index n = matrix.rows();
   const bool causal = n >= kFewestFast && is_causal(matrix);
   if (n < (causal ? kFewestFastCausal : kFewestFast)) {
-    *out = participation_ratio_singular(matrix, workspace);
+    *out = participation_ratio_singular(matrix, workspace, shared);
     return true;
   }
   const Index width = (n + kFloatStrip - 1) / kFloatStrip * kFloatStrip;
@@ -382,8 +409,8 @@ bool fast_participation_ratio(const MatrixView<Scalar>& matrix, double* out,
   }
   // Squares of float32 numbers that begin far from 1 would end beyond its range.
   if (largest != 0.0 && (largest < 0.1 || largest > 10.0)) numbers = fill(unit_power(largest));
-  const double value =
-      ratio(sum_of_lanes(numbers.squares), float_gram_squares(strips, n, causal), n);
+  const double squares = float_gram_squares(strips, n, causal, shared);
+  const double value = ratio(sum_of_lanes(numbers.squares), squares, n);
   // Rounding may leave the range, which ends where all energy is in one direction or in equal ones.
   *out = std::clamp(value, 1.0, static_cast<double>(n));
   return true;

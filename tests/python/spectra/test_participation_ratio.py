@@ -185,3 +185,28 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match=r"participation_ratio: attention must hold finite .*got -1\.0"):
         asc.participation_ratio(-torch.ones(3, 3), validate=True)
     assert asc.participation_ratio(torch.rand(0, 4, 4)).shape == (0,)
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_threads_share_the_products_of_a_large_map(causal, precision):
+    """Fewer maps than threads are worked on by all of them, and no bit tells how many there were."""
+    maps = attention(600, 2, causal, dtype=torch.float32)
+    maps = maps.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    wide = maps.double()
+    gram = wide.mT @ wide
+    expected = (wide.square().sum((1, 2)) ** 2 / gram.square().sum((1, 2))).numpy()
+    threads = torch.get_num_threads()
+    ratios = []
+    try:
+        for count in (1, 2, 3, 7):
+            torch.set_num_threads(count)
+            ratios += [
+                asc.participation_ratio(maps, precision=precision),
+                torch.stack([asc.participation_ratio(a.contiguous(), precision=precision) for a in maps]),
+            ]
+    finally:
+        torch.set_num_threads(threads)
+    for ratio in ratios:
+        assert torch.equal(ratio, ratios[0])
+    np.testing.assert_allclose(ratios[0].numpy(), expected, rtol=1e-10 if precision == "exact" else 1e-5)
