@@ -49,38 +49,59 @@ inline FloatVector lanes_between(FloatVector x, Index begin, Index end) {
   return reinterpret_cast<FloatVector>(reinterpret_cast<IntVector>(x) & inside);
 }
 
-// The lanes of a sum in float32 added to one in float64, of half as many lanes.
-inline Lanes plus_floats(Lanes sum, FloatVector x) {
+// The first half of a vector of float32 numbers as float64, and the second.
+inline Lanes low_lanes(FloatVector x) {
 #if defined(ATTNSCOPE_AVX512_PACKS)
-  const auto wide = reinterpret_cast<__m512>(x);
-  return sum + reinterpret_cast<Lanes>(_mm512_cvtps_pd(_mm512_castps512_ps256(wide))) +
-         reinterpret_cast<Lanes>(_mm512_cvtps_pd(_mm512_extractf32x8_ps(wide, 1)));
+  return reinterpret_cast<Lanes>(
+      _mm512_cvtps_pd(_mm512_castps512_ps256(reinterpret_cast<__m512>(x))));
+#elif defined(ATTNSCOPE_AVX_PACKS)
+  return reinterpret_cast<Lanes>(
+      _mm256_cvtps_pd(_mm256_castps256_ps128(reinterpret_cast<__m256>(x))));
 #else
   float lanes[kFloatWidth];
   put(lanes, x);
-  return sum + load(lanes) + load(lanes + kPackWidth);
+  return load(lanes);
 #endif
 }
+inline Lanes high_lanes(FloatVector x) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  return reinterpret_cast<Lanes>(
+      _mm512_cvtps_pd(_mm512_extractf32x8_ps(reinterpret_cast<__m512>(x), 1)));
+#elif defined(ATTNSCOPE_AVX_PACKS)
+  return reinterpret_cast<Lanes>(
+      _mm256_cvtps_pd(_mm256_extractf128_ps(reinterpret_cast<__m256>(x), 1)));
+#else
+  float lanes[kFloatWidth];
+  put(lanes, x);
+  return load(lanes + kPackWidth);
+#endif
+}
+
+// The lanes of a sum in float32 added to one in float64, of half as many lanes.
+inline Lanes plus_floats(Lanes sum, FloatVector x) { return sum + low_lanes(x) + high_lanes(x); }
 
 // Vectors that are added up in float32 before their sum goes to float64.
 inline constexpr Index kChain = 8;
 
 // visit(lanes, j, chain) for the entries [0, end) of a row, `end` <= n of which may be read: whole
 // vectors from j = 0 on, chain 0 and 1 in turn, and a last one with zeros in lanes that came
-// before or lie behind the end. flush() after every kChain vectors of both chains, and last.
+// before or lie behind the end. flush() after every kChain vectors of both chains, and last, so
+// that zeros behind the end change no bit.
 template <class Entry, class Visit, class Flush>
 [[gnu::always_inline]] inline void for_each_floats(const Entry* row, Index end, Index n,
                                                    Visit&& visit, Flush&& flush) {
   assert(end <= n);
+  const auto visit_two = [&](Index j) {
+    visit(load_floats(row + j), j, 0);
+    visit(load_floats(row + j + kFloatWidth), j + kFloatWidth, 1);
+  };
   Index j = 0;
-  while (j + 2 * kFloatWidth <= end) {
-    const Index stop = std::min(end, j + 2 * kChain * kFloatWidth);
-    for (; j + 2 * kFloatWidth <= stop; j += 2 * kFloatWidth) {
-      visit(load_floats(row + j), j, 0);
-      visit(load_floats(row + j + kFloatWidth), j + kFloatWidth, 1);
-    }
-    if (j + 2 * kFloatWidth <= end) flush();
+  while (j + 2 * kChain * kFloatWidth <= end) {
+    for (const Index stop = j + 2 * kChain * kFloatWidth; j < stop; j += 2 * kFloatWidth)
+      visit_two(j);
+    flush();
   }
+  for (; j + 2 * kFloatWidth <= end; j += 2 * kFloatWidth) visit_two(j);
   for (int chain = 0; j < end; chain = 1, j += kFloatWidth) {
     if (j + kFloatWidth <= n) {
       const FloatVector x = load_floats(row + j);
@@ -98,6 +119,12 @@ template <class Entry, class Visit, class Flush>
   flush();
 }
 
+// −Σ x log x of a row, from the sum of its terms x·scaled_log2(x).
+inline double entropy_of_terms(double sum) {
+  constexpr double kLogOfTwo = 0.69314718055994530942;
+  return 0.0 - sum * (kLogOfTwo / static_cast<double>(kLogOfDoubling));
+}
+
 // −Σ x log x of a row of float32 or half numbers, NaN where an entry is negative. Relative error
 // below 2e-6 of Σ |x log x|, but for sums below 1e-30: those hold subnormal numbers, whose
 // logarithm is not computed here, and belong to a way in float64.
@@ -110,7 +137,7 @@ double float_row_entropy(const Entry* row, Index end, Index n) {
       row, end, n,
       [&](FloatVector x, Index, int chain) {
         signs |= reinterpret_cast<IntVector>(x);
-        chains[chain] += x * bounded_log(x);
+        chains[chain] += x * scaled_log2(x);
       },
       [&] {
         total = plus_floats(total, chains[0] + chains[1]);
@@ -119,7 +146,7 @@ double float_row_entropy(const Entry* row, Index end, Index n) {
   // −0 has a sign too, and is no negative entry.
   if (lane_bits(signs) != 0 && std::any_of(row, row + end, [](Entry x) { return x < Entry(0); }))
     return kNaN;
-  return 0.0 - sum_by_halves(total);
+  return entropy_of_terms(sum_by_halves(total));
 }
 
 }  // namespace attnscope

@@ -6,7 +6,6 @@
 #include "bindings/batched.h"
 #include "bindings/options.h"
 #include "matrix/columns/column_sums.h"
-#include "matrix/row_groups/fast_entropies.h"
 
 namespace attnscope {
 namespace {
@@ -142,19 +141,15 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
   if (one_question && asked.first == 0 && incoming && by_entries && sums_layers(batch))
     return answer(
         incoming_of_layers(batch, supports.automatic, supports.given(0).shift, incomings.data));
-  // Entropies in float32 need no sums of columns, and are made of maps whose support is known.
-  const bool separately = entropy && fast && batch.dtype != Dtype::float64;
   const Index non_finite = per_matrix_checked_by_kernel<SinkWorkspace>(
       batch,
       [&](const auto& view, Index index, auto& workspace) {
         SinkAnswers answers;
         if (incoming) answers.incoming = incomings.data + index * batch.n;
-        double* of_rows = entropy ? entropies.data + index * batch.queries : nullptr;
-        if (!separately) answers.entropy = of_rows;
+        if (entropy) answers.entropy = entropies.data + index * batch.queries;
         Support own = supports.given(index);
         if (!sink_statistics(view, supports.automatic, own, asked, answers, workspace))
           return false;
-        if (separately) fast_entropies(view, own, supports.automatic, of_rows, workspace.rows);
         if (asked.position) positions.data[index] = answers.position;
         if (asked.first > 0) {
           shares.data[index] = answers.share.share;

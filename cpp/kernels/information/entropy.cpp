@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "matrix/row_groups/fast_row_statistics.h"
 #include "matrix/row_statistics.h"
 #include "matrix/rows.h"
 
@@ -13,7 +14,7 @@ namespace {
 
 // Entropies after a reading that finds out the support; false where an entry is not finite.
 template <class Scalar>
-bool entropies(const MatrixView<Scalar>& attention, bool find_support, Support& support, bool fast,
+bool entropies(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                double* out, RowScratch& scratch) {
   if (find_support) {
     support.kind =
@@ -21,7 +22,7 @@ bool entropies(const MatrixView<Scalar>& attention, bool find_support, Support& 
   } else if (!all_finite(attention)) {
     return false;
   }
-  row_entropies(attention, support, find_support, fast, out, scratch);
+  row_entropies(attention, support, find_support, false, out, scratch);
   // Where the support was found every entry is 0 or in an entropy.
   const auto is_finite = [](double entropy) { return std::isfinite(entropy); };
   return !find_support || std::all_of(out, out + attention.rows(), is_finite) ||
@@ -35,10 +36,11 @@ bool attention_entropy(const MatrixView<Scalar>& attention, bool find_support, S
                        bool normalized, double* out, RowScratch& scratch, bool fast) {
   const Index queries = attention.rows();
   const Index n = attention.cols();
-  fast = fast && !std::is_same_v<Scalar, double>;
-  const bool is_read_twice = fast || !find_support || stays_in_cache(attention);
-  const bool finite = is_read_twice
-                          ? entropies(attention, find_support, support, fast, out, scratch)
+  const bool is_read_twice = !find_support || stays_in_cache(attention);
+  const bool finite = fast && !std::is_same_v<Scalar, double>
+                          ? fast_entropies(attention, find_support, support, out, scratch)
+                      : is_read_twice
+                          ? entropies(attention, find_support, support, out, scratch)
                           : row_statistics(attention, find_support, support, out, scratch);
   if (!finite) {
     std::fill(out, out + queries, kNaN);

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "matrix/columns/column_sums.h"
+#include "matrix/row_groups/fast_row_statistics.h"
 #include "matrix/row_statistics.h"
 #include "matrix/rows.h"
 #include "matrix/widen.h"
@@ -119,19 +120,37 @@ void count_visible(const Support& support, Index queries, Index n, SinkWorkspace
   counts.kind = support.kind;
   counts.shift = support.shift;
   counts.rows = queries;
+  counts.first_key = 0.0;
+  counts.seeing = 0;
+  for (Index i = 0; i < queries && support.kind != Support::Kind::mask; ++i) {
+    const Index visible = support.end(i, n);
+    if (visible == 0) continue;
+    counts.first_key += 1.0 / static_cast<double>(visible);
+    ++counts.seeing;
+  }
+}
+
+// `sink_share`; of the first key and all queries from its sum, which is that of the same numbers in
+// the same order.
+template <class Scalar>
+SinkShare share_after_sums(const MatrixView<Scalar>& attention, const Support& support,
+                           const SinkRequest& asked, SinkWorkspace& workspace) {
+  const Index queries = attention.rows();
+  if (asked.first != 1 || asked.queries < queries || support.kind == Support::Kind::mask)
+    return sink_share(attention, support, asked.first, asked.queries);
+  count_visible(support, queries, attention.cols(), workspace);
+  const VisibleCounts& counts = workspace.visible;
+  const double scale = counts.seeing == 0 ? kNaN : 1.0 / static_cast<double>(counts.seeing);
+  return {workspace.rows.sums[0] * scale, counts.first_key * scale};
 }
 
 // Column sums to workspace.rows.sums and, where asked for, entropies, as `row_statistics` writes
-// them: without entropies in one read along the memory, where the rows allow that.
+// them, in one read.
 template <class Scalar>
 bool sums_and_entropies(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                         bool fast, double* entropy, SinkWorkspace& workspace) {
-  if (fast && entropy != nullptr && !std::is_same_v<Scalar, double>) {
-    if (!sums_and_entropies(attention, find_support, support, false, nullptr, workspace))
-      return false;
-    row_entropies(attention, support, find_support, true, entropy, workspace.rows);
-    return true;
-  }
+  if (fast && entropy != nullptr && !std::is_same_v<Scalar, double>)
+    return fast_row_statistics(attention, find_support, support, entropy, workspace.rows);
   if (entropy != nullptr || !find_support || !has_summable_columns(attention))
     return row_statistics(attention, find_support, support, entropy, workspace.rows);
   const Index n = attention.cols();
@@ -274,7 +293,7 @@ bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Sup
     for (Index j = 0; j < n; ++j) answers.incoming[j] = mass[j] / seeing[j];
   }
   if (asked.position) answers.position = position_of(asked.min_visibility, queries, workspace);
-  if (asked.first > 0) answers.share = sink_share(attention, support, asked.first, asked.queries);
+  if (asked.first > 0) answers.share = share_after_sums(attention, support, asked, workspace);
   if (asked.top > 0) answers.top_mass = top_mass_of(asked.top, mass);
   return true;
 }

@@ -16,6 +16,8 @@ namespace attnscope {
 // How many queries see each of some keys, and of which maps: those of a batch are mostly alike.
 struct VisibleCounts {
   std::vector<double> queries;  // [keys]
+  double first_key = 0.0;       // mass of the first key under uniform attention
+  Index seeing = 0;             // queries that see a key
   Support::Kind kind = Support::Kind::mask;
   Index shift = 0;
   Index rows = 0;

@@ -1,57 +1,149 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
 #include "matrix/float_rows.h"
 
 // Sums along several rows side by side in float32, whose long chains of operations overlap: rows of
 // a small map are too short to hide them alone. Only this folder includes it.
 namespace attnscope {
 
-// −Σ x log x of kRows rows, `stride` entries apart, over their first `end` <= n entries, with the
-// same bits as float_row_entropy gives each; false, and nothing written, where an entry has a sign.
-// n >= kFloatWidth.
+inline constexpr Index kRowsAhead = 8;
+
+// Adds kRows rows, one after another, to 2·kPackWidth column sums in float64; `x` holds their
+// entries, which lie at `rows` unless that is null.
 template <Index kRows, class Entry>
-bool float_row_entropies(const Entry* rows, Index stride, Index end, Index n, double* out) {
-  FloatVector chains[kRows][2] = {};
+[[gnu::always_inline]] inline void add_columns(const FloatVector (&x)[kRows],
+                                               [[maybe_unused]] const Entry* rows,
+                                               [[maybe_unused]] Index stride, double* sums) {
+  Lanes low = load(sums);
+  Lanes high = load(sums + kPackWidth);
+#pragma GCC unroll 4
+  for (Index r = 0; r < kRows; ++r) {
+    // read once more: taking a vector apart costs an instruction that memory does for nothing
+    if (std::is_same_v<Entry, float> && rows != nullptr) {
+      low += load(rows + r * stride);
+      high += load(rows + r * stride + kPackWidth);
+    } else {
+      low += low_lanes(x[r]);
+      high += high_lanes(x[r]);
+    }
+  }
+  store(sums, low);
+  store(sums + kPackWidth, high);
+}
+
+// Asks for the memory of rows that are read soon, at the place of an entry of each row of a group:
+// the processor asks by itself for too few lines at a time where rows come from main memory.
+template <Index kRows, class Entry>
+[[gnu::always_inline]] inline void ask_ahead(const Entry* at, Index stride) {
+#pragma GCC unroll 4
+  for (Index r = 0; r < kRows; ++r) __builtin_prefetch(at + (r + kRowsAhead) * stride, 0, 2);
+}
+
+// One read of kRows rows, `stride` entries apart, over their first `end` <= n entries: to `entropy`
+// −Σ x log x of each, with the bits that float_row_entropy gives it. With kSums the rows are added,
+// one after another, to the first `end` of n column sums in float64. False where an entry has a
+// sign: then the entropies mean nothing. n >= kFloatWidth.
+template <Index kRows, bool kSums, class Entry>
+bool read_float_rows(const Entry* rows, Index stride, Index end, Index n, double* entropy,
+                     [[maybe_unused]] double* sums) {
+  FloatVector even[kRows] = {};
+  FloatVector odd[kRows] = {};
   IntVector signs{};
   Lanes totals[kRows] = {};
-  const auto add = [&](Index r, FloatVector x, int chain) {
-    signs |= reinterpret_cast<IntVector>(x);
-    chains[r][chain] += x * bounded_log(x);
+  const auto add = [&](const FloatVector(&x)[kRows], FloatVector(&chains)[kRows]) {
+#pragma GCC unroll 4
+    for (Index r = 0; r < kRows; ++r) {
+      signs |= reinterpret_cast<IntVector>(x[r]);
+      chains[r] += x[r] * scaled_log2(x[r]);
+    }
+  };
+  const auto add_whole = [&](Index j, FloatVector(&chains)[kRows]) {
+    FloatVector x[kRows];
+    ask_ahead<kRows>(rows + j, stride);
+#pragma GCC unroll 4
+    for (Index r = 0; r < kRows; ++r) x[r] = load_floats(rows + r * stride + j);
+    if constexpr (kSums) add_columns<kRows>(x, rows + j, stride, sums + j);
+    add(x, chains);
+  };
+  // The entries from j on, fewer than a vector.
+  const auto add_rest = [&](Index j, FloatVector(&chains)[kRows]) {
+    // a vector that begins before j, so that no entry behind the row is read
+    const Index first = std::min(j, n - kFloatWidth);
+    FloatVector x[kRows];
+#pragma GCC unroll 4
+    for (Index r = 0; r < kRows; ++r)
+      x[r] = lanes_between(load_floats(rows + r * stride + first), j - first, end - first);
+    if constexpr (kSums)
+      add_columns<kRows>(x, static_cast<const Entry*>(nullptr), stride, sums + first);
+    add(x, chains);
   };
   const auto flush = [&] {
 #pragma GCC unroll 4
     for (Index r = 0; r < kRows; ++r) {
-      totals[r] = plus_floats(totals[r], chains[r][0] + chains[r][1]);
-      chains[r][0] = chains[r][1] = FloatVector{};
+      totals[r] = plus_floats(totals[r], even[r] + odd[r]);
+      even[r] = odd[r] = FloatVector{};
     }
   };
   Index j = 0;
-  while (j + 2 * kFloatWidth <= end) {
-    const Index stop = std::min(end, j + 2 * kChain * kFloatWidth);
-    for (; j + 2 * kFloatWidth <= stop; j += 2 * kFloatWidth) {
-#pragma GCC unroll 4
-      for (Index r = 0; r < kRows; ++r) add(r, load_floats(rows + r * stride + j), 0);
-#pragma GCC unroll 4
-      for (Index r = 0; r < kRows; ++r) add(r, load_floats(rows + r * stride + j + kFloatWidth), 1);
+  while (j + 2 * kChain * kFloatWidth <= end) {
+    const Index stop = j + 2 * kChain * kFloatWidth;
+    for (; j < stop; j += 2 * kFloatWidth) {
+      add_whole(j, even);
+      add_whole(j + kFloatWidth, odd);
     }
-    if (j + 2 * kFloatWidth <= end) flush();
+    flush();
   }
-  for (int chain = 0; j < end; chain = 1, j += kFloatWidth) {
-    // a vector that begins before j, so that no entry behind the row is read
-    const Index first = std::min(j, n - kFloatWidth);
-    const bool is_inside = first == j && j + kFloatWidth <= end;
-#pragma GCC unroll 4
-    for (Index r = 0; r < kRows; ++r) {
-      const FloatVector x = load_floats(rows + r * stride + first);
-      add(r, is_inside ? x : lanes_between(x, j - first, end - first), chain);
-    }
+  for (; j + 2 * kFloatWidth <= end; j += 2 * kFloatWidth) {
+    add_whole(j, even);
+    add_whole(j + kFloatWidth, odd);
+  }
+  if (j + kFloatWidth <= end) {
+    add_whole(j, even);
+    j += kFloatWidth;
+    if (j < end) add_rest(j, odd);
+  } else if (j < end) {
+    add_rest(j, even);
   }
   flush();
   if (lane_bits(signs) != 0) return false;
 #pragma GCC unroll 4
-  for (Index r = 0; r < kRows; ++r) out[r] = 0.0 - sum_by_halves(totals[r]);
+  for (Index r = 0; r < kRows; ++r) entropy[r] = entropy_of_terms(sum_by_halves(totals[r]));
   return true;
+}
+
+// Whether one of kRows rows, `stride` entries apart, has an entry other than 0 from ends[r] on, up
+// to n >= kFloatWidth; `end` is no less than any of `ends`, nor further away than a vector.
+template <Index kRows, class Entry>
+bool any_behind(const Entry* rows, Index stride, const Index* ends, Index end, Index n) {
+  constexpr Index kEntries = static_cast<Index>(sizeof(IntVector) / sizeof(Entry));
+  IntVector bits{};
+#pragma GCC unroll 4
+  for (Index r = 0; r < kRows; ++r) {
+    const Index first = std::max<Index>(end - kFloatWidth, 0);
+    const FloatVector x = load_floats(rows + r * stride + first);
+    bits |= reinterpret_cast<IntVector>(lanes_between(x, ends[r] - first, kFloatWidth));
+  }
+  Index j = end;
+  for (; j + kEntries <= n; j += kEntries) {
+    ask_ahead<kRows>(rows + j, stride);
+#pragma GCC unroll 4
+    for (Index r = 0; r < kRows; ++r) bits |= vector_at<IntVector>(rows + r * stride + j);
+  }
+  for (; j < n; j += kFloatWidth) {
+    const Index first = std::min(j, n - kFloatWidth);
+#pragma GCC unroll 4
+    for (Index r = 0; r < kRows; ++r) {
+      const FloatVector x = load_floats(rows + r * stride + first);
+      bits |= reinterpret_cast<IntVector>(lanes_between(x, j - first, kFloatWidth));
+    }
+  }
+  constexpr std::int32_t kMagnitudes = sizeof(Entry) == 2 ? 0x7fff7fff : 0x7fffffff;
+  return lane_bits(IntVector{} != (bits & kMagnitudes)) != 0;
 }
 
 }  // namespace attnscope
