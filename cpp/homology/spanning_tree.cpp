@@ -11,6 +11,7 @@
 #include "homology/edge_order.h"
 #include "homology/similarity_square.h"
 #include "homology/tree_rounds.h"
+#include "homology/tree_steps.h"
 #include "matrix/radix_sort.h"
 #include "simd/number_lanes.h"
 
@@ -20,10 +21,8 @@ namespace {
 // Edges up to which counting beats a radix sort.
 constexpr std::size_t kFew = 96;
 
-// Entries that are compared with one number in one go, so that a word holds the answers.
-constexpr std::size_t kBlockVectors = 4;
-template <class Float>
-constexpr std::size_t kBlock = kBlockVectors * kLanes<Float>;
+// Vertices up to which the compiler unrolls the vectors of a row.
+constexpr std::size_t kMostUnrolled = 2 * kVerticesInWord;
 
 // Vertices that tie for the next place, per vertex of the tree, up to which their edges are
 // compared one by one.
@@ -49,76 +48,41 @@ void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t
   }
 }
 
-// best = min(max(best, row), cap) of `width` entries, and the largest of them.
+// Whether each edge to vertex 0 is as near as any other edge of its other end, so that they are the
+// tree: of equally near edges at a vertex that to vertex 0 comes first. From the entries below the
+// diagonal; `firsts` is scratch for those of the first column. Looks at few rows where it is not.
 template <class Float>
-Float raise_to_row(const Float* row, const Float* cap, std::size_t width, Float* best) {
+bool is_star(const Float* rows, std::size_t n, std::size_t ld, std::vector<Float>& firsts) {
   using Floats = typename VectorOf<Float>::Floats;
-  Floats tops[kBlockVectors];
-  for (Floats& top : tops) top = -std::numeric_limits<Float>::infinity() - Floats{};
-  for (std::size_t j = 0; j < width; j += kBlock<Float>) {
-#pragma GCC unroll 4
-    for (std::size_t k = 0; k < kBlockVectors; ++k) {
-      const std::size_t at = j + k * kLanes<Float>;
-      const Floats old = vector_at<Floats>(best + at), read = vector_at<Floats>(row + at);
-      const Floats limit = vector_at<Floats>(cap + at);
-      const Floats better = read > old ? read : old;
-      const Floats outside = better < limit ? better : limit;
-      put(best + at, outside);
-      tops[k] = outside > tops[k] ? outside : tops[k];
+  using Numbers = typename VectorOf<Float>::Numbers;
+  using Lane = std::remove_reference_t<decltype(Numbers{}[0])>;
+  constexpr std::size_t kWidth = kLanes<Float>;
+  constexpr Float kInfinity = std::numeric_limits<Float>::infinity();
+  constexpr std::size_t kRows = 8;  // between two looks at what was seen
+  firsts.assign(n + kWidth, kInfinity);
+  Numbers lane;
+  for (std::size_t k = 0; k < kWidth; ++k) lane[k] = static_cast<Lane>(k);
+  for (std::size_t begin = 1; begin < n; begin += kRows) {
+    Numbers nearer{};
+    for (std::size_t i = begin; i < std::min(begin + kRows, n); ++i) {
+      const Float* const row = rows + i * ld;
+      const Floats first = row[0] - Floats{};
+      const auto compare = [&](std::size_t j, Floats read) {
+        const Floats other = vector_at<Floats>(firsts.data() + j);
+        const Numbers is_nearer = read > (other < first ? other : first);
+        return is_nearer;
+      };
+      const std::size_t diagonal = i / kWidth * kWidth;
+      for (std::size_t j = 0; j < diagonal; j += kWidth)
+        nearer |= compare(j, vector_at<Floats>(row + j));
+      Floats last{};
+      std::memcpy(&last, row + diagonal, std::min(kWidth, n - diagonal) * sizeof(Float));
+      nearer |= compare(diagonal, last) & (lane < static_cast<Lane>(i - diagonal));
+      firsts[i] = row[0];
     }
+    if (lane_bits(nearer) != 0) return false;
   }
-  const Floats low = tops[0] > tops[1] ? tops[0] : tops[1];
-  const Floats high = tops[2] > tops[3] ? tops[2] : tops[3];
-  return largest_lane(low > high ? low : high);
-}
-
-// The first of `width` entries that equal `value`, which some do, and how many do. Without a branch
-// for each block, because none could be foreseen.
-struct Places {
-  std::size_t first;
-  std::size_t count;
-};
-template <class Float>
-Places find_equal(const Float* x, std::size_t width, Float value) {
-  using Floats = typename VectorOf<Float>::Floats;
-  Places places{0, 0};
-  for (std::size_t j = width; j > 0;) {
-    j -= kBlock<Float>;
-    std::uint64_t bits = 0;
-#pragma GCC unroll 4
-    for (std::size_t k = 0; k < kBlockVectors; ++k) {
-      const std::size_t at = k * kLanes<Float>;
-      bits |= std::uint64_t{equal_bits(vector_at<Floats>(x + j + at), value - Floats{})} << at;
-    }
-    places.count += static_cast<std::size_t>(std::popcount(bits));
-    const std::size_t place = j + static_cast<std::size_t>(std::countr_zero(bits));
-    places.first = bits != 0 ? place : places.first;
-  }
-  return places;
-}
-
-// The edge from `vertex` to the first vertex inside the tree, where `cap` is below 0, whose entry
-// in the row is `value`; there is one.
-template <class Float>
-Edge edge_into(const Float* row, const Float* cap, std::size_t width, Float value,
-               std::size_t vertex) {
-  using Floats = typename VectorOf<Float>::Floats;
-  std::uint64_t from = ~std::uint64_t{0};
-  for (std::size_t j = 0; j < width; j += kBlock<Float>) {
-    std::uint64_t bits = 0;
-#pragma GCC unroll 4
-    for (std::size_t k = 0; k < kBlockVectors; ++k) {
-      const std::size_t at = k * kLanes<Float>;
-      const std::uint64_t equal = equal_bits(vector_at<Floats>(row + j + at), value - Floats{},
-                                             vector_at<Floats>(cap + j + at));
-      bits |= equal << at;
-    }
-    // A block without one counts as far off.
-    const auto place = static_cast<std::uint64_t>(j) + std::countr_zero(bits);
-    from = std::min(from, place | std::uint64_t{bits == 0} << 32);
-  }
-  const auto a = static_cast<std::uint32_t>(vertex), b = static_cast<std::uint32_t>(from);
-  return std::max(a, b) << 16 | std::min(a, b);
+  return true;
 }
 
 }  // namespace
@@ -142,6 +106,19 @@ std::pair<const Float*, std::size_t> SpanningTree::contiguous_rows(
     for (std::size_t j = 0; j < n_; ++j) to[j] = static_cast<Float>(from[j * inner]);
   }
   return {growth.widened.data(), stride_};
+}
+
+// The edges to vertex 0, where they are the tree of the entries below the diagonal; else false.
+template <class Float, class Number>
+bool SpanningTree::grow_star(Growth<Float, Number>& growth, const Float* rows, std::size_t ld) {
+  if (!is_star(rows, n_, ld, growth.found)) return false;
+  grown_.resize(n_ - 1);
+  growth.found.resize(n_ - 1);
+  for (std::size_t i = 1; i < n_; ++i) {
+    grown_[i - 1] = make_edge(static_cast<std::uint32_t>(i), 0);
+    growth.found[i - 1] = std::clamp(rows[i * ld], Float(0), Float(1));
+  }
+  return true;
 }
 
 // From the entries below the diagonal. False where one of them is not in [0, 1].
@@ -283,58 +260,72 @@ void SpanningTree::sort_edges(const Growth<Float, Number>& growth) {
 // Grows the tree from vertex 0, keeping the similarity to each vertex outside and not the vertex
 // inside that has it: that one is looked for in the row of the vertex that joins, which is read
 // next anyway. False where ties between vertices cost too much, or nothing joins what is left.
-template <class Float, class Number>
-bool SpanningTree::grow_without_ties(Growth<Float, Number>& growth) {
-  using Floats = typename VectorOf<Float>::Floats;
-  using Numbers = typename VectorOf<Float>::Numbers;
-  using Lane = std::remove_reference_t<decltype(Numbers{}[0])>;
-  constexpr std::size_t kWidth = kLanes<Float>;
-  constexpr Float kInfinity = std::numeric_limits<Float>::infinity();
-  const std::size_t width = (n_ + kBlock<Float> - 1) / kBlock<Float> * kBlock<Float>;
-  growth.best.assign(width, -kInfinity);
-  growth.cap.assign(width, -kInfinity);
-  std::fill_n(growth.cap.begin(), n_, kInfinity);
-  growth.found.clear();
-  grown_.clear();
-  Float* best = growth.best.data();
-  Float* cap = growth.cap.data();
+template <std::size_t kWords, class Float, class Number>
+bool SpanningTree::grow_without_ties(Growth<Float, Number>& growth, Ahead ahead) {
+  const std::size_t words = (n_ + kVerticesInWord - 1) / kVerticesInWord;
+  growth.best.resize(words * kVerticesInWord);
+  growth.cap.resize(words * kVerticesInWord);
+  inside_.resize(words);
+  growth.found.resize(n_ - 1);
+  grown_.resize(n_ - 1);
+  TreeSteps<Float, kWords> steps(n_, words, growth.best.data(), growth.cap.data(), inside_.data());
   const auto row_at = [&](std::size_t vertex) { return growth.square.data() + vertex * stride_; };
-  Numbers lane;
-  for (std::size_t k = 0; k < kWidth; ++k) lane[k] = static_cast<Lane>(k);
+  const auto edge_of = [&](std::size_t vertex, Float similarity) {
+    const std::size_t other = steps.first_inside(row_at(vertex), similarity);
+    // No branch, because none could be foreseen.
+    return static_cast<Edge>(std::max(vertex, other) << 16 | std::min(vertex, other));
+  };
   std::size_t budget = kTiesPerStep * n_;
   std::size_t vertex = 0;
-  for (std::size_t step = 1; step < n_; ++step) {
-    // Written as a whole vector, because a narrower store would hold up the reads that follow.
-    const std::size_t first = vertex / kWidth * kWidth;
-    const Numbers joins = lane == static_cast<Lane>(vertex - first);
-    put(cap + first, joins ? -kInfinity - Floats{} : vector_at<Floats>(cap + first));
-    const Float nearest = raise_to_row(row_at(vertex), cap, width, best);
-    if (nearest == -kInfinity) return false;
-    auto [next, places] = find_equal(best, width, nearest);
-    Edge edge = edge_into(row_at(next), cap, width, nearest, next);
-    if (places > 1) {
-      if (budget < places) return false;
-      budget -= places;
-      for (std::size_t j = next + 1; j < n_; ++j) {
-        if (best[j] != nearest) continue;
-        const Edge other = edge_into(row_at(j), cap, width, nearest, j);
-        if (other >= edge) continue;
-        edge = other;
-        next = j;
-      }
-    }
-    grown_.push_back(edge);
-    growth.found.push_back(nearest);
+  for (std::size_t step = 0; step + 1 < n_; ++step) {
+    if constexpr (kWords > 0) ahead.ask(kWords * kVerticesInWord * sizeof(Float) / Ahead::kLine);
+    const Float similarity = steps.take(vertex, row_at(vertex));
+    if (similarity == -std::numeric_limits<Float>::infinity()) return false;
+    const auto [next, count] = steps.nearest(similarity);
     vertex = next;
+    Edge edge = edge_of(next, similarity);
+    if (count > 1) {
+      if (budget < count) return false;
+      budget -= count;
+      steps.for_each_nearest(similarity, [&](std::size_t other) {
+        const Edge also = edge_of(other, similarity);
+        if (also >= edge) return;
+        edge = also;
+        vertex = other;
+      });
+    }
+    grown_[step] = edge;
+    growth.found[step] = similarity;
   }
   return true;
 }
 
+// From the square, as far as it goes without many ties.
 template <class Float, class Number>
-void SpanningTree::grow(Growth<Float, Number>& growth) {
+bool SpanningTree::grow_in_steps(Growth<Float, Number>& growth, Ahead ahead) {
   // Vectors of two numbers have too little to compare at once.
-  const bool is_grown = kPackWidth > 2 && grow_without_ties(growth);
-  if (!is_grown) grow_with_ties(growth);
+  if (kPackWidth == 2) return false;
+  if (n_ <= kVerticesInWord) return grow_without_ties<1>(growth, ahead);
+  if (n_ <= 2 * kVerticesInWord) return grow_without_ties<2>(growth, ahead);
+  return grow_without_ties<0>(growth, ahead);
+}
+
+// From rows that are `ld` apart; `lower`: every entry above the diagonal is 0; `takes_larger`: of
+// two entries the larger counts.
+template <class Float, class Number, class Combine>
+void SpanningTree::grow(Growth<Float, Number>& growth, const Float* rows, std::size_t ld,
+                        bool lower, bool takes_larger, Combine combine, Ahead ahead) {
+  const bool reads_rows = lower && takes_larger;
+  // Steps whose vectors stay in registers are faster than rounds.
+  const bool is_small = kPackWidth > 2 && n_ <= kMostUnrolled;
+  if (reads_rows && grow_star(growth, rows, ld)) return;
+  if (reads_rows && !is_small && grow_in_rounds(growth, rows, ld, ahead)) return;
+  // Beyond n whole tiles hold what no vertex outside reads.
+  growth.square.resize(round_to_tiles(n_) * stride_ + kVerticesInWord);
+  fill_similarity_square(rows, n_, ld, lower, stride_, combine, growth.square.data());
+  if (grow_in_steps(growth, ahead)) return;
+  if (reads_rows && is_small && grow_in_rounds(growth, rows, ld, Ahead{})) return;
+  grow_with_ties(growth);
 }
 
 template <class Scalar>
@@ -343,12 +334,12 @@ void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmet
   n_ = static_cast<std::size_t>(attention.rows());
   stride_ = square_stride(n_);
   if (metric == Metric::hellinger) {
-    wide_.square.assign(n_ * stride_ + kBlock<double>, 0.0);
+    wide_.square.assign(n_ * stride_ + kVerticesInWord, 0.0);
     hellinger_rows(attention, roots_, [this](Index i, Index j, double distance) {
       const auto row = static_cast<std::size_t>(i), column = static_cast<std::size_t>(j);
       wide_.square[row * stride_ + column] = wide_.square[column * stride_ + row] = -distance;
     });
-    grow(wide_);
+    if (!grow_in_steps(wide_, ahead)) grow_with_ties(wide_);
     sort_edges(wide_);
   } else {
     const bool takes_larger = metric == Metric::attention && symmetrize == Symmetrize::max;
@@ -357,12 +348,7 @@ void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmet
       const auto [rows, ld] = contiguous_rows(own, attention);
       // Whose lines are columns has its zeros below the diagonal of what is read.
       const bool lower = causal && lines_are_rows(attention);
-      if (!lower || !takes_larger || !grow_in_rounds(own, rows, ld, ahead)) {
-        // Beyond n whole tiles hold what no vertex outside reads.
-        own.square.resize(round_to_tiles(n_) * stride_ + kBlock<Float>);
-        fill_similarity_square(rows, n_, ld, lower, stride_, similarity, own.square.data());
-        grow(own);
-      }
+      grow(own, rows, ld, lower, takes_larger, similarity, ahead);
       sort_edges(own);
     });
   }

@@ -11,10 +11,10 @@
 namespace attnscope {
 
 // The minimum spanning tree of the dense graph whose edges EdgeOrder puts in order: no edge outside
-// the tree is ever sorted. Ties are decided as that order decides them, by (row, column). Causal
-// maps grow by Borůvka's rounds, which read them where they lie and are done after one where a key
-// is nearest to all; others by Prim's algorithm, from a square of similarities. Scratch is kept
-// from matrix to matrix.
+// the tree is ever sorted. Ties are decided as that order decides them, by (row, column). A causal
+// map in which the first key is nearest to all is read once and is a star; large causal maps grow
+// by Borůvka's rounds, which read them where they lie; others by Prim's algorithm, from a square of
+// similarities. Scratch is kept from matrix to matrix.
 class SpanningTree {
  public:
   // Reads a matrix of n >= 2 rows; `causal`: it is known to be causal, which false does not deny;
@@ -32,12 +32,16 @@ class SpanningTree {
   // Everything whose type depends on the width of a weight.
   template <class Float, class Number>
   struct Growth {
-    std::vector<Float> widened;  // the matrix, where it is not contiguous rows of this type
-    std::vector<Float> square;   // similarities of all pairs, rows stride_ apart
-    std::vector<Float> best;     // the largest from the tree to each vertex outside; −∞ inside
-    std::vector<Float> cap;      // ∞ outside, −∞ inside
-    std::vector<Number> from;    // the vertex of the tree that has it, the smallest on ties
-    std::vector<Float> found;    // similarity of each edge of the tree
+    // Vectors of a row lie within one cache line.
+    template <class T>
+    using Rows = std::vector<T, Eigen::aligned_allocator<T>>;
+
+    Rows<Float> widened;       // the matrix, where it is not contiguous rows of this type
+    Rows<Float> square;        // similarities of all pairs, rows stride_ apart
+    Rows<Float> best;          // the largest from the tree to each vertex outside; −∞ inside
+    Rows<Float> cap;           // ∞ outside, −∞ inside
+    Rows<Number> from;         // the vertex of the tree that has it, the smallest on ties
+    std::vector<Float> found;  // similarity of each edge of the tree
     TreeScratch<Float> rounds;
   };
 
@@ -47,12 +51,17 @@ class SpanningTree {
   std::pair<const Float*, std::size_t> contiguous_rows(Growth<Float, Number>& growth,
                                                        const MatrixView<Scalar>& attention);
   template <class Float, class Number>
+  bool grow_star(Growth<Float, Number>& growth, const Float* rows, std::size_t ld);
+  template <class Float, class Number>
   bool grow_in_rounds(Growth<Float, Number>& growth, const Float* rows, std::size_t ld,
                       Ahead ahead);
   template <class Float, class Number>
-  void grow(Growth<Float, Number>& growth);
-  template <class Float, class Number>
-  bool grow_without_ties(Growth<Float, Number>& growth);
+  bool grow_in_steps(Growth<Float, Number>& growth, Ahead ahead);
+  template <class Float, class Number, class Combine>
+  void grow(Growth<Float, Number>& growth, const Float* rows, std::size_t ld, bool lower,
+            bool takes_larger, Combine combine, Ahead ahead);
+  template <std::size_t kWords, class Float, class Number>
+  bool grow_without_ties(Growth<Float, Number>& growth, Ahead ahead);
   template <class Float, class Number>
   void grow_with_ties(Growth<Float, Number>& growth);
   template <class Float, class Number>
@@ -64,7 +73,8 @@ class SpanningTree {
   Growth<double, std::int64_t> wide_;
   ComponentScratch components_;
   std::vector<double> roots_;
-  std::vector<Edge> grown_;  // in the order of growth
+  std::vector<std::uint64_t> inside_;  // bits of the vertices of the tree
+  std::vector<Edge> grown_;            // in the order of growth
   std::vector<std::uint64_t> keys_;
   std::vector<std::uint64_t> scratch_;
   std::vector<std::uint32_t> counts_;

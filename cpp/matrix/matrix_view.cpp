@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <cstring>
 
+#include "simd/number_lanes.h"
+
 namespace attnscope {
 namespace {
 
-// What a loop looks at in one go, a cache line; the last block of a run may overlap the one before.
-constexpr Index kBlockBytes = 64;
+// What a loop looks at in one go, a vector; the last block of a run may overlap the one before.
+// Of blocks wider than the processor's vectors a compiler keeps none in a register.
+constexpr Index kBlockBytes = kVectorBytes;
 // Lines that are fetched ahead of the one that is looked at.
 constexpr Index kAhead = 4;
 
@@ -153,9 +156,8 @@ void read_contiguous_lines(const MatrixView<Scalar>& lines, bool by_rows, Index 
     // Processors look ahead within a page of memory, and a page holds few lines.
     if (k + kAhead < lines.rows()) {
       const Scalar* later = line + kAhead * outer;
-      for (Index j = 0; j < length; j += LineMagnitudes<Scalar>::kBlock) {
-        __builtin_prefetch(later + j);
-      }
+      constexpr Index kCacheLine = 64 / static_cast<Index>(sizeof(Scalar));
+      for (Index j = 0; j < length; j += kCacheLine) __builtin_prefetch(later + j);
     }
     magnitudes.add(line, length,
                    reading.causal ? hidden_run(k, by_rows, shift, length) : HiddenRun{length, 0});

@@ -163,7 +163,7 @@ def test_components_of_tied_weights_join_by_row_and_column(n, levels, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("levels", [1, 3, 120])
-@pytest.mark.parametrize("n", [2, 3, 5, 8, 9, 16, 17, 31, 33, 64, 67])
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 9, 16, 17, 31, 33, 64, 67, 128, 129])
 def test_components_of_causal_maps_join_by_row_and_column(n, levels, dtype):
     generator = np.random.default_rng([n, levels, 1])
     weights = np.tril(generator.integers(0, levels + 1, (n, n))) / 128.0  # many are tied, some are 0
@@ -174,6 +174,40 @@ def test_components_of_causal_maps_join_by_row_and_column(n, levels, dtype):
     for layout in (maps, padded, maps.mT.contiguous().mT, maps.mT):
         result = asc.persistence(layout, max_dimension=0)
         assert result.death_edge[:-1].tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_broken", [False, True])
+@pytest.mark.parametrize("n", [2, 3, 8, 17, 33, 64, 100, 128, 130, 200])
+def test_components_of_maps_whose_first_key_is_nearest_to_all(n, is_broken, dtype):
+    generator = np.random.default_rng([n, is_broken])
+    # Many are tied with the first key's and each query's largest entry is its own.
+    weights = np.tril(generator.integers(0, 9, (n, n))) / 128.0
+    np.fill_diagonal(weights, 0.75)
+    weights[1:, 0] = generator.integers(8, 12, n - 1) / 128.0
+    if is_broken and n > 2:
+        weights[n - 1, n - 2] = weights[n - 2, 0] + 1.0 / 128.0
+    expected = kruskal_edges(np.maximum(weights, weights.T))
+    assert all(column == 0 for _, column in expected) is not (is_broken and n > 2)
+    maps = torch.from_numpy(weights).to(dtype)
+    padded = torch.full((n, n + 3), torch.nan, dtype=dtype)[:, :n]
+    padded.copy_(maps)
+    for layout in (maps, padded):
+        bars = asc.persistence(layout, max_dimension=0)
+        assert bars.death_edge[:-1].tolist() == expected
+        assert bars.death[:-1].tolist() == [1.0 - weights[tuple(edge)] for edge in expected]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [40, 120])
+def test_components_of_sharp_causal_maps_with_many_weights_of_one(n, dtype):
+    generator = np.random.default_rng(n)
+    weights = np.zeros((n, n))
+    weights[range(n), [generator.integers(0, i + 1) for i in range(n)]] = 1.0
+    weights[1::3] = np.tril(generator.integers(0, 3, (n, n)))[1::3] / 4.0
+    bars = asc.persistence(torch.from_numpy(weights).to(dtype), max_dimension=0)
+    tree = kruskal_edges(np.maximum(weights, weights.T))
+    assert bars.death_edge[:-1].tolist() == [edge for edge in tree if weights[tuple(edge)] < 1.0]
 
 
 @pytest.mark.parametrize("outlier", [-0.5, 1.5])

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "simd/number_lanes.h"
+
+// Prim's steps over rows of similarities, 64 vertices at a time so that a word holds a bit for each
+// of them. kWords is the number of words where the compiler is to unroll, 0 where a number tells it
+// at run time. Only kernel sources include it.
+namespace attnscope {
+
+inline constexpr std::size_t kVerticesInWord = 64;
+template <class Float>
+inline constexpr std::size_t kVectorsInWord = kVerticesInWord / kLanes<Float>;
+
+namespace portable {
+template <class Floats>
+std::uint64_t equal_word(const Floats* numbers, Floats value) {
+  constexpr std::size_t kWidth = sizeof(Floats) / sizeof(numbers[0][0]);
+  std::uint64_t word = 0;
+#pragma GCC unroll 32
+  for (std::size_t k = 0; k < kVerticesInWord / kWidth; ++k)
+    word |= std::uint64_t{equal_bits(numbers[k], value)} << (k * kWidth);
+  return word;
+}
+}  // namespace portable
+
+// Bit k is set where number k of 64 is in its lane what `value` is.
+inline std::uint64_t equal_word(const FloatVector* numbers, FloatVector value) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  __mmask16 equal[4];
+  for (std::size_t k = 0; k < 4; ++k)
+    equal[k] =
+        _mm512_cmpeq_ps_mask(reinterpret_cast<__m512>(numbers[k]), reinterpret_cast<__m512>(value));
+  return _cvtmask64_u64(
+      _mm512_kunpackd(_mm512_kunpackw(equal[3], equal[2]), _mm512_kunpackw(equal[1], equal[0])));
+#else
+  return portable::equal_word(numbers, value);
+#endif
+}
+inline std::uint64_t equal_word(const DoubleVector* numbers, DoubleVector value) {
+  return portable::equal_word(numbers, value);
+}
+
+// The vertices of a tree, and what is known of those outside it.
+template <class Float, std::size_t kWords>
+class TreeSteps {
+ public:
+  using Floats = typename VectorOf<Float>::Floats;
+  using Numbers = typename VectorOf<Float>::Numbers;
+  static constexpr Float kInfinity = std::numeric_limits<Float>::infinity();
+
+  // `best`, `cap` and `inside` are scratch of `words` words of vertices, `best` only where kWords
+  // is 0.
+  TreeSteps(std::size_t n, std::size_t words, Float* best, Float* cap, std::uint64_t* inside)
+      : words_(words), in_memory_(best), cap_(cap), inside_(inside) {
+    for (std::size_t k = 0; k < vectors(); ++k) put_best(k, -kInfinity - Floats{});
+    for (std::size_t j = 0; j < words_of() * kVerticesInWord; ++j)
+      cap_[j] = j < n ? kInfinity : -kInfinity;
+    for (std::size_t w = 0; w < words_of(); ++w) inside_[w] = 0;
+    for (std::size_t k = 0; k < kWidth; ++k) lane_[k] = static_cast<Lane>(k);
+  }
+
+  // Takes a vertex into the tree, whose similarities to all are `row`; returns the largest between
+  // the tree and what is outside, −∞ where nothing joins them.
+  Float take(std::size_t vertex, const Float* row) {
+    inside_[vertex / kVerticesInWord] |= std::uint64_t{1} << vertex % kVerticesInWord;
+    // Written as a whole vector, because a narrower store would hold up the reads that follow.
+    const std::size_t first = vertex / kWidth * kWidth;
+    const Numbers joins = lane_ == static_cast<Lane>(vertex - first);
+    put(cap_ + first, joins ? -kInfinity - Floats{} : vector_at<Floats>(cap_ + first));
+    Floats tops[kTops];
+    for (Floats& top : tops) top = -kInfinity - Floats{};
+#pragma GCC unroll 32
+    for (std::size_t k = 0; k < vectors(); ++k) {
+      const Floats old = best(k), read = vector_at<Floats>(row + k * kWidth);
+      const Floats limit = vector_at<Floats>(cap_ + k * kWidth);
+      const Floats better = read > old ? read : old;
+      const Floats outside = better < limit ? better : limit;
+      put_best(k, outside);
+      Floats& top = tops[k % kTops];
+      top = outside > top ? outside : top;
+    }
+    const Floats low = tops[0] > tops[1] ? tops[0] : tops[1];
+    const Floats high = tops[2] > tops[3] ? tops[2] : tops[3];
+    return largest_lane(low > high ? low : high);
+  }
+
+  // Calls visit(vertex) for those outside whose similarity to the tree is `value`.
+  template <class Visit>
+  void for_each_nearest(Float value, Visit&& visit) const {
+    for (std::size_t w = 0; w < words_of(); ++w) {
+      for (std::uint64_t word = nearest_word(w, value); word != 0; word &= word - 1)
+        visit(w * kVerticesInWord + static_cast<std::size_t>(std::countr_zero(word)));
+    }
+  }
+
+  // The first of them, and how many there are. Without a branch, because none could be foreseen.
+  struct Nearest {
+    std::size_t first;
+    std::size_t count;
+  };
+  Nearest nearest(Float value) const {
+    Nearest nearest{kNowhere, 0};
+#pragma GCC unroll 4
+    for (std::size_t w = 0; w < words_of(); ++w) {
+      const std::uint64_t word = nearest_word(w, value);
+      nearest.count += static_cast<std::size_t>(std::popcount(word));
+      nearest.first = std::min(nearest.first, first_place(w, word));
+    }
+    return nearest;
+  }
+
+  // The first vertex of the tree whose similarity in `row` is `value`; there is one.
+  std::size_t first_inside(const Float* row, Float value) const {
+    std::size_t first = kNowhere;
+#pragma GCC unroll 4
+    for (std::size_t w = 0; w < words_of(); ++w) {
+      Floats numbers[kVectorsInWord<Float>];
+#pragma GCC unroll 32
+      for (std::size_t k = 0; k < kVectorsInWord<Float>; ++k)
+        numbers[k] = vector_at<Floats>(row + w * kVerticesInWord + k * kWidth);
+      const std::uint64_t word = equal_word(numbers, value - Floats{}) & inside_[w];
+      first = std::min(first, first_place(w, word));
+    }
+    return first;
+  }
+
+ private:
+  using Lane = std::remove_reference_t<decltype(Numbers{}[0])>;
+  static constexpr std::size_t kWidth = kLanes<Float>;
+  static constexpr std::size_t kTops = 4;
+  static constexpr std::size_t kNowhere = ~std::size_t{0};
+
+  // The vertex of the first bit of word w, far off where it has none.
+  static std::size_t first_place(std::size_t w, std::uint64_t word) {
+    const auto place = w * kVerticesInWord + static_cast<std::size_t>(std::countr_zero(word));
+    return place | std::size_t{word == 0} << 32;
+  }
+
+  std::size_t words_of() const { return kWords > 0 ? kWords : words_; }
+  std::size_t vectors() const { return words_of() * kVectorsInWord<Float>; }
+  Floats best(std::size_t k) const {
+    if constexpr (kWords > 0) {
+      return best_[k];
+    } else {
+      return vector_at<Floats>(in_memory_ + k * kWidth);
+    }
+  }
+  void put_best(std::size_t k, Floats similarities) {
+    if constexpr (kWords > 0) {
+      best_[k] = similarities;
+    } else {
+      put(in_memory_ + k * kWidth, similarities);
+    }
+  }
+  std::uint64_t nearest_word(std::size_t w, Float value) const {
+    Floats numbers[kVectorsInWord<Float>];
+#pragma GCC unroll 32
+    for (std::size_t k = 0; k < kVectorsInWord<Float>; ++k)
+      numbers[k] = best(w * kVectorsInWord<Float> + k);
+    return equal_word(numbers, value - Floats{});
+  }
+
+  std::size_t words_;
+  Floats best_[kWords > 0 ? kWords * kVectorsInWord<Float> : 1];
+  Float* in_memory_;
+  Float* cap_;
+  std::uint64_t* inside_;
+  Numbers lane_;
+};
+
+}  // namespace attnscope
