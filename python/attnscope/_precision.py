@@ -45,6 +45,7 @@ def note_fallbacks(function: str, maps: int) -> None:
                 counts[function] += maps
 
 
+@functools.cache
 def fast_kernel(kernel: Callable[..., Any], function: str) -> Callable[..., Any]:
     """Return a function of the core as it computes "fast", with the results of "exact"."""
 

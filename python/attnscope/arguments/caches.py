@@ -28,8 +28,9 @@ _MODULE = re.compile(r"(?:.*\.)?(\d+)\.(?:\w+\.)*(?:\w*attn|\w*attention|self)")
 
 def is_cache(value: Any) -> bool:
     """Return True for what holds tensors by name, as opposed to a tensor or tensors in a row."""
-    is_table = callable(getattr(value, "keys", None)) and hasattr(value, "__getitem__")
-    return is_table and not isinstance(value, Tensor)
+    if isinstance(value, Tensor):
+        return False
+    return callable(getattr(value, "keys", None)) and hasattr(value, "__getitem__")
 
 
 def attention_of_cache(function: str, cache: Any) -> Tensor:

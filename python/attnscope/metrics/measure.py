@@ -121,7 +121,11 @@ def measure(
     tensor = _checks.map_tensor("measure", "attention", attention, square=False)
     if precision is not None and isinstance(tensor, Unmaterialized):
         _checks.check_lazy_precision("measure", precision, tensor)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = (
+        _checks.DEFAULT_PLACES
+        if query_positions is None and query_lengths is None and cross is False
+        else _checks.Places(query_positions, query_lengths, cross)
+    )
     if _checks.flag("measure", "columns", columns):
         if places != _checks.Places():
             raise ValueError("measure: columns=True takes square maps, without query_positions and cross")
@@ -450,12 +454,20 @@ def _plan_of(metrics: Metrics, options: Mapping[str, Any], n: int, precision: st
     """Return the plan of `measure`, cached where JSON can hold the request: making a plan costs a few small
     maps.
     """
+    if type(metrics) in (tuple, list) and not options and all(isinstance(name, str) for name in metrics):
+        # names alone are their own words, and reading them as JSON costs as much as a small batch
+        return _plan_of_names(tuple(metrics), n, precision)
     options_by_key = _options_by_key(metrics)
     try:
         words = json.dumps((options_by_key, options, n, precision))
     except (TypeError, ValueError):  # of arrays and tensors, among others
         return plan_of(_in_precision(requests_of(options_by_key, options), precision), n)
     return _plan_in_words(words)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan_of_names(names: tuple[str, ...], n: int, precision: str | None) -> MeasurementPlan:
+    return plan_of(_in_precision(requests_of(names, {}), precision), n)
 
 
 @functools.lru_cache(maxsize=1024)

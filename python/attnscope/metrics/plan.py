@@ -76,20 +76,60 @@ class Call:
 
 
 @dataclass(frozen=True)
+class SharedRead:
+    """Calls that one read of the maps answers together.
+
+    Attributes:
+        calls: by the names of their functions.
+        options: of the calls, likewise.
+        precision: of the read.
+        prepared: its checked options, by the size of the maps.
+    """
+
+    calls: Mapping[str, Call]
+    options: Mapping[str, Mapping[str, Any]]
+    precision: _checks.Precision
+    prepared: dict[tuple[int, int], sinks.ReadOptions] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, group: Mapping[str, Call], entropies: Mapping[Call, Call]) -> SharedRead:
+        """Return the read of a group of calls; `entropies` names those that a divergence takes."""
+        first = next(iter(group.values()))
+        # a divergence is the small difference of this entropy and another sum
+        shared = any(call in entropies.values() for call in group.values())
+        precision: _checks.Precision = "exact" if shared else first.options["precision"]
+        return cls(group, {source: call.options for source, call in group.items()}, precision)
+
+    def results(
+        self, sites: Mapping[str, Tensor], lengths: _checks.Lengths, places: _checks.Places
+    ) -> dict[str, Any]:
+        """Return the results of the calls by the names of their functions."""
+        first = next(iter(self.calls.values()))
+        support = first.options["support"]
+        support = sites[support.name] if isinstance(support, Site) else support
+        maps, validate = sites[first.of], first.options["validate"]
+        return sinks.from_one_read(
+            "measure", maps, self.options, support, lengths, validate, places, self.precision, self.prepared
+        )[1]
+
+
+@dataclass(frozen=True)
 class MeasurementPlan:
     """The kernel calls needed for maps of one size; independent of their values.
 
     Attributes:
         requests: in the order requested.
         calls: one per request.
-        groups: calls that one read of the maps answers together, by source.
+        reads: each of several calls.
+        is_one_read: a single read answers every request.
         entropies: of a head_divergence the entropy that such a read gives, of which it is one half.
         held: calls of betti_numbers, and the call of persistence whose bars hold them.
     """
 
     requests: Sequence[Request]
     calls: Sequence[Call]
-    groups: Sequence[Mapping[str, Call]]
+    reads: Sequence[SharedRead]
+    is_one_read: bool
     entropies: Mapping[Call, Call]
     held: Mapping[Call, Call]
 
@@ -129,7 +169,15 @@ def plan_of(requests: Sequence[Request], n: int) -> MeasurementPlan:
             and bars_hold(call.options, bars_call.options)
         ):
             held.setdefault(call, bars_call)
-    return MeasurementPlan(requests, calls, together, entropies, held)
+    reads = [SharedRead.of(group, entropies) for group in together]
+    is_one_read = len(reads) == 1 and not any(_is_derived(request) for request in requests)
+    is_one_read = is_one_read and set(reads[0].calls.values()).issuperset(all_calls)
+    return MeasurementPlan(requests, calls, reads, is_one_read, entropies, held)
+
+
+def _is_derived(request: Request) -> bool:
+    """Return True if a request is answered from the result of another metric."""
+    return request.is_derived and (request.protocol, request.metric) in registry().derived
 
 
 def call_of(request: Request, n: int) -> Call:
@@ -197,28 +245,31 @@ class MeasurementRun:
 
     def results(self) -> list[Any]:
         """Return the result of every request, in their order."""
+        is_lazy = any(isinstance(maps, Unmaterialized) for maps in self.sites.values())
+        if self.plan.is_one_read and not is_lazy:
+            read = self.plan.reads[0].results(self.sites, self.lengths, self.places)
+            return [read[call.source] for call in self.plan.calls]
         with row_sum_cache(), shared_copies(), shared_pass() as note:
-            if any(isinstance(maps, Unmaterialized) for maps in self.sites.values()):
+            if is_lazy:
                 self._note_passes(note)
-            for group in self.plan.groups:
-                self._read_once(group)
+            for read_of_calls in self.plan.reads:
+                self._read_once(read_of_calls)
             return [self._answer(*pair) for pair in zip(self.plan.requests, self.plan.calls, strict=True)]
 
     def _note_passes(self, note: Callable[[Callable[[], Any]], None]) -> None:
         """Note what the calls need of lazy attention, so that one pass measures all of it."""
-        together = {call for group in self.plan.groups for call in group.values()}
-        for group in self.plan.groups:
-            note(functools.partial(self._read_once, group))
+        together = {call for read in self.plan.reads for call in read.calls.values()}
+        for read in self.plan.reads:
+            note(functools.partial(self._read_once, read))
         for call in self.plan.calls:
             if call not in together:
                 note(functools.partial(self._result, call))
 
     def _answer(self, request: Request, call: Call) -> Any:
         result = self._result(call)
-        derived = registry().derived.get((request.protocol, request.metric))
-        if derived is None or not request.is_derived:
+        if not _is_derived(request):
             return result
-        function = derived[1]
+        function = registry().derived[request.protocol, request.metric][1]
         derived_options = {
             name: value for name, value in request.options.items() if name in options_of(function)
         }
@@ -325,17 +376,9 @@ class MeasurementRun:
         shape, words = self.sites[call.of].shape[:-2], "do not broadcast to the leading shape"
         return _checks.expanded(f"{self.function}: lengths", lengths, shape, words)
 
-    def _read_once(self, group: Mapping[str, Call]) -> None:
-        first = next(iter(group.values()))
-        support = first.options["support"]
-        support = self.sites[support.name] if isinstance(support, Site) else support
-        options_by_source = {source: call.options for source, call in group.items()}
-        read_arguments = (options_by_source, support, self.lengths, first.options["validate"], self.places)
-        # a divergence is the small difference of this entropy and another sum
-        shared = any(call in self.plan.entropies.values() for call in group.values())
-        precision: _checks.Precision = "exact" if shared else first.options["precision"]
-        _, read = sinks.from_one_read("measure", self.sites[first.of], *read_arguments, precision)
-        self._results |= {call: read[source] for source, call in group.items()}
+    def _read_once(self, read: SharedRead) -> None:
+        results = read.results(self.sites, self.lengths, self.places)
+        self._results |= {call: results[source] for source, call in read.calls.items()}
 
 
 def _differ_only_in(option: str, call: Call, other: Call) -> bool:

@@ -15,13 +15,15 @@ from attnscope.metrics.homology.betti import bars_hold
 
 
 def test_plans_are_kept_of_what_shows_in_words():
-    measuring._plan_in_words.cache_clear()
+    caches = (measuring._plan_in_words, measuring._plan_of_names)
+    for cache in caches:
+        cache.cache_clear()
     attention = maps(6, 6)
 
     def count_new_plans(metrics, attention=attention, **options):
-        before = measuring._plan_in_words.cache_info().currsize
+        before = [cache.cache_info().currsize for cache in caches]
         asc.measure(attention, metrics, **options)
-        return measuring._plan_in_words.cache_info().currsize - before
+        return sum(cache.cache_info().currsize for cache in caches) - sum(before)
 
     assert count_new_plans("fiedler_value") == 1
     assert count_new_plans("fiedler_value") == 0

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -438,6 +438,77 @@ FROM_ONE_READ = frozenset(
 )
 
 
+class ReadOptions(NamedTuple):
+    """The checked options of functions that one read of maps answers, for maps of one size.
+
+    Attributes:
+        names: of the functions.
+        epsilon, position: of `sink_rate`; a position that the maps do not have is None.
+        wants: whether incoming attention and entropies are asked for.
+        visibility: of `sink_position`, None where it is not asked for.
+        first_and_queries: of `sink_share`, likewise.
+        k: of `top_mass`, 0 where it is not asked for.
+    """
+
+    names: tuple[str, ...]
+    epsilon: float | None
+    position: int | None
+    wants: tuple[bool, bool]
+    visibility: float | None
+    first_and_queries: tuple[int, int] | None
+    k: int
+
+    @classmethod
+    def of(
+        cls, function: str, options_by_function: Mapping[str, Mapping[str, Any]], queries: int, n: int
+    ) -> ReadOptions:
+        """Return the options for maps of so many queries and keys; errors begin with the function's name."""
+        epsilon = at = visibility = first_and_queries = None
+        if (rate := options_by_function.get("sink_rate")) is not None:
+            epsilon = _checks.fraction_argument(function, "epsilon", rate["epsilon"])
+            at = _checks.at_least(function, "position", rate["position"], 0)
+        if (share := options_by_function.get("sink_share")) is not None:
+            first = _checks.at_least(function, "first", share["first"], 1)
+            last = queries if share["queries"] is None else share["queries"]
+            last = _checks.at_least(function, "queries", last, 1, "None or at least")
+            first_and_queries = (min(first, n), min(last, queries))
+        k = 0
+        if (top := options_by_function.get("top_mass")) is not None:
+            k = min(_checks.at_least(function, "k", top["k"], 1), n)
+        if (largest := options_by_function.get("sink_position")) is not None:
+            visibility = _checks.between(function, "min_visibility", largest["min_visibility"], 0, 1)
+        wants = (epsilon is not None or "incoming_attention" in options_by_function,)
+        return cls(
+            tuple(options_by_function),
+            epsilon,
+            at if at is not None and at < n else None,
+            (*wants, "attention_entropy" in options_by_function),
+            visibility,
+            first_and_queries,
+            k,
+        )
+
+    def results(self, checked: _checks.Attention, values: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """Return the result of every function, from what the core gives of these maps."""
+        incoming, entropy, positions, shares, uniform, top = values
+        results: dict[str, Any] = {
+            "incoming_attention": incoming,
+            "attention_entropy": entropy,
+            "sink_position": positions,
+            "top_mass": top,
+        }
+        if self.epsilon is not None:
+            seen = (
+                torch.full(checked.leading, torch.nan, device="cpu")
+                if self.position is None
+                else incoming.select(-1, self.position)
+            )
+            results["sink_rate"] = seen > self.epsilon
+        if self.first_and_queries is not None:
+            results["sink_share"] = SinkShare(shares, uniform, shares / uniform, shares * 0.0)
+        return {name: results[name] for name in self.names}
+
+
 def from_one_read(
     function: str,
     attention: torch.Tensor,
@@ -447,49 +518,31 @@ def from_one_read(
     validate: bool,
     places: _checks.Places | None = None,
     precision: _checks.Precision = "exact",
+    prepared: dict[tuple[int, int], ReadOptions] | None = None,
 ) -> tuple[_checks.Attention, dict[str, Any]]:
     """Evaluate several functions named in FROM_ONE_READ, each with all its options, in one read of the
     maps.
+
+    `prepared` keeps the checked options by the size of the maps, for calls with the same options.
     """
     _checks.precision_argument(function, precision, attention)
     places = places or _checks.DEFAULT_PLACES
     checked = _checks.attention_argument(function, attention, lengths, validate=validate, places=places)
-    n = checked.n
-    if (rate := options_by_function.get("sink_rate")) is not None:
-        epsilon = _checks.fraction_argument(function, "epsilon", rate["epsilon"])
-        at = _checks.at_least(function, "position", rate["position"], 0)
-    first_and_queries = None
-    if (share := options_by_function.get("sink_share")) is not None:
-        first = _checks.at_least(function, "first", share["first"], 1)
-        last = checked.query_count if share["queries"] is None else share["queries"]
-        queries = _checks.at_least(function, "queries", last, 1, "None or at least")
-        first_and_queries = (min(first, n), min(queries, checked.query_count))
-    k = (
-        _checks.at_least(function, "k", options_by_function["top_mass"]["k"], 1)
-        if "top_mass" in options_by_function
-        else 0
-    )
-    visibility = None
-    if (position := options_by_function.get("sink_position")) is not None:
-        visibility = _checks.between(function, "min_visibility", position["min_visibility"], 0, 1)
-    wants = (
-        rate is not None or "incoming_attention" in options_by_function,
-        "attention_entropy" in options_by_function,
-    )
-    kernel_arguments = (
+    size = (checked.query_count, checked.n)
+    options = None if prepared is None else prepared.get(size)
+    if options is None:
+        options = ReadOptions.of(function, options_by_function, *size)
+        if prepared is not None:
+            prepared[size] = options
+    values = _checks.call_and_warn(
+        _core.sink_statistics,
+        function,
+        checked,
         _checks.support_argument(function, support, checked),
-        *wants,
-        visibility,
-        first_and_queries,
+        *options.wants,
+        options.visibility,
+        options.first_and_queries,
+        options.k,
+        precision=precision,
     )
-    incoming, entropy, positions, shares, uniform, top = _checks.call_and_warn(
-        _core.sink_statistics, function, checked, *kernel_arguments, min(k, n), precision=precision
-    )
-    results: dict[str, Any] = {"incoming_attention": incoming, "attention_entropy": entropy}
-    results |= {"sink_position": positions, "top_mass": top}
-    if rate is not None:
-        seen = incoming[..., at] if at < n else torch.full(checked.leading, torch.nan, device="cpu")
-        results["sink_rate"] = seen > epsilon
-    if first_and_queries is not None:
-        results["sink_share"] = SinkShare(shares, uniform, shares / uniform, shares * 0.0)
-    return checked, {name: results[name] for name in options_by_function}
+    return checked, options.results(checked, values)
