@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <stdexcept>
 #include <type_traits>
 #include <vector>
@@ -68,7 +67,8 @@ struct GramSquares {
 
 // What the rows before had left of the products of a group with a strip, and will find there again.
 struct PartialProducts {
-  Lanes* sums;  // [kPackWidth][kStripVectors]
+  Lanes* sums;  // of all groups and strips; nullptr where no rows come before or after
+  Index at;     // where those of this group and strip begin, [kPackWidth][kStripVectors]
   bool first;   // no rows were before
   bool last;    // none come after
 };
@@ -92,10 +92,11 @@ template <Index kFirst, Index kEnd>
   constexpr Index kVectors = kEnd - kFirst;
   Lanes sums[kPackWidth][kVectors] = {};
   if (!partial.first) {
+    const Lanes* from_before = partial.sums + partial.at;
 #pragma GCC unroll 8
     for (Index r = 0; r < kPackWidth; ++r) {
 #pragma GCC unroll 4
-      for (Index v = 0; v < kVectors; ++v) sums[r][v] = partial.sums[r * kStripVectors + v];
+      for (Index v = 0; v < kVectors; ++v) sums[r][v] = from_before[r * kStripVectors + v];
     }
   }
   for (Index k = 0; k < rows; ++k) {
@@ -110,10 +111,11 @@ template <Index kFirst, Index kEnd>
     }
   }
   if (!partial.last) {
+    Lanes* for_next = partial.sums + partial.at;
 #pragma GCC unroll 8
     for (Index r = 0; r < kPackWidth; ++r) {
 #pragma GCC unroll 4
-      for (Index v = 0; v < kVectors; ++v) partial.sums[r * kStripVectors + v] = sums[r][v];
+      for (Index v = 0; v < kVectors; ++v) for_next[r * kStripVectors + v] = sums[r][v];
     }
     return;
   }
@@ -137,22 +139,23 @@ void add_diagonal(const double* strip, Index rows, bool triangle, PartialProduct
   const double* from = strip + zeros * kStrip;
   add_products<kFirst, kEnd>(from + kFirst * kPackWidth, from, rows - zeros, true, partial,
                              squares);
-  partial.sums += kPackWidth * kStripVectors;
+  partial.at += kPackWidth * kStripVectors;
   if constexpr (kFirst + 1 < kEnd)
     add_diagonal<kFirst + 1, kEnd>(strip, rows, triangle, partial, squares);
 }
 
 // The sum of sum_of_part(part, worker) over all parts, in their order however they are shared out.
-double shared_sum(Index parts, const SharedWork& shared,
-                  const std::function<double(Index part, int worker)>& sum_of_part) {
-  std::vector<double> sums(parts);
-  const auto work = [&](Index part, int worker) { sums[part] = sum_of_part(part, worker); };
-  if (shared.share) {
-    shared.share(parts, work);
-  } else {
-    for (Index part = 0; part < parts; ++part) work(part, 0);
+template <class SumOfPart>
+double shared_sum(Index parts, const SharedWork& shared, SumOfPart&& sum_of_part) {
+  double sum = 0.0;
+  if (!shared.share) {
+    for (Index part = 0; part < parts; ++part) sum += sum_of_part(part, 0);
+    return sum;
   }
-  return std::accumulate(sums.begin(), sums.end(), 0.0);
+  std::vector<double> sums(parts);
+  shared.share(parts, [&](Index part, int worker) { sums[part] = sum_of_part(part, worker); });
+  for (const double of_part : sums) sum += of_part;
+  return sum;
 }
 
 // The part of ‖AᵀA‖_F² in the products of the strips from `from` on, kTogether of them, with
@@ -170,7 +173,7 @@ double squares_of_strips(const double* strips, Index n, bool causal, Index from,
         if (first >= rows_end) continue;
         const double* left = strips + s * spacing + first * kStrip;
         const double* right = strips + t * spacing + first * kStrip;
-        PartialProducts partial{sums + (s * kTogether + t - from) * kPairSums, begin <= top,
+        PartialProducts partial{sums, (s * kTogether + t - from) * kPairSums, begin <= top,
                                 rows_end == n};
         with_vectors(n - t * kStrip, [&](auto vectors) {
           if (s == t) {
@@ -180,7 +183,7 @@ double squares_of_strips(const double* strips, Index n, bool causal, Index from,
           for (Index group = 0; group < kStrip; group += kPackWidth) {
             add_products<0, vectors>(left + group, right, rows_end - first, false, partial,
                                      squares);
-            partial.sums += kGroupSums;
+            partial.at += kGroupSums;
           }
         });
       }
@@ -195,9 +198,10 @@ double gram_squares(const double* strips, Index n, bool causal, AlignedBuffer& m
                     const SharedWork& shared) {
   const Index count = (n + kStrip - 1) / kStrip;
   const Index of_worker = n > kDepth ? count * kTogether * kPairSums : 0;
-  Lanes* sums = lane_buffer(memory, shared.workers * of_worker);
+  Lanes* sums = of_worker > 0 ? lane_buffer(memory, shared.workers * of_worker) : nullptr;
   return shared_sum((count + kTogether - 1) / kTogether, shared, [&](Index part, int worker) {
-    return squares_of_strips(strips, n, causal, part * kTogether, sums + worker * of_worker);
+    Lanes* of_part = sums == nullptr ? nullptr : sums + worker * of_worker;
+    return squares_of_strips(strips, n, causal, part * kTogether, of_part);
   });
 }
 
