@@ -17,39 +17,64 @@ Metric metric_from(const std::string& name) {
                         "'");
 }
 
-using Workers = std::vector<PersistenceWorkspace>;
+// What a worker computes with, and the bars of all matrices that it took, one after another: memory
+// of many small vectors is cold where the next one begins.
+struct Worker {
+  PersistenceWorkspace workspace;
+  std::vector<Bar> bars;
+};
+using Workers = std::vector<Worker>;
 
-// Up to so many tokens the scratch of a call, 6 MB a worker at most, is kept for the next.
+// Where the bars of a matrix are.
+struct Slice {
+  const Worker* worker = nullptr;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+
+// Up to so many tokens and bars the scratch of a call, 8 MB a worker at most, is kept for the next.
 constexpr Index kMostKept = 512;
+constexpr std::size_t kMostBarsKept = std::size_t{1} << 15;
 SpareScratch<Workers> spare_workers;
+
+void leave_for_next(std::unique_ptr<Workers> workers) {
+  for (Worker& worker : *workers) {
+    if (worker.bars.capacity() > kMostBarsKept) worker.bars = {};
+  }
+  spare_workers.leave(std::move(workers));
+}
 
 py::tuple bars(Argument attention, Argument lengths, int max_dimension,
                const std::string& symmetrize, const std::string& metric) {
   const Batch batch = make_batch(attention, lengths);
   const PersistenceOptions options{max_dimension, symmetrize_from(symmetrize), metric_from(metric)};
-  std::vector<std::vector<Bar>> found(batch.count);
-  const auto find = [&](const auto& view, Index index, Index next, auto& workspace) {
-    found[index].reserve(view.rows());
-    return persistence(view, options, workspace, found[index], memory_of(batch, view, next));
+  std::vector<Slice> slices(batch.count);
+  const auto find = [&](const auto& view, Index index, Index next, Worker& worker) {
+    const std::size_t begin = worker.bars.size();
+    const bool is_finite =
+        persistence(view, options, worker.workspace, worker.bars, memory_of(batch, view, next));
+    slices[index] = {&worker, begin, worker.bars.size()};
+    return is_finite;
   };
   std::unique_ptr<Workers> workers = spare_workers.take();
   workers->resize(worker_count(batch.count));
+  for (Worker& worker : *workers) worker.bars.clear();
   // Heads of one size differ in cost of loops by a hundred, so they are handed out one by one.
   const Index block = max_dimension == 0 ? block_size(batch, 1) : 1;
   const Index non_finite = per_matrix_in_turn(batch, *workers, block, block, find);
-  if (batch.n <= kMostKept) spare_workers.leave(std::move(workers));
   const auto offsets = make_result({batch.count + 1}, {}, std::int64_t{0});
   Index total = 0;
   for (Index i = 0; i < batch.count; ++i) {
-    offsets.data[i + 1] = total += static_cast<Index>(found[i].size());
+    offsets.data[i + 1] = total += static_cast<Index>(slices[i].end - slices[i].begin);
   }
   const auto birth = make_empty<double>({total}, {}), death = make_empty<double>({total}, {});
   const auto dimension = make_empty<std::int8_t>({total}, {});
   const auto birth_edge = make_empty<std::int32_t>({total}, {2});
   const auto death_edge = make_empty<std::int32_t>({total}, {2});
   std::size_t at = 0;
-  for (const std::vector<Bar>& own : found) {
-    for (const Bar& bar : own) {
+  for (const Slice& slice : slices) {
+    for (std::size_t k = slice.begin; k < slice.end; ++k) {
+      const Bar& bar = slice.worker->bars[k];
       birth.data[at] = bar.birth;
       death.data[at] = bar.death;
       dimension.data[at] = bar.dimension;
@@ -58,6 +83,7 @@ py::tuple bars(Argument attention, Argument lengths, int max_dimension,
       ++at;
     }
   }
+  if (batch.n <= kMostKept) leave_for_next(std::move(workers));
   return py::make_tuple(birth.tensor, death.tensor, dimension.tensor, birth_edge.tensor,
                         death_edge.tensor, offsets.tensor, non_finite);
 }
