@@ -20,6 +20,9 @@ namespace {
 
 // Edges up to which counting beats a radix sort.
 constexpr std::size_t kFew = 96;
+// The same where more than an eighth of them begin with one digit, which a radix sort is slow with.
+constexpr std::size_t kFewAlike = 160;
+constexpr int kDigits = 14;
 
 // Vertices up to which the compiler unrolls the vectors of a row.
 constexpr std::size_t kMostUnrolled = 2 * kVerticesInWord;
@@ -28,23 +31,33 @@ constexpr std::size_t kMostUnrolled = 2 * kVerticesInWord;
 // compared one by one.
 constexpr std::size_t kTiesPerStep = 2;
 
-// Sorts few numbers by counting those below each, which has no branches to guess.
-void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t>& scratch) {
-  constexpr std::size_t kWidth = kLanes<double>;
-  constexpr auto kSign = std::uint64_t{1} << 63;
+// Sorts few numbers by counting those whose upper halves are below, which has no branches to guess;
+// those of one upper half come in any order and are sorted after that.
+void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t>& scratch,
+               std::vector<std::uint32_t>& uppers) {
+  constexpr std::size_t kWidth = kLanes<float>;
+  constexpr auto kSign = std::uint32_t{1} << 31;
   const std::size_t padded = (count + kWidth - 1) / kWidth * kWidth;
-  scratch.resize(padded);
-  for (std::size_t k = 0; k < count; ++k) scratch[k] = keys[k] ^ kSign;
-  std::fill(scratch.begin() + static_cast<std::ptrdiff_t>(count), scratch.end(), ~kSign);
+  scratch.assign(keys, keys + count);
+  uppers.assign(padded + count, 0);
+  std::uint32_t* const equals = uppers.data() + padded;  // placed so far, by rank of the first
+  for (std::size_t k = 0; k < padded; ++k)
+    uppers[k] = k < count ? static_cast<std::uint32_t>(keys[k] >> 32) ^ kSign : ~kSign;
   for (std::size_t k = 0; k < count; ++k) {
-    const LongVector own = static_cast<long>(scratch[k]) - LongVector{};
-    LongVector below{};
-    for (std::size_t j = 0; j < padded; j += kWidth) {
-      below += vector_at<LongVector>(scratch.data() + j) < own;  // −1 where it is
-    }
-    std::int64_t rank = 0;
-    for (std::size_t lane = 0; lane < kWidth; ++lane) rank -= below[lane];
-    keys[rank] = scratch[k] ^ kSign;
+    const IntVector upper = static_cast<std::int32_t>(uppers[k]) - IntVector{};
+    IntVector below{};
+    for (std::size_t j = 0; j < padded; j += kWidth)
+      below -= vector_at<IntVector>(uppers.data() + j) < upper;  // −1 where it is
+    std::int32_t lanes[kWidth];
+    put(lanes, below);
+    const auto rank = static_cast<std::size_t>(std::accumulate(lanes, lanes + kWidth, 0));
+    keys[rank + equals[rank]++] = scratch[k];
+  }
+  for (std::size_t k = 1; k < count; ++k) {
+    const std::uint64_t key = keys[k];
+    std::size_t at = k;
+    for (; at > 0 && key < keys[at - 1]; --at) keys[at] = keys[at - 1];
+    keys[at] = key;
   }
 }
 
@@ -232,8 +245,11 @@ void SpanningTree::sort_edges(const Growth<Float, Number>& growth) {
       lowest = std::min(lowest, keys_[k]);
       ones |= keys_[k];
     }
-    if (count <= kFew) {
-      rank_sort(keys_.data(), count, scratch_);
+    const int shift = std::max(0, static_cast<int>(std::bit_width(ones - lowest)) - kDigits);
+    std::size_t alike = 0;
+    for (const std::uint64_t key : keys_) alike += (key - lowest) >> shift == 0 ? 1 : 0;
+    if (count <= kFew || (count <= kFewAlike && alike > count / 8)) {
+      rank_sort(keys_.data(), count, scratch_, counts_);
     } else {
       scratch_.resize(count);
       radix_sort(
