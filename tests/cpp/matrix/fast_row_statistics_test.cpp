@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+#include "matrix/row_groups/fast_row_statistics.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+template <class Scalar>
+bool sees(const MatrixView<Scalar>& a, const Support& support, Index i, Index j) {
+  return j < support.end(i, a.cols());
+}
+
+// Sums of columns in the order of rows, to the last bit, and entropies to the bound.
+template <class Scalar>
+void expect_plain_numbers(const MatrixView<Scalar>& a, const Support& support,
+                          const std::vector<double>& sums, const std::vector<double>& entropy) {
+  for (Index j = 0; j < a.cols(); ++j) {
+    double sum = 0.0;
+    for (Index i = 0; i < a.rows(); ++i) {
+      if (sees(a, support, i, j)) sum += static_cast<double>(a(i, j));
+    }
+    EXPECT_EQ(sums[j], sum) << "key " << j;
+  }
+  for (Index i = 0; i < a.rows(); ++i) {
+    double terms = 0.0;
+    for (Index j = 0; j < a.cols(); ++j) {
+      const auto x = static_cast<double>(a(i, j));
+      if (x > 0.0 && sees(a, support, i, j)) terms -= x * std::log(x);
+    }
+    EXPECT_NEAR(entropy[i], terms, 2e-6 * terms) << "query " << i;
+  }
+}
+
+template <class Scalar>
+void expect_plain_numbers_of_all_sizes() {
+  RowScratch scratch;
+  for (const Index n : {1, 2, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 65, 100, 130, 300, 520}) {
+    for (const bool causal : {false, true}) {
+      const RowMatrix<Scalar> square =
+          testing::random_attention(n, causal, static_cast<unsigned>(n), 3.0)
+              .template cast<Scalar>();
+      // the last queries, which stand at the last keys
+      for (const Index rows : {n, (n + 1) / 2, std::min<Index>(n, 3), Index{1}}) {
+        const MatrixView<Scalar> a =
+            matrix_view(square.data() + (n - rows) * n, rows, n, n, Index{1});
+        std::vector<double> entropy(rows), alone(rows);
+        Support support;
+        support.shift = n - rows;
+        const bool is_seen_causal = is_causal(a, support.shift);
+        ASSERT_TRUE(fast_row_statistics(a, true, support, entropy.data(), scratch));
+        EXPECT_EQ(support.kind == Support::Kind::causal, is_seen_causal) << "n = " << n;
+        expect_plain_numbers(a, support, scratch.sums, entropy);
+        ASSERT_TRUE(fast_entropies(a, true, support, alone.data(), scratch));
+        EXPECT_EQ(alone, entropy) << "n = " << n;
+        // A causal support hides entries of a full map, whatever they are.
+        for (const auto kind : {Support::Kind::causal, Support::Kind::full}) {
+          support.kind = kind;
+          ASSERT_TRUE(fast_row_statistics(a, false, support, entropy.data(), scratch));
+          expect_plain_numbers(a, support, scratch.sums, entropy);
+          ASSERT_TRUE(fast_entropies(a, false, support, alone.data(), scratch));
+          EXPECT_EQ(alone, entropy) << "n = " << n;
+        }
+      }
+    }
+  }
+}
+
+TEST(FastRowStatistics, AreThePlainNumbersOfFloats) { expect_plain_numbers_of_all_sizes<float>(); }
+
+TEST(FastRowStatistics, AreThePlainNumbersOfHalves) {
+  expect_plain_numbers_of_all_sizes<Eigen::half>();
+  expect_plain_numbers_of_all_sizes<Eigen::bfloat16>();
+}
+
+TEST(FastRowStatistics, AreThePlainNumbersOfDoubles) {
+  expect_plain_numbers_of_all_sizes<double>();
+}
+
+TEST(FastRowStatistics, SeeASingleEntryBehindAnyQuery) {
+  RowScratch scratch;
+  for (const Index n : {17, 33, 40, 70}) {
+    const RowMatrix<float> causal = testing::random_attention(n, true, 1).cast<float>();
+    for (Index i = 0; i + 1 < n; ++i) {
+      for (Index j = i + 1; j < n; ++j) {
+        for (const float entry : {1e-30f, std::numeric_limits<float>::quiet_NaN(), -0.0f}) {
+          RowMatrix<float> a = causal;
+          a(i, j) = entry;
+          std::vector<double> entropy(n);
+          Support support;
+          EXPECT_EQ(fast_row_statistics(view(a), true, support, entropy.data(), scratch),
+                    !std::isnan(entry));
+          EXPECT_EQ(support.kind == Support::Kind::causal, entry == 0.0f) << i << ", " << j;
+          Support given;
+          given.kind = Support::Kind::causal;
+          EXPECT_EQ(fast_row_statistics(view(a), false, given, entropy.data(), scratch),
+                    !std::isnan(entry));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attnscope
