@@ -12,7 +12,10 @@ namespace attnscope {
 namespace {
 
 constexpr int kMostRounds = 8;
-// A shift closer to λ2 than this share of the largest entry drowns in the factor's rounding.
+// A shift closer to λ2 than this share of its vector's mean diagonal entry drowns in the factor's
+// rounding. A hub's large entry does not count where the vector has nothing: rounding is relative
+// to the entries of a row and a column (Demmel 1989, on the scaled condition number of Cholesky's
+// factor).
 constexpr double kClosestShift = 2e-6;
 // What Lanczos steps reach in float32, as a share of λ2.
 constexpr double kFloatTolerance = 2e-7;
@@ -121,9 +124,10 @@ std::optional<double> preconditioned_fiedler_value(const LaplacianPanels& laplac
     smallest = std::min(smallest, entry);
   }
   if (!(largest > kSmallestEntry && largest < kLargestEntry)) return std::nullopt;
-  const double closest = kClosestShift * largest;
-  // λ2 is at most n/(n − 1) of the smallest entry (Fiedler 1973).
-  if (smallest <= closest) return std::nullopt;
+  // λ2 is at most n/(n − 1) of the smallest entry (Fiedler 1973), and no vector's mean entry is
+  // below the lift's.
+  const double at_least = laplacian.lift / static_cast<double>(n);
+  if (smallest <= kClosestShift * at_least) return std::nullopt;
   float* factor = floats(workspace.factor, panel_offset<float>(count));
   float* inverses = floats(workspace.inverses, panel_inverses<float>(n));
   float* basis = floats(workspace.krylov, (kMostLanczosSteps + 6) * padded);
@@ -150,13 +154,19 @@ std::optional<double> preconditioned_fiedler_value(const LaplacianPanels& laplac
     });
     if (!(found.theta > 0.0)) return std::nullopt;
     const double value = sigma + 1.0 / found.theta;
+    const float* ritz = preconditioner.ritz_vector();
+    double closest = 0.0;
+    for (Index i = 0; i < n; ++i) {
+      const double entry = laplacian.panels[panel_entry(i, i)] + lifts[i] * lifts[i];
+      closest +=
+          kClosestShift * entry * static_cast<double>(ritz[i]) * static_cast<double>(ritz[i]);
+    }
     const double up = std::min(sigma + 1.0 / (found.theta + 1.5 * found.residual), value - closest);
     if (found.converged || up - sigma < closest) {
       // The factor must be that of the matrix to some per cent, or the bound would say nothing.
       if (value - sigma < closest) return std::nullopt;
       return refined(laplacian, sigma, tolerance, rounding, preconditioner, workspace);
     }
-    const float* ritz = preconditioner.ritz_vector();
     std::copy(ritz, ritz + padded, start);
     sigma = up;
   }

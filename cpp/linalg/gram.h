@@ -43,8 +43,10 @@ inline void panel_gram(const double* rows, Index ld, Index n, bool causal, doubl
   }
 }
 
+// A tile's sums fill the registers: the more they are, the less of the rows is read again, which no
+// longer fits the first-level cache where eight matrices stand side by side.
 inline constexpr Index kGramColumns = 4;
-inline constexpr Index kGramRows = 3;
+inline constexpr Index kGramRows = kPackWidth == 8 ? 6 : 3;
 
 // Where row i of a pack begins of whose rows only the first i + 1 entries count, each row being
 // padded by zeros to a multiple of kGramColumns; row n is the end.
@@ -66,12 +68,12 @@ void gram_tile(const Row& row_at, Index row, Index column, Index count, Index n,
   Vector sums[kRows][kGramColumns] = {};
   for (Index t = 0; t < count; ++t) {
     Vector factor[kRows];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (Index r = 0; r < kRows; ++r) factor[r] = left[r][t];
 #pragma GCC unroll 4
     for (Index c = 0; c < kGramColumns; ++c) {
       const Vector x = right[c][t];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (Index r = 0; r < kRows; ++r) sums[r][c] += factor[r] * x;
     }
   }
@@ -92,6 +94,7 @@ void packed_gram(Index n, const Row& row_at, const Count& count, Vector* gram) {
     for (; row + kGramRows <= n; row += kGramRows) {
       gram_tile<kGramRows>(row_at, row, column, terms, n, gram);
     }
+    for (; row + 2 <= n; row += 2) gram_tile<2>(row_at, row, column, terms, n, gram);
     for (; row < n; ++row) gram_tile<1>(row_at, row, column, terms, n, gram);
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <limits>
 #include <type_traits>
@@ -9,9 +10,9 @@
 #include "simd/lanes.h"
 #include "simd/square_roots.h"
 
-// Symmetric matrices of a pack made tridiagonal, and the smallest eigenvalues of tridiagonal ones.
-// Every step is done in all lanes with the same operations, so that a lane's result does not depend
-// on its neighbours.
+// Symmetric matrices of a pack made tridiagonal, the smallest eigenvalues of tridiagonal ones, and
+// how many lie below a point. Every step is done in all lanes with the same operations, so that a
+// lane's result does not depend on its neighbours.
 namespace attnscope {
 
 // Where row i of a lower triangle begins that is stored without the upper one: half the room, and
@@ -210,19 +211,25 @@ inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, In
   return found;
 }
 
+// An off-diagonal entry this small, squared and in units of the norm, is no smaller: a minor of
+// exactly 0 is then followed by one of the other sign than the minor before, so that it does not
+// matter which sign it counts with.
+inline constexpr double kSmallestSquare = 1e-36;
+
 // Minors p and q of a tridiagonal matrix minus x, one row apart, and how many eigenvalues the rows
 // so far have below x: as often as consecutive minors differ in sign. Without a division a step
-// waits for two products alone.
+// waits for two products alone. Squares of off-diagonal entries are at least kSmallestSquare.
 struct SturmMinors {
   Lanes p, q;
   LaneMask changes;
 
-  explicit SturmMinors(Lanes pivot) : p(pivot), q(broadcast(1.0)), changes{} { settle(); }
+  SturmMinors() = default;
+  explicit SturmMinors(Lanes pivot) : p(pivot), q(broadcast(1.0)), changes{} { count(); }
   void step(Lanes pivot, Lanes square) {
     const Lanes next = pivot * p - square * q;
     q = p;
     p = next;
-    settle();
+    count();
   }
   // Both by a power of two, so that neither overflows nor vanishes. In a matrix of norm 1 eight
   // steps shrink the larger by no more than a rounding each.
@@ -235,11 +242,7 @@ struct SturmMinors {
   }
 
  private:
-  // A minor of exactly 0 stands for a pivot just above 0.
-  void settle() {
-    p = p == 0.0 ? 1e-20 * q : p;
-    changes += (std::bit_cast<LaneMask>(p) ^ std::bit_cast<LaneMask>(q)) < 0;
-  }
+  void count() { changes += (std::bit_cast<LaneMask>(p) ^ std::bit_cast<LaneMask>(q)) >> 63; }
 };
 
 // The two smallest eigenvalues of each tridiagonal matrix (`beside`: its off-diagonal entries), all
@@ -253,7 +256,9 @@ inline void two_smallest_eigenvalues(Lanes* diagonal, Lanes* beside, Index n, La
   const double norm = static_cast<double>(std::bit_ceil(static_cast<std::uint64_t>(n)));
   const double unit = 1.0 / norm;
   for (Index i = 0; i < n; ++i) diagonal[i] *= unit;
-  for (Index i = 0; i + 1 < n; ++i) beside[i] *= beside[i] * (unit * unit);
+  for (Index i = 0; i + 1 < n; ++i) {
+    beside[i] = larger(beside[i] * beside[i] * (unit * unit), broadcast(kSmallestSquare));
+  }
   high *= unit;
   Lanes low1{}, low2{};
   Lanes high1 = high, high2 = high;
@@ -279,6 +284,52 @@ inline void two_smallest_eigenvalues(Lanes* diagonal, Lanes* beside, Index n, La
   }
   first = 0.5 * (low1 + high1) * norm;
   second = larger(first, 0.5 * (low2 + high2) * norm);
+}
+
+// Tridiagonal matrices as counts take them: in units of a power of two, in which the largest row
+// sum and `reach` are at most 1. Entry i of the diagonals, and of the squares beside them, stands
+// at place i·stride; `beside` is that of the matrices.
+inline Lanes prepare_counts(const Lanes* diagonal, const Lanes* beside, Index n, Index stride,
+                            Lanes reach, Lanes* scaled, Lanes* squares) {
+  Lanes before{};
+  for (Index i = 0; i < n; ++i) {
+    const Lanes after = i + 1 < n ? magnitude(beside[i * stride]) : Lanes{};
+    reach = larger(reach, magnitude(diagonal[i * stride]) + before + after);
+    before = after;
+  }
+  // 2^-(e + 1) of a number of exponent e
+  constexpr long kExponent = 0x7ffL << 52, kTwice = 2045L << 52;
+  const Lanes unit = std::bit_cast<Lanes>(kTwice - (std::bit_cast<LaneMask>(reach) & kExponent));
+  for (Index i = 0; i < n; ++i) {
+    scaled[i * stride] = diagonal[i * stride] * unit;
+    if (i + 1 == n) break;
+    const Lanes entry = beside[i * stride] * unit;
+    squares[i * stride] = larger(entry * entry, broadcast(kSmallestSquare));
+  }
+  return unit;
+}
+
+// How many eigenvalues of each matrix lie below x[k], as negative numbers, x being in the same
+// units. kPoints run side by side, since each step waits for the last.
+template <Index kPoints>
+void count_below(const Lanes* scaled, const Lanes* squares, Index n, Index stride,
+                 const Lanes (&x)[kPoints], LaneMask (&counts)[kPoints]) {
+  constexpr Index kBetweenScales = 8;
+  SturmMinors minors[kPoints];
+#pragma GCC unroll 4
+  for (Index k = 0; k < kPoints; ++k) minors[k] = SturmMinors(scaled[0] - x[k]);
+  for (Index begin = 1; begin < n; begin += kBetweenScales) {
+    const Index end = std::min(begin + kBetweenScales, n);
+    for (Index i = begin; i < end; ++i) {
+      const Lanes entry = scaled[i * stride], square = squares[(i - 1) * stride];
+#pragma GCC unroll 4
+      for (Index k = 0; k < kPoints; ++k) minors[k].step(entry - x[k], square);
+    }
+#pragma GCC unroll 4
+    for (Index k = 0; k < kPoints; ++k) minors[k].rescale();
+  }
+#pragma GCC unroll 4
+  for (Index k = 0; k < kPoints; ++k) counts[k] = minors[k].changes;
 }
 
 }  // namespace attnscope

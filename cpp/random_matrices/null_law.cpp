@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <complex>
+#include <limits>
 #include <numbers>
 
 namespace attnscope {
@@ -224,6 +225,22 @@ double NullLaw::cdf_at(double t) const {
   const double atom = 2.0 * (1.0 - gamma_) * std::atan2(std::cos(0.5 * t), q * std::sin(0.5 * t));
   const double bulk = (1.0 + gamma_) * (pi - t) + 2.0 * root * std::sin(t);
   return std::clamp((bulk - atom) / (2.0 * pi * gamma_), 0.0, 1.0);
+}
+
+NullLaw::Place NullLaw::place(double t) const {
+  if (kind_ == Kind::triangular) {
+    if (t < 1e-8) return {e, 1.0, t / pi};
+    if (t >= pi) return {0.0, 0.0, std::numeric_limits<double>::infinity()};
+    // x and F as value_at and cdf_at; F' = sin²t/(πtx), which falls as x rises.
+    const double s = std::sin(t), c = std::cos(t);
+    const double x = s / t * std::exp(t * c / s);
+    const double share = s * s / (pi * t);
+    return {x, 1.0 - t / pi + share, share / x};
+  }
+  const double x = value_at(t);
+  if (kind_ == Kind::trapezoid) return {x, cdf_at(t), std::numeric_limits<double>::infinity()};
+  // F' = sqrt((b − x)(x − a))/(2πγx) between the ends a and b
+  return {x, cdf_at(t), std::sqrt(edge() / x) / (2.0 * pi * gamma_)};
 }
 
 double NullLaw::cdf(double x) const {

@@ -42,6 +42,17 @@ class NullLaw {
   // The point between `left` and `right` where F reaches u, left.cdf < u < right.cdf.
   Point crossing(double u, const Point& left, const Point& right) const;
 
+  // The place at an angle, from `angle(x)` down to 0 at the upper edge: F there, and a density that
+  // is not less there or anywhere above it (infinite for the trapezoid, whose is not known).
+  struct Place {
+    double x, cdf, density;
+  };
+  Place place(double angle) const;
+  // The angle of x: that of the nearest end of the support where x lies outside it.
+  double angle(double x) const;
+
+  bool operator==(const NullLaw&) const = default;
+
   // Upper end of the support.
   double edge() const;
   // F(x), to 1e-14; 0 below the support and 1 above.
@@ -54,7 +65,6 @@ class NullLaw {
       : kind_(kind), gamma_(gamma), table_(table) {}
 
   double mean() const;
-  double angle(double x) const;
   double value_at(double angle) const;
   double cdf_at(double angle) const;
   double integral_at(double x, double angle) const;

@@ -16,7 +16,9 @@ template <class Scalar>
 void reduce_pack(std::span<const MatrixView<Scalar>> part, bool causal, double* diagonal,
                  double* beside, Index stride, Index* kept, RowSpectrumWorkspace& workspace) {
   const Index n = part.front().rows();
-  const auto place = [=](Index i) { return causal ? padded_triangle_row(i) : i * n; };
+  // Whole rows are not a power of two apart, or they would fall on the same cache sets.
+  const Index room = n + (n % 2 == 0 ? 5 : 4);
+  const auto place = [=](Index i) { return causal ? padded_triangle_row(i) : i * room; };
   Lanes* rows = lane_buffer(workspace.rows, place(n));
   Lanes* gram = lane_buffer(workspace.gram, triangle_row(n));
   const Lanes varying =
@@ -55,8 +57,8 @@ Index reduce_one(const MatrixView<Scalar>& matrix, bool causal, double* diagonal
 }  // namespace
 
 template <class Scalar>
-void row_spectra(std::span<const MatrixView<Scalar>> matrices, bool causal,
-                 RowSpectrumWorkspace& workspace) {
+void row_tridiagonals(std::span<const MatrixView<Scalar>> matrices, bool causal,
+                      RowSpectrumWorkspace& workspace) {
   const Index n = matrices.front().rows();
   const auto count = static_cast<Index>(matrices.size());
   const Index width = dqds_width();
@@ -78,13 +80,28 @@ void row_spectra(std::span<const MatrixView<Scalar>> matrices, bool causal,
   }
   const double scale = 1.0 / static_cast<double>(n);
   for (Index i = 0; i < 2 * n * width; ++i) diagonal[i] *= scale;
+  workspace.errors.assign(count, 0.0);
+  for (Index lane = 0; lane < count; ++lane) {
+    // The largest row sum, which no eigenvalue exceeds.
+    double before = 0.0;
+    for (Index i = 0; i < n; ++i) {
+      const double after = i + 1 < n ? std::abs(beside[i * width + lane]) : 0.0;
+      const double sum = std::abs(diagonal[i * width + lane]) + before + after;
+      workspace.errors[lane] = std::max(workspace.errors[lane], kRowSpectrumError * sum);
+      before = after;
+    }
+  }
+}
+
+void row_spectra(Index n, Index count, RowSpectrumWorkspace& workspace) {
+  const double* diagonal = workspace.tridiagonals.resize(2 * n * dqds_width());
   workspace.values.resize(count * n);
   double* values = workspace.values.data();
-  tridiagonal_eigenvalues(diagonal, beside, n, count, values, workspace.dqds);
+  tridiagonal_eigenvalues(diagonal, diagonal + n * dqds_width(), n, count, values, workspace.dqds);
   for (Index lane = 0; lane < count; ++lane)
     std::reverse(values + lane * n, values + (lane + 1) * n);
 }
 
-ATTNSCOPE_COMPILE(row_spectra);
+ATTNSCOPE_COMPILE(row_tridiagonals);
 
 }  // namespace attnscope

@@ -18,21 +18,28 @@ struct RowSpectrumWorkspace {
   AlignedBuffer lines;
   AlignedBuffer gram;
   AlignedBuffer vectors;
-  AlignedBuffer tridiagonals;
+  AlignedBuffer tridiagonals;  // where `row_tridiagonals` leaves them
   DqdsWorkspace dqds;
   std::vector<double> values;  // where `row_spectra` leaves them
   std::vector<Index> kept;
+  std::vector<double> errors;
 };
 
-// Eigenvalues of XXᵀ/n of 1 to dqds_width() matrices of one size, X_ij = (A_ij − m_i)/s_i over the
-// keys that query i sees (`causal`: j <= i, otherwise all) and 0 elsewhere and in rows without
-// variation: ascending, those of matrix k at workspace.values + k·n, after as many zeros as rows do
-// not vary; workspace.kept[k] rows do. The error is that of forming XXᵀ, which costs half as much
-// as reducing X: kRowSpectrumError of the largest eigenvalue for every one, however small, besides
-// a relative n·1e-15. A matrix's values do not depend on the others. Cost 5n³/3 operations when
+// XXᵀ/n of 1 to dqds_width() matrices of one size, made tridiagonal, X_ij = (A_ij − m_i)/s_i over
+// the keys that query i sees (`causal`: j <= i, otherwise all) and 0 elsewhere and in rows without
+// variation. Diagonals and what is beside them stand one after the other in
+// workspace.tridiagonals, as `tridiagonal_eigenvalues` takes them; workspace.kept[k] rows of matrix
+// k vary, and each of its eigenvalues is off by at most workspace.errors[k], however small: the
+// error is that of forming XXᵀ, which costs half as much as reducing X, kRowSpectrumError of the
+// largest eigenvalue. A matrix's results do not depend on the others. Cost 5n³/3 operations when
 // causal, 7n³/3 otherwise.
 template <class Scalar>
-void row_spectra(std::span<const MatrixView<Scalar>> matrices, bool causal,
-                 RowSpectrumWorkspace& workspace);
+void row_tridiagonals(std::span<const MatrixView<Scalar>> matrices, bool causal,
+                      RowSpectrumWorkspace& workspace);
+
+// The eigenvalues of what row_tridiagonals left of `count` matrices of size n: ascending, those of
+// matrix k at workspace.values + k·n, after as many zeros as rows do not vary; besides the error
+// there, a relative n·1e-15.
+void row_spectra(Index n, Index count, RowSpectrumWorkspace& workspace);
 
 }  // namespace attnscope

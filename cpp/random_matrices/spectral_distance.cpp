@@ -6,15 +6,13 @@
 
 namespace attnscope {
 
-CertifiedDistance kolmogorov_smirnov(std::span<const double> values, const NullLaw& law,
-                                     double floor, double error, const TriangularTable* table) {
+double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor,
+                          const TriangularTable* table) {
   const double k = static_cast<double>(values.size());
-  const auto place_of = [&](double x) {
-    return static_cast<std::size_t>(std::lower_bound(values.begin(), values.end(), x) -
-                                    values.begin());
-  };
+  const auto below = static_cast<std::size_t>(
+      std::lower_bound(values.begin(), values.end(), floor) - values.begin());
+  // |F_emp − F| on either side of value i, F between low and high: at least and at most.
   const auto differences = [&](std::size_t i, double low, double high) {
-    // |F_emp − F| on either side of value i, F between low and high: at least and at most.
     const double before = static_cast<double>(i) / k;
     const double after = static_cast<double>(i + 1) / k;
     return std::pair(std::max({0.0, low - before, after - high}),
@@ -22,37 +20,19 @@ CertifiedDistance kolmogorov_smirnov(std::span<const double> values, const NullL
   };
   // What is known of a value before F is solved for it alone.
   const auto coarse = [&](std::size_t i) {
-    if (table == nullptr && error == 0.0) return std::pair(0.0, 1.0);
-    const double from = std::max(values[i] - error, floor);
-    const double to = std::max(values[i] + error, floor);
-    if (table == nullptr) return differences(i, law.cdf(from), law.cdf(to));
-    const auto [low, high] = table->cdf(from, to);
+    if (table == nullptr) return std::pair(0.0, 1.0);
+    const auto [low, high] = table->cdf(values[i], values[i]);
     return differences(i, low, high);
   };
-  // Values within the error of the floor may lie on either side.
-  const std::size_t start = place_of(floor - error), below = place_of(floor);
-  const std::size_t sure = place_of(floor + error);
-  const double at_floor = law.cdf(floor);
-  const double fewest = static_cast<double>(start) / k;
-  const double most = static_cast<double>(sure) / k;
-  double distance = std::abs(static_cast<double>(below) / k - at_floor);
-  double highest = std::max(std::abs(fewest - at_floor), std::abs(most - at_floor));
-  double certain = fewest == most ? distance : 0.0;
-  for (std::size_t i = sure; i < values.size(); ++i) certain = std::max(certain, coarse(i).first);
-  double lowest = fewest == most ? distance : 0.0;
-  for (std::size_t i = start; i < values.size(); ++i) {
+  double distance = std::abs(static_cast<double>(below) / k - law.cdf(floor));
+  double certain = distance;
+  for (std::size_t i = below; i < values.size(); ++i) certain = std::max(certain, coarse(i).first);
+  for (std::size_t i = below; i < values.size(); ++i) {
     if (coarse(i).second < certain) continue;
     const double at = law.cdf(values[i]);
-    const double low = error > 0.0 ? law.cdf(std::max(values[i] - error, floor)) : at;
-    const double high = error > 0.0 ? law.cdf(std::max(values[i] + error, floor)) : at;
-    const auto [least, greatest] = differences(i, low, high);
-    highest = std::max(highest, greatest);
-    if (i >= sure) lowest = std::max(lowest, least);
-    if (i < below) continue;
-    distance = std::max({distance, std::abs(static_cast<double>(i) / k - at),
-                         std::abs(static_cast<double>(i + 1) / k - at)});
+    distance = std::max(distance, differences(i, at, at).second);
   }
-  return {distance, highest - lowest};
+  return distance;
 }
 
 double wasserstein(std::span<const double> values, const NullLaw& law) {

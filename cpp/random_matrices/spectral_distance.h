@@ -14,15 +14,15 @@ namespace attnscope {
 // below.
 inline constexpr double kResolvedShare = 1e-12;
 
-// sup |F_emp(x) − F(x)| over x >= floor, of values that are known to ±error: the largest difference
-// may be `uncertain` away from `distance`. A table of the law, where there is one, brackets every
-// difference, and only those that can be the largest are computed.
+// The largest difference, which may be `uncertain` away from `distance`.
 struct CertifiedDistance {
   double distance, uncertain;
 };
-CertifiedDistance kolmogorov_smirnov(std::span<const double> values, const NullLaw& law,
-                                     double floor, double error = 0.0,
-                                     const TriangularTable* table = nullptr);
+
+// sup |F_emp(x) − F(x)| over x >= floor. A table of the law, where there is one, brackets every
+// difference, and only those that can be the largest are computed.
+double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor,
+                          const TriangularTable* table = nullptr);
 
 // ∫ |F_emp − F| dx over [0, ∞).
 double wasserstein(std::span<const double> values, const NullLaw& law);

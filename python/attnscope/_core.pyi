@@ -130,7 +130,7 @@ def marchenko_pastur(
     null: str,
     draws: int,
     seed: int,
-    wasserstein: bool,
+    all_fields: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int]: ...
 def null_law_cdf(x: Iterable[float], aspect: float | None, causal: bool) -> list[float]: ...
 def participation_ratio(

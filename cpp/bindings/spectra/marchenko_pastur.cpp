@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <vector>
 
@@ -28,10 +29,10 @@ struct Comparison {
 
   py::tuple operator()(Argument attention, Argument lengths, Argument support,
                        const std::string& null, Index draws, std::uint64_t seed,
-                       bool wasserstein) const {
+                       bool all_fields) const {
     const Batch batch = make_rectangles(attention, lengths);
     const SupportBatch supports = make_support(batch, support);
-    const MarchenkoPasturOptions options{null_from(null), draws, seed, wasserstein, &triangular};
+    const MarchenkoPasturOptions options{null_from(null), draws, seed, all_fields, &triangular};
     using M = MarchenkoPastur;
     const Fields fields(batch.sizes, {}, M{}, &M::ks, &M::wasserstein, &M::outliers,
                         &M::outlier_energy, &M::largest, &M::edge, &M::p_value);
@@ -46,7 +47,7 @@ struct Comparison {
                            workspace);
           for (std::size_t k = 0; k < found.size(); ++k) {
             fields.set(indices[k], found[k]);
-            if (found[k].outliers < 0) undefined.fetch_add(1, std::memory_order_relaxed);
+            if (std::isnan(found[k].ks)) undefined.fetch_add(1, std::memory_order_relaxed);
           }
         });
     return fields.tensors() + py::make_tuple(undefined.load(), non_finite);
@@ -68,7 +69,7 @@ std::vector<double> null_law_cdf(std::vector<double> x, std::optional<double> as
 void bind_marchenko_pastur(py::module_& module) {
   define(module, "null_law_cdf", null_law_cdf, "x", "aspect", "causal");
   define(module, "marchenko_pastur", Comparison{}, "attention", "lengths", "support", "null",
-         "draws", "seed", "wasserstein");
+         "draws", "seed", "all_fields");
 }
 
 }  // namespace attnscope

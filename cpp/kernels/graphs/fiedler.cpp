@@ -14,7 +14,7 @@ namespace attnscope {
 namespace {
 
 // Up to this size the tridiagonal form costs less than a factor and the steps with it.
-constexpr Index kLargestTridiagonal = 96;
+constexpr Index kLargestTridiagonal = 88;
 // The kind of graph found while a matrix is read.
 enum class Kind { connected, disconnected, signed_weights };
 
@@ -172,32 +172,45 @@ std::optional<double> by_factor(const LaplacianPanels& laplacian, double toleran
   double* inverses = workspace.inverses.resize(panel_inverses(n));
   double* basis = workspace.basis.resize((kMostLanczosSteps + 2) * padded);
   std::copy(laplacian.null, laplacian.null + padded, basis);
+  // What is no larger than a rounding of the largest degree cannot be told from 0. λ2 is at most
+  // n/(n − 1) of the smallest entry of the diagonal (Fiedler 1973), and 1/θ.
+  double rounding = 0.0;
+  double most = laplacian.lift;
+  for (Index i = 0; i < n; ++i) {
+    const double entry = laplacian.panels[panel_entry(i, i)];
+    rounding = std::max(rounding, 0x1p-53 * entry);
+    most = std::min(most, entry * static_cast<double>(n) / static_cast<double>(n - 1));
+  }
   double sigma = 0.0;
   double below = 0.0;  // the last shift that had a factor
+  double* start = basis + padded;
+  for (Index i = 0; i < padded; ++i) start[i] = i < n ? start_entry(i) : 0.0;
+  remove_parts(basis, 1, padded, start);
+  scale_vector(start, 1.0 / std::sqrt(inner_product(start, start, padded)), padded);
   for (int round = 0; round < 6; ++round) {
     double* panels = shifted_panels(laplacian, sigma, workspace);
     if (!panel_factorize(panels, count, inverses)) {
-      if (round == 0) break;
-      sigma = below + 0.25 * (sigma - below);
+      if (round == 0 && most <= rounding) return most;
+      if (sigma < 0.0) break;
+      // Below the rounding of a factor, the matrix counts as singular.
+      sigma = round == 0 ? -static_cast<double>(n) * rounding : below + 0.25 * (sigma - below);
       continue;
     }
     below = sigma;
-    if (round == 0) {
-      double* start = basis + padded;
-      for (Index i = 0; i < padded; ++i) start[i] = i < n ? start_entry(i) : 0.0;
-      remove_parts(basis, 1, padded, start);
-      scale_vector(start, 1.0 / std::sqrt(inner_product(start, start, padded)), padded);
-    }
     const LanczosRound found = lanczos_round(
         padded, n - 1, steps_worth_a_shift(n), basis,
         // λ2 = σ + 1/θ: what the shift brings in is exact.
-        [&](double theta) { return std::min(1e-3, tolerance * (1.0 + sigma * theta)); },
+        [&](double theta) {
+          const double absolute = sigma < 0.0 ? rounding * theta : 0.0;
+          return std::min(1e-3, std::max(tolerance * (1.0 + sigma * theta), absolute));
+        },
         [&](double* x) { panel_solve(panels, count, inverses, x); });
     if (!(found.theta > 0.0)) break;
-    if (found.converged) return sigma + 1.0 / found.theta;
+    const double value = std::max(0.0, sigma + 1.0 / found.theta);
+    if (found.converged || value <= rounding) return value;
     double* free = basis + (found.size + 1) * padded;
     form_ritz_vector(found, basis, padded, free);
-    std::copy(free, free + padded, basis + padded);
+    std::copy(free, free + padded, start);
     sigma += 1.0 / (found.theta + 1.5 * found.residual);
   }
   return std::nullopt;

@@ -34,7 +34,7 @@ Index fiedler_pack_width(Index smallest);
 // a rounding of the largest degree where that is more. A matrix's result does not depend on the
 // others in its pack.
 //
-// n <= 96: tridiagonal form of a pack and Laguerre's iteration. Larger: the Cholesky factor of
+// n <= 88: tridiagonal form of a pack and Laguerre's iteration. Larger: the Cholesky factor of
 // L + s·uuᵀ − σ, u the null vector, and Lanczos steps with its inverse until the residual
 // says stop, σ moving up to λ2 where they crawl: in float32, with residuals and Rayleigh quotients
 // in float64 that say how far the value can be off, and where float32 does not hold that, in

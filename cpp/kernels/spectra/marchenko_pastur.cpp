@@ -175,7 +175,7 @@ void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Suppor
   leave_one_out_deviations(workspace.pool, draws + 1, k, kResolvedShare * result.edge,
                            workspace.seen, workspace.deviations);
   result.ks = workspace.deviations.front();
-  if (options.wasserstein) {
+  if (options.all_fields) {
     result.wasserstein = wasserstein(spectrum, std::span<const double>(workspace.null));
   }
   Index at_least = 0;
@@ -187,21 +187,10 @@ void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Suppor
   result.p_value = static_cast<double>(1 + at_least) / static_cast<double>(1 + draws);
 }
 
-// Compares eigenvalues that are known to ±error with the law of the support, rows over columns
-// being `aspect`; how far ks may be off.
-double compare_with_law(bool causal, std::span<const double> spectrum, double error, double aspect,
-                        const MarchenkoPasturOptions& options, MarchenkoPastur& result) {
-  const bool triangle = causal && aspect >= 1.0;
-  const NullLaw law = triangle ? NullLaw::triangular(options.triangular)
-                      : causal ? NullLaw::trapezoid(aspect)
-                               : NullLaw::marchenko_pastur(aspect);
-  result.edge = law.edge();
-  const CertifiedDistance found = kolmogorov_smirnov(
-      spectrum, law, kResolvedShare * law.edge(), error, triangle ? options.triangular : nullptr);
-  result.ks = found.distance;
-  if (options.wasserstein && found.uncertain <= kKsError)
-    result.wasserstein = wasserstein(spectrum, law);
-  return found.uncertain;
+// The law of the support, rows over columns being `aspect`.
+NullLaw law_of(bool causal, double aspect, const MarchenkoPasturOptions& options) {
+  if (!causal) return NullLaw::marchenko_pastur(aspect);
+  return aspect >= 1.0 ? NullLaw::triangular(options.triangular) : NullLaw::trapezoid(aspect);
 }
 
 // Reads one matrix, resolves its null and standardises its rows.
@@ -273,9 +262,13 @@ void by_singular_values(std::span<const MatrixView<Scalar>> matrices,
       const auto rows_of_law =
           causal ? size.queries : static_cast<Index>(workspace.spectrum.size());
       const double aspect = static_cast<double>(rows_of_law) / static_cast<double>(scale);
-      compare_with_law(causal, workspace.spectrum, 0.0, aspect, options, result);
+      const NullLaw law = law_of(causal, aspect, options);
+      result.edge = law.edge();
+      result.ks = kolmogorov_smirnov(workspace.spectrum, law, kResolvedShare * law.edge(),
+                                     causal && aspect >= 1.0 ? options.triangular : nullptr);
+      if (options.all_fields) result.wasserstein = wasserstein(workspace.spectrum, law);
     }
-    sum_up(workspace.spectrum, size.least(), result);
+    if (options.all_fields) sum_up(workspace.spectrum, size.least(), result);
   }
 }
 
@@ -289,20 +282,37 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
   const bool causal = supports.front().kind == Support::Kind::causal;
   std::vector<MatrixView<Scalar>> doubted;
   std::vector<std::size_t> places;
-  row_spectra(matrices, causal, workspace.row_spectrum);
-  for (std::size_t at = 0; at < matrices.size(); ++at) {
-    const Index kept = workspace.row_spectrum.kept[at];
-    if (kept == 0) continue;
-    const double* end = workspace.row_spectrum.values.data() + static_cast<Index>(at + 1) * n;
-    const std::span<const double> spectrum(end - kept, end);
-    const double error = kRowSpectrumError * spectrum.back();
+  row_tridiagonals(matrices, causal, workspace.row_spectrum);
+  const RowSpectrumWorkspace& rows = workspace.row_spectrum;
+  const auto count = static_cast<Index>(matrices.size());
+  const double* tridiagonals = workspace.row_spectrum.tridiagonals.resize(2 * n * dqds_width());
+  workspace.compared.clear();
+  for (Index at = 0; at < count; ++at) {
+    // A map without a row that varies is compared with something, and passed over.
+    const Index kept = std::max<Index>(rows.kept[at], 1);
     const double aspect = causal ? 1.0 : static_cast<double>(kept) / static_cast<double>(n);
-    if (!(compare_with_law(causal, spectrum, error, aspect, options, results[at]) <= kKsError)) {
+    workspace.compared.push_back({law_of(causal, aspect, options), kept, rows.errors[at]});
+  }
+  workspace.distances.resize(matrices.size());
+  counted_distances(tridiagonals, tridiagonals + n * dqds_width(), n, workspace.compared,
+                    workspace.distances, workspace.counted);
+  if (options.all_fields) row_spectra(n, count, workspace.row_spectrum);
+  for (Index at = 0; at < count; ++at) {
+    if (rows.kept[at] == 0) continue;
+    if (!(workspace.distances[at].uncertain <= kKsError)) {
       doubted.push_back(matrices[at]);
-      places.push_back(at);
+      places.push_back(static_cast<std::size_t>(at));
       continue;
     }
-    sum_up(spectrum, n, results[at]);
+    MarchenkoPastur& result = results[at];
+    const NullLaw& law = workspace.compared[at].law;
+    result.edge = law.edge();
+    result.ks = workspace.distances[at].distance;
+    if (!options.all_fields) continue;
+    const double* end = rows.values.data() + (at + 1) * n;
+    const std::span<const double> spectrum(end - rows.kept[at], end);
+    result.wasserstein = wasserstein(spectrum, law);
+    sum_up(spectrum, n, result);
   }
   if (doubted.empty()) return;
   std::vector<MarchenkoPastur> exact(doubted.size());

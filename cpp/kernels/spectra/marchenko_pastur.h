@@ -8,6 +8,7 @@
 
 #include "kernels/spectra/singular_values.h"
 #include "matrix/matrix_view.h"
+#include "random_matrices/counted_distance.h"
 #include "random_matrices/null_law.h"
 #include "random_matrices/row_spectrum.h"
 
@@ -22,7 +23,7 @@ struct MarchenkoPasturOptions {
   SpectralNull null = SpectralNull::automatic;
   Index draws = 20;  // of the permutation null, >= 1
   std::uint64_t seed = 0;
-  bool wasserstein = true;  // false: not computed, NaN
+  bool all_fields = true;  // false: ks and edge alone, the others as where nothing is defined
   // Makes the triangular law quick; without it the law is solved point by point. Made once by the
   // caller, because it costs as much as a hundred small maps.
   const TriangularTable* triangular = nullptr;
@@ -51,6 +52,9 @@ struct MarchenkoPasturWorkspace {
   };
   std::vector<Rows> maps;  // one for each matrix that is worked on together
   RowSpectrumWorkspace row_spectrum;
+  CountedDistanceWorkspace counted;
+  std::vector<ComparedSpectrum> compared;
+  std::vector<CertifiedDistance> distances;
   SingularValuesWorkspace singular_values;
   std::vector<double> shuffled;  // draws that are worked on together
   std::vector<double> row;
@@ -83,7 +87,8 @@ struct MarchenkoPasturWorkspace {
 //
 // The eigenvalues against a law are those of XXᵀ, whose absolute error is a rounding of the
 // largest. Small ones are not known to many digits then; where that could move ks by more than
-// 1e-10 the map's singular values decide.
+// 1e-10 the map's singular values decide. ks needs counts of eigenvalues alone, and only where they
+// decide; it is the same without the other fields as with them.
 //
 // `matrices`: 1 to singular_values_width() of one size, each with its support; results go to the
 // same places. A matrix's result does not depend on the others.

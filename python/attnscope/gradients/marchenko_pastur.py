@@ -119,7 +119,7 @@ def marchenko_pastur(
     null: str,
     draws: int,
     seed: int,
-    wasserstein: bool,
+    all_fields: bool,
 ) -> tuple[Tensor, ...]:
     """Return the fields of the core's function, of which the distance of square maps from a law has a
     derivative; the others, and all of a permutation null, refuse to go backwards.
@@ -127,7 +127,7 @@ def marchenko_pastur(
     name = "marchenko_pastur"
     is_rectangle = lengths is not None and lengths.ndim > maps.ndim - 2
     if isinstance(support, Tensor) or null == "permutation" or is_rectangle:
-        options = (support, null, draws, seed, wasserstein)
+        options = (support, null, draws, seed, all_fields)
         fields = operators.evaluate(name, maps.detach(), lengths, *options)
         reason = "a permutation null moves with the map, and only laws of square maps have one"
         refused: tuple[Tensor, ...] = refuse_backward(fields, maps, f"{name} has no derivative: {reason}")

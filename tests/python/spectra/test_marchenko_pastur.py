@@ -170,6 +170,19 @@ def test_small_eigenvalues_are_exact_where_they_decide(n):
         check(result, matrix, causal | True, "full", index)
 
 
+@pytest.mark.parametrize(("n", "seed"), [(17, 0), (64, 1), (128, 2)])
+def test_columns_that_all_but_vanish(n, seed):
+    """Softmax of causal logits that fall by up to forty from key to key: a map lies in few columns."""
+    generator = torch.Generator().manual_seed(seed)
+    fall = torch.logspace(-1, math.log10(40), 8, dtype=torch.float64)[:, None, None]
+    logits = torch.randn(8, n, n, generator=generator, dtype=torch.float64) - fall * torch.arange(n)
+    maps = logits.masked_fill(torch.ones(n, n).triu(1).bool(), -math.inf).softmax(-1)
+    causal = torch.ones(n, n, dtype=torch.bool).tril()
+    result = asc.marchenko_pastur(maps)
+    for index, matrix in enumerate(maps):
+        check(result, matrix, causal, "causal", index)
+
+
 @pytest.mark.parametrize("n", [40, 261])
 def test_a_map_has_the_same_result_in_any_company(n):
     maps = torch.cat([hard_maps(n), attention(n, 3, sharpness=2.0), attention(n, 4, causal=False)])
