@@ -3,159 +3,163 @@
 
 #include <algorithm>
 
+#include "matrix/columns/sum_lanes.h"
 #include "matrix/rows.h"
+#include "simd/hidden_entries.h"
 #include "simd/lane_sums.h"
 
 namespace attnscope {
 namespace {
 
-// Rows whose hidden entries are looked at before their seen ones are added.
-constexpr Index kBand = 8;
+// Rows that stay in the first-level cache until what they hide has been looked at.
+constexpr Index kBytesInCache = Index{1} << 14;
+constexpr Index kMostRows = 64;
 
-// Vectors of columns whose sums are in registers together, half of these at most.
-constexpr Index kMostVectors = kPackWidth == 8 ? 16 : 8;
+// What a read of some rows says of their map.
+enum class Reading { done, not_causal, out_of_range };
 
-// Or'ed bits, without signs, of the hidden ends of some rows: kBlock entries at a time, no more
-// than a row holds.
-template <class Scalar, Index kBlock>
-class HiddenBits {
- public:
-  HiddenBits() {
-    for (Index k = 0; k < kBlock; ++k) lane_[k] = static_cast<Bits>(k);
-  }
-
-  // Entries [begin, end) of a row.
-  void add(const Scalar* row, Index begin, Index end) {
-    // The first lies in a whole vector of the row, of which other lanes may be seen.
-    const Index first = std::min(begin, end - kBlock);
-    const Block hidden = lane_ >= static_cast<Bits>(begin - first) - Block{};
-    bits_ |= vector_at<Block>(row + first) & hidden;
-    Index j = first + kBlock;
-    for (; j + kBlock <= end; j += kBlock) bits_ |= vector_at<Block>(row + j);
-    if (j < end) bits_ |= vector_at<Block>(row + end - kBlock);
-  }
-
-  bool any() const {
-    const Block magnitudes = bits_ & std::numeric_limits<Bits>::max();
-    if constexpr (sizeof(Block) % sizeof(std::int64_t) == 0) {
-      std::int64_t words[sizeof(Block) / sizeof(std::int64_t)];
-      std::memcpy(words, &magnitudes, sizeof(words));
-      std::int64_t all = 0;
-      for (const std::int64_t word : words) all |= word;
-      return all != 0;
-    } else {
-      Bits all = 0;
-      for (Index k = 0; k < kBlock; ++k) all = static_cast<Bits>(all | magnitudes[k]);
-      return all != 0;
-    }
-  }
-
- private:
-  using Bits =
-      std::conditional_t<sizeof(Scalar) == 2, std::int16_t,
-                         std::conditional_t<sizeof(Scalar) == 4, std::int32_t, std::int64_t>>;
-  typedef Bits Block __attribute__((vector_size(kBlock * sizeof(Scalar))));
-  Block lane_;
-  Block bits_{};
-};
-
-// A 1 that the compiler does not know to be one.
-const volatile double kOne = 1.0;
-
-// A product with 1 changes no number, and processors that multiply and add in one step do that with
-// other units than those that widen, which are all busy.
-inline Lanes plus(Lanes sum, Lanes x, [[maybe_unused]] Lanes one) {
-#if defined(__FMA__)
-  return one * x + sum;
-#else
-  return sum + x;
-#endif
-}
-
-// Adds rows of kVectors vectors of columns to their sums.
-template <Index kVectors, class Scalar>
+// Adds rows of kUnits units of columns to their sums.
+template <class Lane, Index kUnits, class Scalar>
 void add_strip(const Scalar* columns, Index row_stride, Index rows, double* sums) {
-  const Lanes one = broadcast(kOne);
-  Lanes total[kVectors];
+  const auto factor = Lane::factor();
+  typename Lane::Sum total[kUnits];
 #pragma GCC unroll 16
-  for (Index v = 0; v < kVectors; ++v) total[v] = load(sums + v * kPackWidth);
+  for (Index u = 0; u < kUnits; ++u) total[u] = Lane::begin(sums + u * Lane::kColumns);
   for (Index i = 0; i < rows; ++i) {
     const Scalar* row = columns + i * row_stride;
 #pragma GCC unroll 16
-    for (Index v = 0; v < kVectors; ++v) total[v] = plus(total[v], load(row + v * kPackWidth), one);
+    for (Index u = 0; u < kUnits; ++u) Lane::add(row + u * Lane::kColumns, factor, total[u]);
   }
 #pragma GCC unroll 16
-  for (Index v = 0; v < kVectors; ++v) store(sums + v * kPackWidth, total[v]);
+  for (Index u = 0; u < kUnits; ++u) Lane::end(total[u], sums + u * Lane::kColumns);
 }
 
-// The same of up to kCount vectors.
-template <Index kCount, class Scalar>
-void add_vectors(Index vectors, const Scalar* columns, Index row_stride, Index rows, double* sums) {
-  if (vectors == kCount) return add_strip<kCount>(columns, row_stride, rows, sums);
-  if constexpr (kCount > 1) add_vectors<kCount - 1>(vectors, columns, row_stride, rows, sums);
+// The same of up to kCount units.
+template <class Lane, Index kCount, class Scalar>
+void add_units(Index units, const Scalar* columns, Index row_stride, Index rows, double* sums) {
+  if (units == kCount) return add_strip<Lane, kCount>(columns, row_stride, rows, sums);
+  if constexpr (kCount > 1) add_units<Lane, kCount - 1>(units, columns, row_stride, rows, sums);
 }
 
-// The same of columns [0, end), of which the last that fill no vector go to `rest`, beside those
-// before them.
-template <class Scalar>
+// Adds the columns [0, end) of rows, in units of Lane, to their sums; what is hidden of the last
+// unit is 0. Returns how many columns are in whole units.
+template <class Lane, class Scalar>
+Index add_whole_units(const Scalar* data, Index row_stride, Index rows, Index columns, Index end,
+                      double* sums) {
+  const Index whole = columns / Lane::kColumns * Lane::kColumns;
+  Index units = (std::min(end, whole) + Lane::kColumns - 1) / Lane::kColumns;
+  constexpr Index kStep = Lane::kMost * Lane::kColumns;
+  for (; units > Lane::kMost; units -= Lane::kMost, data += kStep, sums += kStep)
+    add_strip<Lane, Lane::kMost>(data, row_stride, rows, sums);
+  if (units > 0) add_units<Lane, Lane::kMost>(units, data, row_stride, rows, sums);
+  return whole;
+}
+
+// The same of all columns [0, end), of which the last that fill no vector go to `rest`, beside
+// those before them.
+template <class Lane, class Scalar>
 void add_rows(const Scalar* data, Index row_stride, Index rows, Index columns, Index end,
               double* sums, double* rest) {
-  const Index whole = columns / kPackWidth * kPackWidth;
-  const Scalar* last = data + columns - kPackWidth;
-  // Of a vector that is seen in part the hidden entries are 0.
-  Index vectors = (std::min(end, whole) + kPackWidth - 1) / kPackWidth;
-  for (; vectors >= kMostVectors; vectors -= kMostVectors) {
-    add_strip<kMostVectors>(data, row_stride, rows, sums);
-    data += kMostVectors * kPackWidth;
-    sums += kMostVectors * kPackWidth;
-  }
-  if (vectors >= 8) {
-    add_strip<8>(data, row_stride, rows, sums);
-    data += 8 * kPackWidth;
-    sums += 8 * kPackWidth;
-    vectors -= 8;
-  }
-  if (vectors > 0) add_vectors<7>(vectors, data, row_stride, rows, sums);
-  if (end > whole) add_strip<1>(last, row_stride, rows, rest);
+  Index whole = add_whole_units<Lane>(data, row_stride, rows, columns, end, sums);
+  if (end <= whole) return;
+  using Plain = PlainSums<Scalar>;
+  whole += add_whole_units<Plain>(data + whole, row_stride, rows, columns - whole, end - whole,
+                                  sums + whole);
+  if (end > whole) add_strip<Plain, 1>(data + columns - kPackWidth, row_stride, rows, rest);
 }
 
-// Whether rows [first, last) show that a map is not causal.
-template <Index kBlock, class Scalar>
-bool any_hidden(const MatrixView<Scalar>& rows, Index heads, Index shift, Index first, Index last) {
-  HiddenBits<Scalar, kBlock> bits;
-  for (Index i = first; i < last; ++i) {
-    const Index begin = std::clamp<Index>((i + shift + 1) * heads, 0, rows.cols());
-    if (begin < rows.cols()) bits.add(rows.data() + i * rows.outerStride(), begin, rows.cols());
-  }
-  return bits.any();
-}
-
-// All rows, or, with `causal`, those before the first band that shows otherwise; whether none did.
+// What is hidden in the rows [first, last) of a map, beside what was seen before of others.
 template <class Scalar>
-bool add_bands(const MatrixView<Scalar>& rows, Index heads, Index shift, bool causal,
-               double* sums) {
+class HiddenRows {
+ public:
+  HiddenRows(const MatrixView<Scalar>& rows, Index heads, Index shift)
+      : rows_(rows), heads_(heads), shift_(shift) {}
+
+  void add(Index first, Index last) {
+    const Index columns = rows_.cols();
+    const Index stride = rows_.outerStride();
+    const Scalar* row = rows_.data() + first * stride;
+    const Index begin = (first + shift_ + 1) * heads_;
+    if (columns >= Wide::kEntries) {
+      wide_.add_ends(row, stride, columns, begin, heads_, last - first);
+    } else if (columns >= Narrow::kEntries) {
+      narrow_.add_ends(row, stride, columns, begin, heads_, last - first);
+    } else {
+      for (Index i = first; i < last; ++i, row += stride) {
+        const Index from = std::clamp<Index>((i + shift_ + 1) * heads_, 0, columns);
+        any_ = any_ || any_nonzero(row + from, columns - from, 1);
+      }
+    }
+  }
+
+  bool any() const {
+    if (rows_.cols() >= Wide::kEntries) return wide_.any();
+    return any_ || narrow_.any();
+  }
+
+ private:
+  using Wide = HiddenEntries<Scalar, kVectorBytes>;
+  using Narrow = HiddenEntries<Scalar, 16>;
+  MatrixView<Scalar> rows_;
+  Index heads_;
+  Index shift_;
+  Wide wide_;
+  Narrow narrow_;
+  bool any_ = false;
+};
+
+// All rows, or, with `causal`, those before it is seen that the map is not.
+template <class Lane, class Scalar>
+Reading add_all_rows(const MatrixView<Scalar>& rows, Index heads, Index shift, bool causal,
+                     double* sums) {
   const Index columns = rows.cols();
-  constexpr Index kLine = 64 / static_cast<Index>(sizeof(Scalar));
-  const auto is_hidden_nonzero = [&](Index first, Index last) {
-    if (columns >= kLine) return any_hidden<kLine>(rows, heads, shift, first, last);
-    return any_hidden<kPackWidth>(rows, heads, shift, first, last);
-  };
+  const Index count = rows.rows();
+  const Index stride = rows.outerStride();
   double rest[kPackWidth] = {};
   std::fill(sums, sums + columns, 0.0);
-  const Index band = causal ? kBand : rows.rows();
-  for (Index first = 0; first < rows.rows(); first += band) {
-    const Index last = std::min<Index>(first + band, rows.rows());
-    Index end = columns;
-    if (causal) {
-      if (is_hidden_nonzero(first, last)) return false;
-      end = std::clamp<Index>((last + shift) * heads, 0, columns);
+  HiddenRows<Scalar> hidden(rows, heads, shift);
+  [[maybe_unused]] FiniteEntries<Scalar> entries;
+  const Index bytes = columns * static_cast<Index>(sizeof(Scalar));
+  const Index band = std::clamp<Index>(kBytesInCache / bytes / 8 * 8, 8, kMostRows);
+  for (Index first = 0; first < count; first += band) {
+    const Index last = std::min(first + band, count);
+    const Scalar* row = rows.data() + first * stride;
+    if constexpr (Lane::kLargestBits != 0) {
+      if (stride == columns) {
+        entries.add(row, (last - first) * columns);
+      } else {
+        for (Index i = 0; i < last - first; ++i) entries.add(row + i * stride, columns);
+      }
+      if (entries.largest_bits() > Lane::kLargestBits) return Reading::out_of_range;
     }
-    add_rows(rows.data() + first * rows.outerStride(), rows.outerStride(), last - first, columns,
-             end, sums, rest);
+    const Index step = causal ? Lane::kRowsInBand : last - first;
+    for (Index i = first; i < last; i += step) {
+      const Index after = std::min(i + step, last);
+      const Index end = causal ? std::clamp<Index>((after + shift) * heads, 0, columns) : columns;
+      add_rows<Lane>(rows.data() + i * stride, stride, after - i, columns, end, sums, rest);
+      if (causal) hidden.add(i, after);
+    }
+    if (causal && hidden.any()) return Reading::not_causal;
   }
-  for (Index k = columns / kPackWidth * kPackWidth; k < columns; ++k)
-    sums[k] = rest[k - columns + kPackWidth];
-  return true;
+  const Index whole = columns / Lane::kColumns * Lane::kColumns;
+  for (Index k = 0; k < whole; k += Lane::kColumns) Lane::sort(sums + k);
+  // What is left of them, in vectors.
+  const Index in_vectors = whole + (columns - whole) / kPackWidth * kPackWidth;
+  for (Index k = in_vectors; k < columns; ++k) sums[k] = rest[k - columns + kPackWidth];
+  return Reading::done;
+}
+
+// The same with the fastest sums that hold the entries.
+template <class Scalar>
+bool add_all_rows(const MatrixView<Scalar>& rows, Index heads, Index shift, bool causal,
+                  double* sums) {
+  using Lane = FastestSums<Scalar>;
+  Reading reading = Reading::out_of_range;
+  if (rows.cols() >= std::max(Lane::kColumns, Lane::kFewest))
+    reading = add_all_rows<Lane>(rows, heads, shift, causal, sums);
+  if (reading == Reading::out_of_range)
+    reading = add_all_rows<PlainSums<Scalar>>(rows, heads, shift, causal, sums);
+  return reading == Reading::done;
 }
 
 }  // namespace
@@ -172,8 +176,8 @@ bool sum_columns(const MatrixView<Scalar>& rows, Index heads, Index shift, bool 
   const Index behind = std::clamp<Index>((shift + 1) * heads, 0, rows.cols());
   const bool may_be_causal =
       find_causal && !any_nonzero(rows.data() + behind, rows.cols() - behind, 1);
-  if (may_be_causal && add_bands(rows, heads, shift, true, sums)) return true;
-  add_bands(rows, heads, shift, false, sums);
+  if (may_be_causal && add_all_rows(rows, heads, shift, true, sums)) return true;
+  add_all_rows(rows, heads, shift, false, sums);
   return false;
 }
 

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "matrix/rows.h"
+
+// Ways to add up columns in float64, a unit of columns at a time. Each has the entries of a unit in
+// `kColumns`, units whose sums are in registers together in `kMost`, and where only some entries
+// are held, the bits of the largest in `kLargestBits`; of a causal map it adds `kRowsInBand` rows
+// at a time, up to the last column that one of them sees: more cost less where adding what is
+// hidden is no work beside reading it. `begin` takes up the sums in memory, `add` adds a row of a
+// unit times `factor()`, `end` puts sums back, and `sort` brings a unit of them into the order of
+// its columns. Every column adds its rows in order. Only kernel sources include it.
+namespace attnscope {
+
+// A 1 that the compiler does not know to be one: a product with it changes no number, and
+// processors that multiply and add in one step do that with other units than those that widen,
+// which are all busy.
+inline const volatile double kOne = 1.0;
+
+template <class Vector>
+Vector plus(Vector sum, Vector x, [[maybe_unused]] Vector one) {
+#if defined(__FMA__)
+  return one * x + sum;
+#else
+  return sum + x;
+#endif
+}
+
+// Any entries, a vector of float64 numbers at a time.
+template <class Scalar>
+struct PlainSums {
+  using Sum = Lanes;
+  static constexpr Index kColumns = kPackWidth;
+  static constexpr Index kFewest = kPackWidth;
+  static constexpr Index kMost = kPackWidth == 8 ? 16 : 8;
+  static constexpr std::uint16_t kLargestBits = 0;
+  static constexpr Index kRowsInBand = 32;
+
+  static Sum begin(const double* sums) { return load(sums); }
+  static Sum factor() { return broadcast(kOne); }
+  static void add(const Scalar* from, Sum factor, Sum& sum) { sum = plus(sum, load(from), factor); }
+  static void end(Sum sum, double* sums) { store(sums, sum); }
+  static void sort(double*) {}
+};
+
+#if defined(ATTNSCOPE_AVX512_PACKS)
+// float32 entries by half vectors: processors that split whole ones widen those in two thirds of
+// the time.
+struct HalfVectorSums {
+  typedef double Sum __attribute__((vector_size(32)));
+  static constexpr Index kColumns = 4;
+  static constexpr Index kFewest = 8;
+  static constexpr Index kMost = 16;
+  static constexpr std::uint16_t kLargestBits = 0;
+  static constexpr Index kRowsInBand = 32;
+
+  static Sum begin(const double* sums) { return vector_at<Sum>(sums); }
+  static Sum factor() { return kOne - Sum{}; }
+  static void add(const float* from, Sum factor, Sum& sum) {
+    sum = plus(sum, reinterpret_cast<Sum>(_mm256_cvtps_pd(_mm_loadu_ps(from))), factor);
+  }
+  static void end(Sum sum, double* sums) { put(sums, sum); }
+  static void sort(double*) {}
+};
+using Float32Sums = HalfVectorSums;
+#else
+using Float32Sums = PlainSums<float>;
+#endif
+
+// bfloat16 entries that are finite and have no sign, four to a lane of 64 bits: one of them, moved
+// to where float64 has its exponent and its first digits, is 2^-896 of its number, subnormal or
+// not. Column 4k + q is lane k of sum q until the sums are sorted.
+struct BfloatSums {
+  struct Sum {
+    Lanes quarter[4];
+  };
+  static constexpr Index kColumns = 4 * kPackWidth;
+  static constexpr Index kFewest = kColumns;
+  static constexpr Index kMost = kPackWidth == 8 ? 4 : 2;
+  static constexpr std::uint16_t kLargestBits = 0x7f7f;
+  static constexpr Index kRowsInBand = kColumns;
+
+  static Sum begin(const double* sums) {
+    return {{load(sums), load(sums + kPackWidth), load(sums + 2 * kPackWidth),
+             load(sums + 3 * kPackWidth)}};
+  }
+  static Lanes factor() { return broadcast(0x1p896); }
+  static void add(const Eigen::bfloat16* from, Lanes factor, Sum& sum) {
+    typedef std::uint64_t Words __attribute__((vector_size(kVectorBytes)));
+    constexpr std::uint64_t kDigits = std::uint64_t{0xffff} << 45;
+    const Words x = vector_at<Words>(from);
+    sum.quarter[0] =
+        multiply_add(reinterpret_cast<Lanes>((x << 45) & kDigits), factor, sum.quarter[0]);
+    sum.quarter[1] =
+        multiply_add(reinterpret_cast<Lanes>((x << 29) & kDigits), factor, sum.quarter[1]);
+    sum.quarter[2] =
+        multiply_add(reinterpret_cast<Lanes>((x << 13) & kDigits), factor, sum.quarter[2]);
+    sum.quarter[3] =
+        multiply_add(reinterpret_cast<Lanes>((x >> 3) & kDigits), factor, sum.quarter[3]);
+  }
+  static void end(const Sum& sum, double* sums) {
+    for (Index q = 0; q < 4; ++q) store(sums + q * kPackWidth, sum.quarter[q]);
+  }
+  static void sort(double* sums) {
+    const Sum sum = begin(sums);
+#pragma GCC unroll 4
+    for (Index m = 0; m < 4; ++m) {
+      LaneMask of_first{}, of_last{}, of_both{};
+      for (Index e = 0; e < kPackWidth; ++e) {
+        const Index k = (m * kPackWidth + e) / 4;
+        const Index q = (m * kPackWidth + e) % 4;
+        of_first[e] = q < 2 ? k + q * kPackWidth : 0;
+        of_last[e] = q < 2 ? 0 : k + (q - 2) * kPackWidth;
+        of_both[e] = q < 2 ? e : e + kPackWidth;
+      }
+      store(sums + m * kPackWidth,
+            picked(picked(sum.quarter[0], sum.quarter[1], of_first),
+                   picked(sum.quarter[2], sum.quarter[3], of_last), of_both));
+    }
+  }
+};
+
+#if defined(ATTNSCOPE_AVX512_PACKS) || \
+    (defined(ATTNSCOPE_AVX_PACKS) && defined(__F16C__) && defined(__AVX2__))
+// float16 entries of [0, 1] as whole multiples of 2^-24, which all of them are: so many rows fit
+// into 32 bits.
+struct HalfSums {
+  using Sum = IntVector;
+  static constexpr Index kColumns = 2 * kPackWidth;
+  static constexpr Index kFewest = 2 * kColumns;  // a vector of entries
+  static constexpr Index kMost = 8;
+  static constexpr std::uint16_t kLargestBits = 0x3c00;
+  static constexpr Index kRowsInBand = kColumns;
+
+  static Sum begin(const double*) { return Sum{}; }
+  static FloatVector factor() { return 0x1p24f - FloatVector{}; }
+  static void add(const Eigen::half* from, FloatVector factor, Sum& sum) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+    const __m512 wide = _mm512_cvtph_ps(vector_at<__m256i>(from));
+    sum += reinterpret_cast<Sum>(
+        _mm512_cvttps_epi32(_mm512_mul_ps(wide, reinterpret_cast<__m512>(factor))));
+#else
+    const __m256 wide = _mm256_cvtph_ps(vector_at<__m128i>(from));
+    sum += reinterpret_cast<Sum>(
+        _mm256_cvttps_epi32(_mm256_mul_ps(wide, reinterpret_cast<__m256>(factor))));
+#endif
+  }
+  static void end(Sum sum, double* sums) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+    const auto words = reinterpret_cast<__m512i>(sum);
+    const auto low = reinterpret_cast<Lanes>(_mm512_cvtepi32_pd(_mm512_castsi512_si256(words)));
+    const auto high =
+        reinterpret_cast<Lanes>(_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(words, 1)));
+#else
+    const auto words = reinterpret_cast<__m256i>(sum);
+    const auto low = reinterpret_cast<Lanes>(_mm256_cvtepi32_pd(_mm256_castsi256_si128(words)));
+    const auto high =
+        reinterpret_cast<Lanes>(_mm256_cvtepi32_pd(_mm256_extracti128_si256(words, 1)));
+#endif
+    store(sums, load(sums) + low * 0x1p-24);
+    store(sums + kPackWidth, load(sums + kPackWidth) + high * 0x1p-24);
+  }
+  static void sort(double*) {}
+};
+using Float16Sums = HalfSums;
+#else
+using Float16Sums = PlainSums<Eigen::half>;
+#endif
+
+// The fastest way of an element type.
+template <class Scalar>
+using FastestSums =
+    std::conditional_t<std::is_same_v<Scalar, float>, Float32Sums,
+                       std::conditional_t<std::is_same_v<Scalar, Eigen::bfloat16>, BfloatSums,
+                                          std::conditional_t<std::is_same_v<Scalar, Eigen::half>,
+                                                             Float16Sums, PlainSums<Scalar>>>>;
+
+}  // namespace attnscope
