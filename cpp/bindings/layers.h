@@ -76,106 +76,181 @@ Index per_layer(const Batch& batch, const SupportBatch& supports, Kernel&& kerne
   return non_finite;
 }
 
+// Token states beside the maps of a batch: groups of matrices that share one state, and their rows
+// in Float, scaled to norm 1 where `unit`.
+template <class Float>
+class StateGroups {
+ public:
+  struct Group {
+    std::vector<Index> members;  // its finite matrices
+    Index keys = 0;              // rows of states that they need
+    Index queries = 0;
+  };
+
+  StateGroups(const Batch& batch, const MatrixStatus& status, const MatrixBatch& states,
+              const MatrixBatch* query_states, bool unit)
+      : batch_(batch),
+        status_(status),
+        states_(states),
+        query_states_(query_states),
+        unit_(unit),
+        // matrices that follow each other: the smaller of two such numbers divides the larger
+        shared_(query_states == nullptr ? states.shared()
+                                        : std::min(states.shared(), query_states->shared())),
+        of_keys_(batch.n * states.columns),
+        size_(std::max<Index>(
+            1, of_keys_ + (query_states == nullptr ? 0 : batch.queries * states.columns))) {}
+
+  Index count() const { return batch_.count / shared_; }
+  // Numbers of the states of one group.
+  Index size() const { return size_; }
+
+  // Group g; adds to `non_finite` how many of its matrices are not.
+  Group group(Index g, std::atomic<Index>& non_finite) const {
+    Group group;
+    for (Index index = g * shared_; index < (g + 1) * shared_; ++index) {
+      if (status_.finite[index] == 0) {
+        ++non_finite;
+        continue;
+      }
+      group.members.push_back(index);
+      group.keys = std::max(group.keys, batch_.length(index));
+      group.queries = std::max(group.queries, batch_.query_length(index));
+    }
+    return group;
+  }
+
+  // What widening flaws.
+  struct Flaws {
+    std::atomic<bool> broken{false};        // an entry that is not finite
+    std::atomic<bool> out_of_range{false};  // of Float
+  };
+
+  // Writes rows [begin, end) of the keys' states of group g, as far as it needs them, to `out`,
+  // which holds size() numbers; `float64`: scratch.
+  void widen_keys(Index g, const Group& group, Index begin, Index end, Float* out, Flaws& flaws,
+                  AlignedBuffer& float64) const {
+    widen(states_, g, begin, std::min(end, group.keys), out, flaws, float64);
+  }
+  // The same of the queries' states, where they have some of their own.
+  void widen_queries(Index g, const Group& group, Index begin, Index end, Float* out, Flaws& flaws,
+                     AlignedBuffer& float64) const {
+    if (query_states_ == nullptr) return;
+    widen(*query_states_, g, begin, std::min(end, group.queries), out + of_keys_, flaws, float64);
+  }
+
+  const Float* of_queries(const Float* of_group) const {
+    return query_states_ == nullptr ? of_group : of_group + of_keys_;
+  }
+
+ private:
+  void widen(const MatrixBatch& source, Index g, Index begin, Index end, Float* out, Flaws& flaws,
+             AlignedBuffer& float64) const {
+    if (begin >= end) return;
+    const Index offset = source.offset(g * shared_) + begin * source.row_stride;
+    const Index count = (end - begin) * source.columns;
+    out += begin * source.columns;
+    double* in_float64 = nullptr;
+    if constexpr (std::is_same_v<Float, double>) {
+      in_float64 = out;
+    } else {
+      in_float64 = float64.resize(count);
+    }
+    visit_scalar(source, [&](const auto* data) {
+      if (!widen_states(data + offset, source.row_stride, source.column_stride, source.columns,
+                        Index{0}, end - begin, unit_, in_float64)) {
+        flaws.broken.store(true);
+      }
+    });
+    if constexpr (!std::is_same_v<Float, double>) {
+      if (!narrow(in_float64, count, out)) flaws.out_of_range.store(true);
+    }
+  }
+
+  const Batch& batch_;
+  const MatrixStatus& status_;
+  const MatrixBatch& states_;
+  const MatrixBatch* query_states_;
+  bool unit_;
+  Index shared_;
+  Index of_keys_;
+  Index size_;
+};
+
 // Calls kernel(group, supports, states, of_queries, begin, end, block, workspace) for blocks of
 // state_rows(n) rows of every group of matrices that share one state: `group` holds the indices of
 // its finite matrices, `supports` those of all, `states` [keys, width] the state in float64, its
 // rows scaled to norm 1 where `unit`, and `of_queries` that of the queries, the same memory unless
-// they have states of their own. States are widened once for each group, about 32 MiB of them at a
-// time, and are float32 where Float is: then groups whose states are beyond its range are passed
-// over and `beyond`, a mark for each matrix, says so. Returns how many matrices are not finite or
-// stand beside a state that is not.
+// they have states of their own. States are widened once for each group, by the worker that reads
+// them where there are enough groups for all, and are float32 where Float is: then groups whose
+// states are beyond its range are passed over and `beyond`, a mark for each matrix, says so.
+// Returns how many matrices are not finite or stand beside a state that is not.
 template <class Workspace, class Float = double, class Kernel>
 Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBatch& states,
                 bool unit, Kernel&& kernel, const MatrixBatch* query_states = nullptr,
                 std::vector<char>* beyond = nullptr) {
   if (batch.count == 0) return 0;
+  using Groups = StateGroups<Float>;
   const MatrixStatus status = matrix_status(batch, supports);
+  const Groups groups(batch, status, states, query_states, unit);
   const Index block_rows = state_rows(batch.n);
-  // matrices that follow each other: the smaller of two such numbers divides the larger
-  const Index shared =
-      query_states == nullptr ? states.shared() : std::min(states.shared(), query_states->shared());
-  const Index groups = batch.count / shared;
-  const Index of_keys = batch.n * states.columns;
-  const Index of_queries = query_states == nullptr ? 0 : batch.queries * states.columns;
-  const Index size = std::max<Index>(1, of_keys + of_queries);
-  const Index chunk = std::clamp<Index>((Index{1} << 22) / size, 1, std::max<Index>(1, groups));
   const auto blocks_of = [&](Index rows) { return (rows + block_rows - 1) / block_rows; };
   const Index most_blocks = std::max(blocks_of(batch.n), blocks_of(batch.queries));
-  AlignedBuffer buffer;
-  auto* wide = reinterpret_cast<Float*>(buffer.resize(chunk * size));
-  std::vector<Workspace> workspaces(worker_count(chunk * most_blocks));
-  std::vector<AlignedBuffer> rows_in_float64(std::is_same_v<Float, double> ? 0 : workspaces.size());
-  Index non_finite = 0;
+  std::atomic<Index> non_finite{0};
+  // Whether the states of a group can be used; counts and marks its matrices where not.
+  const auto is_usable = [&](const typename Groups::Group& group,
+                             const typename Groups::Flaws& flaws) {
+    if (flaws.broken.load()) {
+      non_finite += static_cast<Index>(group.members.size());
+    } else if (flaws.out_of_range.load()) {
+      for (const Index index : group.members) (*beyond)[index] = 1;
+    }
+    return !flaws.broken.load() && !flaws.out_of_range.load();
+  };
+  const auto call = [&](const typename Groups::Group& group, const Float* wide, Index begin,
+                        Workspace& workspace) {
+    kernel(std::span<const Index>(group.members), status.supports, wide, groups.of_queries(wide),
+           begin, std::min(begin + block_rows, group.queries), begin / block_rows, workspace);
+  };
+  std::vector<Workspace> workspaces(worker_count(groups.count() * most_blocks));
+  std::vector<AlignedBuffer> buffers(workspaces.size());
+  std::vector<AlignedBuffer> float64(workspaces.size());
 
-  for (Index first = 0; first < groups; first += chunk) {
-    const Index here = std::min(chunk, groups - first);
-    std::vector<std::vector<Index>> members(here);
-    std::vector<Index> keys(here, 0);
-    std::vector<Index> queries(here, 0);
-    for (Index g = 0; g < here; ++g) {
-      for (Index k = 0; k < shared; ++k) {
-        const Index index = (first + g) * shared + k;
-        if (status.finite[index] == 0) {
-          ++non_finite;
-          continue;
-        }
-        members[g].push_back(index);
-        keys[g] = std::max(keys[g], batch.length(index));
-        queries[g] = std::max(queries[g], batch.query_length(index));
-      }
-    }
-    const auto for_each_block = [&](const std::vector<Index>& longest, Index rows, auto&& work) {
-      const Index blocks = blocks_of(rows);
-      run_blocks(here * blocks, 1, [&](Index at, Index, int worker) {
-        const Index begin = at % blocks * block_rows;
-        const Index end = std::min(begin + block_rows, longest[at / blocks]);
-        if (begin < end) work(at / blocks, begin, end, worker);
-      });
-    };
-    std::vector<std::atomic<bool>> broken(here);
-    std::vector<std::atomic<bool>> out_of_range(here);
-    const auto widen_all = [&](const MatrixBatch& source, const std::vector<Index>& longest,
-                               Index rows, Index place) {
-      for_each_block(longest, rows, [&](Index g, Index begin, Index end, int worker) {
-        const Index offset = source.offset((first + g) * shared) + begin * source.row_stride;
-        const Index count = (end - begin) * source.columns;
-        Float* out = wide + g * size + place + begin * source.columns;
-        double* in_float64 = nullptr;
-        if constexpr (std::is_same_v<Float, double>) {
-          in_float64 = out;
-        } else {
-          in_float64 = rows_in_float64[worker].resize(count);
-        }
-        visit_scalar(source, [&](const auto* data) {
-          if (!widen_states(data + offset, source.row_stride, source.column_stride, source.columns,
-                            Index{0}, end - begin, unit, in_float64)) {
-            broken[g].store(true);
-          }
-        });
-        if constexpr (!std::is_same_v<Float, double>) {
-          if (!narrow(in_float64, count, out)) out_of_range[g].store(true);
-        }
-      });
-    };
-    widen_all(states, keys, batch.n, 0);
-    if (query_states != nullptr) widen_all(*query_states, queries, batch.queries, of_keys);
-    for (Index g = 0; g < here; ++g) {
-      if (!broken[g].load() && !out_of_range[g].load()) continue;
-      queries[g] = 0;
-      if (broken[g].load()) {
-        non_finite += static_cast<Index>(members[g].size());
-      } else {
-        for (const Index index : members[g]) (*beyond)[index] = 1;
-      }
-    }
-    for_each_block(queries, batch.queries, [&](Index g, Index begin, Index end, int worker) {
-      const Float* of_group = wide + g * size;
-      kernel(std::span<const Index>(members[g]), status.supports, of_group,
-             query_states == nullptr ? of_group : of_group + of_keys, begin, end,
-             begin / block_rows, workspaces[worker]);
+  // Groups that keep every worker busy to the end: none waits for the states of another's.
+  constexpr Index kGroupsPerWorker = 4;
+  if (workspaces.size() == 1 || most_blocks == 1 ||
+      groups.count() >= kGroupsPerWorker * static_cast<Index>(workspaces.size())) {
+    run_blocks(groups.count(), 1, [&](Index g, Index, int worker) {
+      const typename Groups::Group group = groups.group(g, non_finite);
+      if (group.members.empty()) return;
+      auto* wide = reinterpret_cast<Float*>(buffers[worker].resize(groups.size()));
+      typename Groups::Flaws flaws;
+      groups.widen_keys(g, group, 0, group.keys, wide, flaws, float64[worker]);
+      groups.widen_queries(g, group, 0, group.queries, wide, flaws, float64[worker]);
+      if (!is_usable(group, flaws)) return;
+      for (Index begin = 0; begin < group.queries; begin += block_rows)
+        call(group, wide, begin, workspaces[worker]);
+    });
+    return non_finite.load();
+  }
+
+  // A group after the other, whose blocks of rows are shared out.
+  auto* wide = reinterpret_cast<Float*>(buffers[0].resize(groups.size()));
+  for (Index g = 0; g < groups.count(); ++g) {
+    const typename Groups::Group group = groups.group(g, non_finite);
+    if (group.members.empty()) continue;
+    typename Groups::Flaws flaws;
+    run_blocks(most_blocks, 1, [&](Index at, Index, int worker) {
+      const Index begin = at * block_rows;
+      groups.widen_keys(g, group, begin, begin + block_rows, wide, flaws, float64[worker]);
+      groups.widen_queries(g, group, begin, begin + block_rows, wide, flaws, float64[worker]);
+    });
+    if (!is_usable(group, flaws)) continue;
+    run_blocks(blocks_of(group.queries), 1, [&](Index at, Index, int worker) {
+      call(group, wide, at * block_rows, workspaces[worker]);
     });
   }
-  return non_finite;
+  return non_finite.load();
 }
 
 }  // namespace attnscope

@@ -5,7 +5,6 @@
 #include <cassert>
 
 #include "matrix/rows.h"
-#include "simd/lane_sums.h"
 #include "simd/logarithm.h"
 
 // Sums along rows in float32, for `fast`: twice as many lanes as float64 has. Chains of additions

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "matrix/rows.h"
-#include "simd/lane_sums.h"
 #include "simd/logarithm.h"
 
 // Sums of entries times logarithms along a row. Only kernel sources include it.

@@ -79,31 +79,17 @@ inline void multiply_tile(const double* rows, Index count, Index row_stride, con
 inline void pack_rows(const double* rows, Index count, Index row_stride, Index depth,
                       double* tile) {
   assert(0 <= count && count <= kTileWidth);
+  constexpr auto kSide = static_cast<Index>(kSquare);
   Index c = 0;
-#if defined(__AVX__)
-  for (; c + 4 <= count; c += 4) {
+  for (; c + kSide <= count; c += kSide) {
     const double* from = rows + c * row_stride;
     Index k = 0;
-    for (; k + 4 <= depth; k += 4) {
-      const __m256d r0 = _mm256_loadu_pd(from + k);
-      const __m256d r1 = _mm256_loadu_pd(from + row_stride + k);
-      const __m256d r2 = _mm256_loadu_pd(from + 2 * row_stride + k);
-      const __m256d r3 = _mm256_loadu_pd(from + 3 * row_stride + k);
-      const __m256d low01 = _mm256_unpacklo_pd(r0, r1);
-      const __m256d high01 = _mm256_unpackhi_pd(r0, r1);
-      const __m256d low23 = _mm256_unpacklo_pd(r2, r3);
-      const __m256d high23 = _mm256_unpackhi_pd(r2, r3);
-      double* to = tile + k * kTileWidth + c;
-      _mm256_storeu_pd(to, _mm256_permute2f128_pd(low01, low23, 0x20));
-      _mm256_storeu_pd(to + kTileWidth, _mm256_permute2f128_pd(high01, high23, 0x20));
-      _mm256_storeu_pd(to + 2 * kTileWidth, _mm256_permute2f128_pd(low01, low23, 0x31));
-      _mm256_storeu_pd(to + 3 * kTileWidth, _mm256_permute2f128_pd(high01, high23, 0x31));
-    }
+    for (; k + kSide <= depth; k += kSide)
+      transpose_square(from + k, row_stride, tile + k * kTileWidth + c, kTileWidth);
     for (; k < depth; ++k) {
-      for (Index r = 0; r < 4; ++r) tile[k * kTileWidth + c + r] = from[r * row_stride + k];
+      for (Index r = 0; r < kSide; ++r) tile[k * kTileWidth + c + r] = from[r * row_stride + k];
     }
   }
-#endif
   for (; c < count; ++c) {
     for (Index k = 0; k < depth; ++k) tile[k * kTileWidth + c] = rows[c * row_stride + k];
   }

@@ -22,28 +22,57 @@ template <class Scalar>
 void widen_entries(const Scalar* from, Index stride, Index count, double* to) {
   if (stride == 1) {
     Index k = 0;
-    if constexpr (std::is_same_v<Scalar, Wide<Scalar>>) {
-      for (; k + kPackWidth <= count; k += kPackWidth) store(to + k, load(from + k));
-    }
+    for (; k + kPackWidth <= count; k += kPackWidth) store(to + k, load(from + k));
     for (; k < count; ++k) to[k] = static_cast<double>(from[k]);
   } else {
     for (Index k = 0; k < count; ++k) to[k] = static_cast<double>(from[k * stride]);
   }
 }
 
-// Σ x²; NaN or infinite where an entry is.
-double squares_of(const double* row, Index width) {
-  Lanes even{}, odd{};
+// Copies a contiguous row to float64 and returns Σ x²; NaN or infinite where an entry is.
+template <class Scalar>
+double widen_row_and_square(const Scalar* from, Index width, double* to) {
+  constexpr Index kChains = 4;  // since each sum waits for the last
+  Lanes squares[kChains] = {};
   Index k = 0;
-  for (; k + 2 * kPackWidth <= width; k += 2 * kPackWidth) {
-    const Lanes a = load(row + k);
-    const Lanes b = load(row + k + kPackWidth);
-    even += a * a;
-    odd += b * b;
+  for (; k + kChains * kPackWidth <= width; k += kChains * kPackWidth) {
+#pragma GCC unroll 4
+    for (Index v = 0; v < kChains; ++v) {
+      const Lanes x = load(from + k + v * kPackWidth);
+      store(to + k + v * kPackWidth, x);
+      squares[v] += x * x;
+    }
   }
-  double squares = sum_of_lanes(even + odd);
-  for (; k < width; ++k) squares += row[k] * row[k];
-  return squares;
+  for (; k + kPackWidth <= width; k += kPackWidth) {
+    const Lanes x = load(from + k);
+    store(to + k, x);
+    squares[0] += x * x;
+  }
+  double sum = sum_by_halves((squares[0] + squares[1]) + (squares[2] + squares[3]));
+  for (; k < width; ++k) {
+    to[k] = static_cast<double>(from[k]);
+    sum += to[k] * to[k];
+  }
+  return sum;
+}
+
+double squares_of(const double* row, Index width) {
+  Lanes squares{};
+  for_each_lane(row, 0, width, width, [&](Lanes x, Index) { squares += x * x; });
+  return sum_by_halves(squares);
+}
+
+// Scales a row to norm 1 by its largest entry first, so that no square over- or underflows; a row
+// of zeros stays 0. Returns whether all entries are finite.
+bool scale_far_row(double* row, Index width, bool unit) {
+  const auto inside = [](double x) { return std::isfinite(x); };
+  const bool finite = std::all_of(row, row + width, inside);
+  if (!unit) return finite;
+  const double largest = largest_magnitude(row, width);
+  if (!(largest > 0.0)) return finite;
+  for (Index k = 0; k < width; ++k) row[k] /= largest;
+  scale_vector(row, 1.0 / std::sqrt(squares_of(row, width)), width);
+  return finite;
 }
 
 }  // namespace
@@ -177,22 +206,29 @@ template <class Scalar>
 bool widen_states(const Scalar* states, Index row_stride, Index column_stride, Index width,
                   Index begin, Index end, bool unit, double* out) {
   bool finite = true;
-  for (Index i = begin; i < end; ++i) {
-    double* row = out + i * width;
-    widen_entries(states + i * row_stride, column_stride, width, row);
-    const double squares = squares_of(row, width);
-    if (squares > kSmallest && squares < kLargest) {
-      if (unit) scale_vector(row, 1.0 / std::sqrt(squares), width);
-      continue;
+  // A pack of rows at a time, whose roots and quotients are taken together.
+  for (Index first = begin; first < end; first += kPackWidth) {
+    const Index count = std::min(kPackWidth, end - first);
+    Lanes squares{};
+    for (Index r = 0; r < count; ++r) {
+      double* row = out + (first + r) * width;
+      const Scalar* from = states + (first + r) * row_stride;
+      if (column_stride == 1) {
+        squares[r] = widen_row_and_square(from, width, row);
+      } else {
+        widen_entries(from, column_stride, width, row);
+        squares[r] = squares_of(row, width);
+      }
     }
-    const auto inside = [](double x) { return std::isfinite(x); };
-    finite = finite && std::all_of(row, row + width, inside);
-    if (!unit) continue;
-    // Scaled by the largest entry first, so that no square over- or underflows.
-    const double largest = largest_magnitude(row, width);
-    if (!(largest > 0.0)) continue;
-    for (Index k = 0; k < width; ++k) row[k] /= largest;
-    scale_vector(row, 1.0 / std::sqrt(squares_of(row, width)), width);
+    const Lanes scales = 1.0 / square_root(squares);
+    for (Index r = 0; r < count; ++r) {
+      double* row = out + (first + r) * width;
+      if (squares[r] > kSmallest && squares[r] < kLargest) {
+        if (unit) scale_vector(row, scales[r], width);
+      } else {
+        finite = scale_far_row(row, width, unit) && finite;
+      }
+    }
   }
   return finite;
 }

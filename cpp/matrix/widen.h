@@ -46,10 +46,10 @@ double safe_scale(double largest);
 double unit_power(double magnitude);
 
 // Rows of a map of n tokens that are worked on together beside their states: whole tiles of
-// products on every instruction set, and enough of them that reading all states for each block
-// costs little.
+// products on every instruction set, and enough of them that reading and packing all states for
+// each block costs little.
 inline Index state_rows(Index n) {
-  return std::clamp<Index>((Index{1} << 16) / n / 48 * 48, 48, 144);
+  return std::clamp<Index>((Index{1} << 18) / n / 48 * 48, 48, 144);
 }
 
 // Rows [begin, end) of token states of `width` numbers each, widened to float64, to out[i·width +

@@ -11,8 +11,8 @@
 
 #include "simd/lanes.h"
 
-// Vectors of either float type, and of whole numbers, along a row, and square tiles turned about
-// their diagonal. Only kernel sources include it.
+// Vectors of either float type, and of whole numbers, along a row, what their lanes
+// come to, and square tiles turned about their diagonal. Only kernel sources include it.
 namespace attnscope {
 
 // One vector of Float, and of whole numbers of its size, which a comparison gives: all bits set
@@ -122,7 +122,7 @@ auto largest_lane(Vector x) {
 }
 }  // namespace portable
 
-// The largest of all lanes, by halves: the lanes of one vector wait for one another otherwise.
+// The largest of all lanes, by halves, which wait for one another less than one by one.
 inline float largest_lane(FloatVector x) {
 #if defined(ATTNSCOPE_AVX512_PACKS)
   return _mm512_reduce_max_ps(reinterpret_cast<__m512>(x));
@@ -147,16 +147,62 @@ inline double largest_lane(DoubleVector x) {
 #endif
 }
 
+// The sum of all lanes, by halves too.
+inline double sum_by_halves(Lanes x) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  return _mm512_reduce_add_pd(reinterpret_cast<__m512d>(x));
+#elif defined(ATTNSCOPE_AVX_PACKS)
+  const __m256d wide = reinterpret_cast<__m256d>(x);
+  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(wide), _mm256_extractf128_pd(wide, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+#else
+  double lanes[kPackWidth];
+  put(lanes, x);
+  for (Index half = kPackWidth / 2; half > 0; half /= 2) {
+    for (Index k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+  }
+  return lanes[0];
+#endif
+}
+
 constexpr std::size_t kTile = 8;
+// Rows and columns of float64 numbers that are turned in registers: as many as fill a vector of
+// AVX, of which every row of a tile is two.
+constexpr std::size_t kSquare = 4;
 
 namespace portable {
-template <class Float>
-void transpose_tile(const Float* from, std::size_t from_stride, Float* to, std::size_t to_stride) {
-  for (std::size_t i = 0; i < kTile; ++i) {
-    for (std::size_t j = 0; j < kTile; ++j) to[j * to_stride + i] = from[i * from_stride + j];
+template <std::size_t kSide, class Float>
+void transpose(const Float* from, std::size_t from_stride, Float* to, std::size_t to_stride) {
+  for (std::size_t i = 0; i < kSide; ++i) {
+    for (std::size_t j = 0; j < kSide; ++j) to[j * to_stride + i] = from[i * from_stride + j];
   }
 }
+template <class Float>
+void transpose_tile(const Float* from, std::size_t from_stride, Float* to, std::size_t to_stride) {
+  transpose<kTile>(from, from_stride, to, to_stride);
+}
 }  // namespace portable
+
+// to[j·to_stride + i] = from[i·from_stride + j] for a square of kSquare.
+inline void transpose_square(const double* from, std::size_t from_stride, double* to,
+                             std::size_t to_stride) {
+#if defined(__AVX__)
+  const __m256d r0 = _mm256_loadu_pd(from);
+  const __m256d r1 = _mm256_loadu_pd(from + from_stride);
+  const __m256d r2 = _mm256_loadu_pd(from + 2 * from_stride);
+  const __m256d r3 = _mm256_loadu_pd(from + 3 * from_stride);
+  const __m256d even01 = _mm256_unpacklo_pd(r0, r1);
+  const __m256d odd01 = _mm256_unpackhi_pd(r0, r1);
+  const __m256d even23 = _mm256_unpacklo_pd(r2, r3);
+  const __m256d odd23 = _mm256_unpackhi_pd(r2, r3);
+  _mm256_storeu_pd(to, _mm256_permute2f128_pd(even01, even23, 0x20));
+  _mm256_storeu_pd(to + to_stride, _mm256_permute2f128_pd(odd01, odd23, 0x20));
+  _mm256_storeu_pd(to + 2 * to_stride, _mm256_permute2f128_pd(even01, even23, 0x31));
+  _mm256_storeu_pd(to + 3 * to_stride, _mm256_permute2f128_pd(odd01, odd23, 0x31));
+#else
+  portable::transpose<kSquare>(from, from_stride, to, to_stride);
+#endif
+}
 
 // to[j·to_stride + i] = from[i·from_stride + j] for a square tile of kTile.
 inline void transpose_tile(const float* from, std::size_t from_stride, float* to,
@@ -185,29 +231,10 @@ inline void transpose_tile(const float* from, std::size_t from_stride, float* to
 }
 inline void transpose_tile(const double* from, std::size_t from_stride, double* to,
                            std::size_t to_stride) {
-#if defined(__AVX__)
-  // four rows and columns at a time, which fill a vector
-  for (std::size_t i = 0; i < kTile; i += 4) {
-    for (std::size_t j = 0; j < kTile; j += 4) {
-      const double* corner = from + i * from_stride + j;
-      const __m256d r0 = _mm256_loadu_pd(corner);
-      const __m256d r1 = _mm256_loadu_pd(corner + from_stride);
-      const __m256d r2 = _mm256_loadu_pd(corner + 2 * from_stride);
-      const __m256d r3 = _mm256_loadu_pd(corner + 3 * from_stride);
-      const __m256d even01 = _mm256_unpacklo_pd(r0, r1);
-      const __m256d odd01 = _mm256_unpackhi_pd(r0, r1);
-      const __m256d even23 = _mm256_unpacklo_pd(r2, r3);
-      const __m256d odd23 = _mm256_unpackhi_pd(r2, r3);
-      double* turned = to + j * to_stride + i;
-      _mm256_storeu_pd(turned, _mm256_permute2f128_pd(even01, even23, 0x20));
-      _mm256_storeu_pd(turned + to_stride, _mm256_permute2f128_pd(odd01, odd23, 0x20));
-      _mm256_storeu_pd(turned + 2 * to_stride, _mm256_permute2f128_pd(even01, even23, 0x31));
-      _mm256_storeu_pd(turned + 3 * to_stride, _mm256_permute2f128_pd(odd01, odd23, 0x31));
-    }
+  for (std::size_t i = 0; i < kTile; i += kSquare) {
+    for (std::size_t j = 0; j < kTile; j += kSquare)
+      transpose_square(from + i * from_stride + j, from_stride, to + j * to_stride + i, to_stride);
   }
-#else
-  portable::transpose_tile(from, from_stride, to, to_stride);
-#endif
 }
 
 }  // namespace attnscope

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "linalg/products/block_cosines.h"
+#include "matrix/columns/head_rows.h"
 #include "matrix/columns/pair_sums.h"
 #include "matrix/rows.h"
 
@@ -81,32 +82,9 @@ struct ShiftedSums {
   }
 };
 
-// The moments of all rows' pairs together; exactly 0 where a variable is the same constant in all.
-PairMoments together(const PairMoments* rows, Index count) {
-  if (count == 0) return {};
-  PairMoments all;
-  double shift_a = 0.0;
-  double shift_c = 0.0;
-  for (Index r = 0; r < count; ++r) {
-    all.count += rows[r].count;
-    shift_a += rows[r].count * (rows[r].mean_a - rows[0].mean_a);
-    shift_c += rows[r].count * (rows[r].mean_c - rows[0].mean_c);
-  }
-  all.mean_a = rows[0].mean_a + shift_a / all.count;
-  all.mean_c = rows[0].mean_c + shift_c / all.count;
-  for (Index r = 0; r < count; ++r) {
-    const double da = rows[r].mean_a - all.mean_a;
-    const double dc = rows[r].mean_c - all.mean_c;
-    all.aa += rows[r].aa + rows[r].count * da * da;
-    all.ac += rows[r].ac + rows[r].count * da * dc;
-    all.cc += rows[r].cc + rows[r].count * dc * dc;
-  }
-  return all;
-}
-
 // How the pairs of one head are added: by columns where its map and support are plain and all its
-// states have a direction; and where it sees all keys and lies row by row, those (j, i) of keys i
-// in the block and queries j before it beside those (i, j), so that their cosine is computed once.
+// states have a direction; and where it sees all keys, those (j, i) of keys i in the block and
+// queries j before it beside those (i, j), so that their cosine is computed once.
 // None of this depends on other heads.
 struct HeadPlan {
   Index last;     // of its rows
@@ -165,7 +143,6 @@ HeadPlan plan_of(const AlignedHead<Scalar>& head, const Block& block,
                     std::all_of(keys, keys + plan.columns, is_marked) &&
                     std::all_of(queries + block.begin, queries + last, is_marked);
   plan.mirrored = plan.by_columns && block.one_state && head.support.kind == Support::Kind::full &&
-                  head.attention.innerStride() == 1 &&
                   head.attention.rows() == head.attention.cols();
   if (plan.mirrored) plan.columns = last;
   return plan;
@@ -177,26 +154,89 @@ struct Cosines {
   Index ld;
 };
 
-// Adds the pairs (j, i) of mirrored heads, for keys i of a block and queries j of a panel before
-// it.
+// Heads in a row that are added by columns in the same way, and where they are mirrored the sums of
+// their pairs (j, i), for keys i of the block and queries j before it.
 template <class Scalar>
-void add_panel(std::span<const AlignedHead<Scalar>> heads, const std::vector<HeadPlan>& plans,
-               Index begin, Index first, Index last, const double* panel, Index ld,
-               std::vector<ColumnSums>& mirrored) {
-  for (std::size_t h = 0; h < heads.size(); ++h) {
-    if (!plans[h].mirrored) continue;
-    const Index rows = plans[h].last - begin;
-    const MatrixView<Scalar>& map = heads[h].attention;
-    const Index stride = map.outerStride();
-    const Scalar* from = map.data() + first * stride + begin;
-    const Index readable = map.cols() - begin;
-    for (Index i = 0; first == 0 && i < rows; ++i)
-      mirrored[h].begin_at(i, static_cast<double>(from[i]), panel[i]);
-    Index i = 0;
-    for (; i + 2 * kPackWidth <= rows; i += 2 * kPackWidth)
-      mirrored[h].add<2>(from + i, stride, panel + i, ld, last - first, i, readable - i);
-    for (; i < rows; i += kPackWidth)
-      mirrored[h].add<1>(from + i, stride, panel + i, ld, last - first, i, readable - i);
+struct HeadRun {
+  Index first;
+  PairRange range;
+  bool mirrored;
+  HeadRows<Scalar> rows;
+  CosineSums mirrored_cosines;
+  std::vector<EntrySums> mirrored_entries;  // of each head
+};
+
+template <class Scalar>
+std::vector<HeadRun<Scalar>> runs_of(std::span<const AlignedHead<Scalar>> heads,
+                                     const std::vector<HeadPlan>& plans, const Block& block,
+                                     AlignmentWorkspace& workspace) {
+  const auto count = static_cast<Index>(heads.size());
+  const auto range_of = [&](Index h) {
+    const Support& support = heads[h].support;
+    return PairRange{block.begin, plans[h].last, plans[h].columns,
+                     support.kind == Support::Kind::causal, support.shift};
+  };
+  const auto goes_with = [&](Index h, Index first) {
+    return plans[h].by_columns && plans[h].mirrored == plans[first].mirrored &&
+           range_of(h) == range_of(first);
+  };
+  const Index keys = block.end - block.begin;
+  double* memory =
+      workspace.mirrored.resize(count * (CosineSums::size(keys) + EntrySums::size(keys)));
+  std::vector<HeadRun<Scalar>> runs;
+  for (Index first = 0, next = 0; first < count; first = next) {
+    next = first + 1;
+    if (!plans[first].by_columns) continue;
+    while (next < count && goes_with(next, first)) ++next;
+    std::vector<MatrixView<Scalar>> maps;
+    std::vector<EntrySums> entries;
+    maps.reserve(next - first);
+    entries.reserve(next - first);
+    CosineSums cosines(memory, keys);
+    memory += CosineSums::size(keys);
+    for (Index h = first; h < next; ++h) {
+      maps.push_back(heads[h].attention);
+      entries.emplace_back(memory, keys);
+      memory += EntrySums::size(keys);
+    }
+    runs.push_back({first, range_of(first), plans[first].mirrored,
+                    HeadRows<Scalar>(std::move(maps), workspace.copies), cosines,
+                    std::move(entries)});
+  }
+  return runs;
+}
+
+// Calls visit.template operator()<kVectors>(i) for vectors of `columns` columns.
+template <class Visit>
+void for_each_vector(Index columns, Visit&& visit) {
+  Index i = 0;
+  for (; i + 2 * kPackWidth <= columns; i += 2 * kPackWidth) visit.template operator()<2>(i);
+  for (; i < columns; i += kPackWidth) visit.template operator()<1>(i);
+}
+
+// Adds the pairs of mirrored heads whose queries are the `count` keys of a panel from `first` on;
+// row j of `panel`, ld apart, holds the cosines of key first + j with the block.
+template <class Scalar>
+void add_panel(Index first, Index count, const double* panel, Index ld, HeadRun<Scalar>& run) {
+  const Index begin = run.range.first;
+  const Index keys = run.range.last - begin;
+  CosineSums& cosines = run.mirrored_cosines;
+  for (Index i = 0; first == 0 && i < keys; ++i) cosines.begin_at(i, panel[i]);
+  for_each_vector(keys,
+                  [&]<Index kVectors>(Index i) { cosines.add<kVectors>(panel + i, ld, count, i); });
+  for (Index j = 0; j < count; j += kRowsTogether) {
+    const Index together = std::min(kRowsTogether, count - j);
+    run.rows.read(first + j, together, begin, keys);
+    for (Index h = 0; h < run.rows.count(); ++h) {
+      const Scalar* rows = run.rows.rows(h);
+      EntrySums& entries = run.mirrored_entries[h];
+      for (Index i = 0; first + j == 0 && i < keys; ++i)
+        entries.begin_at(i, static_cast<double>(rows[i]));
+      for_each_vector(keys, [&]<Index kVectors>(Index i) {
+        entries.add<kVectors>(rows + i, run.rows.stride(h), panel + j * ld + i, ld, cosines,
+                              together, i, run.rows.readable(h) - i);
+      });
+    }
   }
 }
 
@@ -205,8 +245,7 @@ void add_panel(std::span<const AlignedHead<Scalar>> heads, const std::vector<Hea
 template <class Scalar, class Float>
 Cosines cosines_of(std::span<const AlignedHead<Scalar>> heads, const Float* units,
                    const Float* queries, Index width, const Block& block,
-                   const std::vector<HeadPlan>& plans, std::vector<ColumnSums>& mirrored,
-                   AlignmentWorkspace& workspace) {
+                   std::vector<HeadRun<Scalar>>& runs, AlignmentWorkspace& workspace) {
   const Index begin = block.begin;
   const Index rows = block.end - begin;
   const Index ld =
@@ -219,8 +258,9 @@ Cosines cosines_of(std::span<const AlignedHead<Scalar>> heads, const Float* unit
       const Index last = std::min(first + kPanelKeys, to);
       const double* panel = cosines.panel(first, last, causal, shift);
       turn(panel, cosines.ld(), rows, last - first, packed + first, ld);
-      if (last <= begin && block.one_state)
-        add_panel(heads, plans, begin, first, last, panel, cosines.ld(), mirrored);
+      for (HeadRun<Scalar>& run : runs) {
+        if (last <= begin && run.mirrored) add_panel(first, last - first, panel, cosines.ld(), run);
+      }
     }
   };
   if (!block.one_state) {
@@ -232,58 +272,98 @@ Cosines cosines_of(std::span<const AlignedHead<Scalar>> heads, const Float* unit
   add_keys(0, begin, false, 0);
   cosines.square(packed + begin, ld);
   if (block.causal) return result;
-  for (Index i = 0; i < rows; ++i) {
-    for (Index j = i + 1; j < rows; ++j) packed[i * ld + begin + j] = packed[j * ld + begin + i];
-  }
+  mirror(packed + begin, rows, ld);
   add_keys(block.end, block.columns, false, 0);
   return result;
 }
 
-// The pairs of the queries of a block with the keys [0, columns) of a plain head, added by columns.
+// The cosines of a block, summed up for the pairs that a head's plan and support count.
+struct CountedCosines {
+  PairRange range;
+  CosineSums sums;
+
+  // The first query whose pair with key j counts, and how many do.
+  Index first_query(Index j) const {
+    if (range.causal) return std::max(range.first, j - range.shift + 1);
+    return range.first + (range.first + range.shift == j ? 1 : 0);
+  }
+  double pairs(Index j) const {
+    const Index behind = j - range.shift;
+    const bool inside = !range.causal && range.first <= behind && behind < range.last;
+    const Index from = range.causal ? first_query(j) : range.first + (inside ? 1 : 0);
+    return static_cast<double>(std::max<Index>(0, range.last - from));
+  }
+};
+
+CountedCosines counted_cosines(const PairRange& range, const Cosines& cosines, double* memory) {
+  CountedCosines counted{range, CosineSums(memory, range.columns)};
+  for (Index j = 0; j < range.columns; ++j) {
+    const Index i = counted.first_query(j);
+    if (i < range.last)
+      counted.sums.begin_at(j, cosines.packed[(i - range.first) * cosines.ld + j]);
+  }
+  add_cosines(range, cosines.packed, cosines.ld, counted.sums);
+  return counted;
+}
+
+// The moments of the pairs of a run of heads, to out[h] for head h of the layer.
 template <class Scalar>
-void add_block(const AlignedHead<Scalar>& head, Index begin, Index end, Index columns,
-               const double* packed, Index ld, AlignmentWorkspace& workspace,
-               std::vector<PairMoments>& moments) {
-  const Index shift = head.support.shift;
-  const bool causal = head.support.kind == Support::Kind::causal;
-  const Index n = head.attention.cols();
-  // The first row whose pair with key j counts, and how many do.
-  const auto first_row = [&](Index j) {
-    if (causal) return std::max(begin, j - shift + 1);
-    return begin + (begin + shift == j ? 1 : 0);
-  };
-  const auto pairs = [&](Index j) {
-    const bool own = !causal && begin <= j - shift && j - shift < end;
-    return causal ? end - first_row(j) : end - begin - (own ? 1 : 0);
-  };
-  ColumnSums sums(workspace.column_sums.resize(ColumnSums::size(columns)), columns);
-  for (Index j = 0; j < columns; ++j) {
-    const Index i = first_row(j);
-    if (i < end)
-      sums.begin_at(j, static_cast<double>(head.attention(i, j)), packed[(i - begin) * ld + j]);
+void measure_run(HeadRun<Scalar>& run, const Cosines& cosines, AlignmentWorkspace& workspace,
+                 PairMoments* out) {
+  const auto [begin, end, columns, causal, shift] = run.range;
+  const CountedCosines counted =
+      counted_cosines(run.range, cosines, workspace.cosine_sums.resize(CosineSums::size(columns)));
+  const Index count = run.rows.count();
+  double* memory = workspace.entry_sums.resize(count * EntrySums::size(columns));
+  std::vector<EntrySums> sums;
+  sums.reserve(count);
+  for (Index h = 0; h < count; ++h) {
+    sums.emplace_back(memory + h * EntrySums::size(columns), columns);
   }
-  const auto add = [&]<class Entry>(const Entry* rows, Index stride, Index first, Index last) {
-    const RowGroup<Entry> group{rows, stride, first, last, columns, n};
-    add_rows(group, causal, shift, packed + (first - begin) * ld, ld, sums);
-  };
-  if (head.attention.innerStride() == 1) {
-    add(head.attention.data() + begin * head.attention.outerStride(), head.attention.outerStride(),
-        begin, end);
-  } else {
-    RowReader<Scalar> reader(head.attention, head.support, workspace.rows);
-    for (Index i = begin; i < end; i += RowReader<Scalar>::kPanelRows)
-      add(reader.row(i), n, i, std::min(end, i + RowReader<Scalar>::kPanelRows));
+  PairRange range = run.range;
+  for (Index i = begin; i < end; i += kRowsTogether) {
+    range.first = i;
+    range.last = std::min(end, i + kRowsTogether);
+    run.rows.read(i, range.last - i, 0, columns);
+    for (Index h = 0; h < count; ++h) {
+      const Scalar* rows = run.rows.rows(h);
+      const Index stride = run.rows.stride(h);
+      // Columns whose first pair may be in these rows.
+      const Index from = i == begin ? 0 : std::max<Index>(0, i + shift - 1);
+      const Index to = causal ? std::min(columns, range.last + shift) : i == begin ? columns : 0;
+      for (Index j = from; j < to; ++j) {
+        const Index first = counted.first_query(j);
+        if (i <= first && first < range.last)
+          sums[h].begin_at(j, static_cast<double>(rows[(first - i) * stride + j]));
+      }
+      add_entries(range, rows, stride, run.rows.readable(h),
+                  cosines.packed + (i - begin) * cosines.ld, cosines.ld, counted.sums, sums[h]);
+    }
   }
-  for (Index j = 0; j < columns; ++j) {
-    if (const Index count = pairs(j); count > 0)
-      moments.push_back(sums.moments(j, static_cast<double>(count)));
+  const Index mirrored = run.mirrored ? begin : 0;  // queries before the block
+  const Index capacity = columns + end - begin;
+  double* of_moments = workspace.moments.resize(MomentLanes::size(capacity));
+  for (Index h = 0; h < count; ++h) {
+    MomentLanes moments(of_moments, capacity);
+    for (Index j = 0; j < columns; j += kPackWidth) {
+      Lanes counts{};
+      for (Index k = 0; k < std::min(kPackWidth, columns - j); ++k)
+        counts[k] = counted.pairs(j + k);
+      sums[h].put_moments(counted.sums, j, counts, moments);
+    }
+    for (Index i = 0; mirrored > 0 && i < end - begin; i += kPackWidth) {
+      const Lanes pairs =
+          masked_by(first_lanes(end - begin - i), broadcast(static_cast<double>(mirrored)));
+      run.mirrored_entries[h].put_moments(run.mirrored_cosines, i, pairs, moments);
+    }
+    out[run.first + h] = moments.together();
   }
 }
 
 // The pairs of any head, row by row.
 template <class Scalar>
 void add_by_rows(const AlignedHead<Scalar>& head, const Block& block, const Cosines& of_block,
-                 AlignmentWorkspace& workspace, std::vector<PairMoments>& moments) {
+                 AlignmentWorkspace& workspace, MomentLanes& moments) {
   auto& weights = workspace.weights;
   const Index n = head.attention.cols();
   const bool masked = head.support.kind == Support::Kind::mask;
@@ -315,7 +395,7 @@ void add_by_rows(const AlignedHead<Scalar>& head, const Block& block, const Cosi
     ShiftedSums sums{static_cast<double>(row[first]), cosines[first]};
     sums.add(row, cosines, row_weights, first, std::min(own, last), n);
     sums.add(row, cosines, row_weights, std::max(first, own + 1), last, n);
-    moments.push_back(sums.moments(sum_of_lanes(sums.w)));
+    moments.put(sums.moments(sum_of_lanes(sums.w)));
   }
 }
 
@@ -333,33 +413,22 @@ void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const Float* 
   mark_directions(unit_queries, width, begin, block.end, workspace.directed_queries);
   mark_directions(unit_states, width, Index{0}, block.columns, workspace.directed);
   const Index rows = block.end - begin;
-  const Index size = ColumnSums::size(rows);
-  double* memory = workspace.mirrored.resize(static_cast<Index>(heads.size()) * size);
   std::vector<HeadPlan> plans;
-  std::vector<ColumnSums> mirrored;
   plans.reserve(heads.size());
-  mirrored.reserve(heads.size());
   block.columns = 0;
   for (const AlignedHead<Scalar>& head : heads) {
     plans.push_back(plan_of(head, block, workspace));
-    mirrored.emplace_back(memory + static_cast<Index>(mirrored.size()) * size, rows);
     block.columns = std::max(block.columns, plans.back().columns);
   }
+  std::vector<HeadRun<Scalar>> runs = runs_of(heads, plans, block, workspace);
   const Cosines cosines =
-      cosines_of(heads, unit_states, unit_queries, width, block, plans, mirrored, workspace);
-  auto& moments = workspace.row_moments;
+      cosines_of(heads, unit_states, unit_queries, width, block, runs, workspace);
+  for (HeadRun<Scalar>& run : runs) measure_run(run, cosines, workspace, out);
   for (std::size_t h = 0; h < heads.size(); ++h) {
-    const HeadPlan& plan = plans[h];
-    moments.clear();
-    if (plan.by_columns) {
-      add_block(heads[h], begin, plan.last, plan.columns, cosines.packed, cosines.ld, workspace,
-                moments);
-    } else {
-      add_by_rows(heads[h], block, cosines, workspace, moments);
-    }
-    for (Index i = 0; plan.mirrored && begin > 0 && i < plan.last - begin; ++i)
-      moments.push_back(mirrored[h].moments(i, static_cast<double>(begin)));
-    out[h] = together(moments.data(), static_cast<Index>(moments.size()));
+    if (plans[h].by_columns) continue;
+    MomentLanes moments(workspace.moments.resize(MomentLanes::size(rows)), rows);
+    add_by_rows(heads[h], block, cosines, workspace, moments);
+    out[h] = moments.together();
   }
 }
 

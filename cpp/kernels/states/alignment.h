@@ -16,13 +16,15 @@ struct AlignmentWorkspace {
   RowScratch rows;
   AlignedBuffer cosines;
   AlignedBuffer tiles;
-  AlignedBuffer column_sums;
+  AlignedBuffer cosine_sums;
+  AlignedBuffer entry_sums;
   AlignedBuffer mirrored;
+  AlignedBuffer moments;
+  AlignedBuffer copies;
   std::vector<double> weights;
   std::vector<double> row_weights;
   std::vector<double> directed;
   std::vector<double> directed_queries;
-  std::vector<PairMoments> row_moments;
 };
 
 // One head's map, what its queries see, and the keys to leave out (null: none).
@@ -38,8 +40,7 @@ struct AlignedHead {
 // state: `unit_states` [keys, width], rows of norm 1 (widen_states), a row of zeros having no
 // direction and no pairs; `unit_queries` [queries, width], which in a square map are the keys'. The
 // cosines are computed once for all heads; a head's moments do not depend on the others. Cost
-// O(rows·n·(width + heads)), half of it where all are causal or read along their rows, no n x n
-// memory. Of float32 states the cosines have errors of about 1e-7.
+// O(rows·n·(width + heads)), half of it where all are causal or see all keys, no n x n memory. Of float32 states the cosines have errors of about 1e-7.
 template <class Scalar, class Float>
 void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const Float* unit_states,
                        const Float* unit_queries, Index width, Index begin, Index end,

@@ -111,14 +111,18 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
   }
   const auto picks = static_cast<Index>(marked.size());
 
-  // The rows of A, their reference columns moved to a tile of their own.
-  auto* rest = reinterpret_cast<Float*>(workspace.attention.resize(rows * (columns + picks)));
-  Float* picked = rest + rows * columns;
+  // The rows of A, their reference columns moved to a tile of their own. Rows begin an odd number
+  // of cache lines after one another, since the first-level cache holds few lines whose places
+  // differ by a power of two.
+  constexpr Index kLine = 64 / static_cast<Index>(sizeof(Float));
+  const Index spacing = ((columns + kLine - 1) / kLine | 1) * kLine;
+  auto* rest = reinterpret_cast<Float*>(workspace.attention.resize(rows * (spacing + picks)));
+  Float* picked = rest + rows * spacing;
   RowReader<Scalar> reader(attention, support, workspace.rows);
   for (Index i = begin; i < end; ++i) {
     const Wide<Scalar>* row = reader.row(i);
     const Index last = reader.end(i);
-    Float* to = rest + (i - begin) * columns;
+    Float* to = rest + (i - begin) * spacing;
     put_entries(row, last, to);
     std::fill(to + last, to + columns, Float(0));
     Float* pick = picked + (i - begin) * picks;
@@ -156,7 +160,7 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
           const Index seen =
               causal ? std::min(depth, begin + support.shift + i + count - j) : depth;
           if (seen <= 0) continue;
-          Tile<Float>::multiply(rest + i * columns + j, count, columns, tiles + c * kDepth,
+          Tile<Float>::multiply(rest + i * spacing + j, count, spacing, tiles + c * kDepth,
                                 here - c, seen, j > 0, from_rest + i * kWide + c, kWide);
         }
       }
@@ -192,7 +196,7 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
     if (inside) continue;
     const Index r = i - begin;
     if (norms != nullptr && !products[r].hold(sum_of_terms(picked + r * picks, marked_norms, picks),
-                                              sum_of_terms(rest + r * columns, norms, columns))) {
+                                              sum_of_terms(rest + r * spacing, norms, columns))) {
       return false;
     }
     products[r].measure(i, out);

@@ -53,8 +53,13 @@ class BlockCosines {
   // `out` up to entry i − begin; what is behind may be any number.
   void square(double* out, Index ld) {
     for (Index k = 0; k < width_; k += kDepth) {
-      for (Index c = 0; c < rows_; c += kWidth)
-        multiply(begin_ + c, begin_ + rows_, c, k, out + c * ld + c, ld);
+      for (Index c = 0; c < rows_; c += kWidth) {
+        for (Index i = c; i < rows_; i += kTileRows) {
+          // Columns behind the last of these rows are not wanted.
+          const Index columns = std::min(rows_, i + kTileRows) - c;
+          multiply_rows(begin_ + i, begin_ + rows_, c, k, columns, out + i * ld + c, ld);
+        }
+      }
     }
   }
 
@@ -66,11 +71,15 @@ class BlockCosines {
 
   // Terms [k, k + kDepth) of the products of keys [first, last) with the queries of tile c.
   void multiply(Index first, Index last, Index c, Index k, double* out, Index ld) {
-    const Index depth = std::min(kDepth, width_ - k);
-    for (Index j = first; j < last; j += kTileRows) {
-      Tile<Float>::multiply(units_ + j * width_ + k, std::min(kTileRows, last - j), width_,
-                            tile(c, k), rows_ - c, depth, k > 0, out + (j - first) * ld, ld);
-    }
+    for (Index j = first; j < last; j += kTileRows)
+      multiply_rows(j, last, c, k, rows_ - c, out + (j - first) * ld, ld);
+  }
+
+  // The same of up to kTileRows keys from `first` on and the first `columns` queries of the tile.
+  void multiply_rows(Index first, Index last, Index c, Index k, Index columns, double* out,
+                     Index ld) {
+    Tile<Float>::multiply(units_ + first * width_ + k, std::min(kTileRows, last - first), width_,
+                          tile(c, k), columns, std::min(kDepth, width_ - k), k > 0, out, ld);
   }
 
   const Float* units_;
@@ -85,33 +94,30 @@ class BlockCosines {
 // to[i·to_stride + j] = from[j·from_stride + i] for i < rows, j < columns.
 inline void turn(const double* from, Index from_stride, Index rows, Index columns, double* to,
                  Index to_stride) {
+  constexpr auto kSide = static_cast<Index>(kSquare);
   Index j = 0;
-#if defined(__AVX__)
-  for (; j + 4 <= columns; j += 4) {
+  for (; j + kSide <= columns; j += kSide) {
     Index i = 0;
-    for (; i + 4 <= rows; i += 4) {
-      const double* at = from + j * from_stride + i;
-      const __m256d r0 = _mm256_loadu_pd(at);
-      const __m256d r1 = _mm256_loadu_pd(at + from_stride);
-      const __m256d r2 = _mm256_loadu_pd(at + 2 * from_stride);
-      const __m256d r3 = _mm256_loadu_pd(at + 3 * from_stride);
-      const __m256d low01 = _mm256_unpacklo_pd(r0, r1);
-      const __m256d high01 = _mm256_unpackhi_pd(r0, r1);
-      const __m256d low23 = _mm256_unpacklo_pd(r2, r3);
-      const __m256d high23 = _mm256_unpackhi_pd(r2, r3);
-      double* out = to + i * to_stride + j;
-      _mm256_storeu_pd(out, _mm256_permute2f128_pd(low01, low23, 0x20));
-      _mm256_storeu_pd(out + to_stride, _mm256_permute2f128_pd(high01, high23, 0x20));
-      _mm256_storeu_pd(out + 2 * to_stride, _mm256_permute2f128_pd(low01, low23, 0x31));
-      _mm256_storeu_pd(out + 3 * to_stride, _mm256_permute2f128_pd(high01, high23, 0x31));
-    }
+    for (; i + kSide <= rows; i += kSide)
+      transpose_square(from + j * from_stride + i, from_stride, to + i * to_stride + j, to_stride);
     for (; i < rows; ++i) {
-      for (Index k = j; k < j + 4; ++k) to[i * to_stride + k] = from[k * from_stride + i];
+      for (Index k = j; k < j + kSide; ++k) to[i * to_stride + k] = from[k * from_stride + i];
     }
   }
-#endif
   for (; j < columns; ++j) {
     for (Index i = 0; i < rows; ++i) to[i * to_stride + j] = from[j * from_stride + i];
+  }
+}
+
+// Copies what a square of `rows` holds below its diagonal to the other side.
+inline void mirror(double* square, Index rows, Index ld) {
+  constexpr auto kSide = static_cast<Index>(kSquare);
+  for (Index i = 0; i < rows; i += kSide) {
+    const Index end = std::min(rows, i + kSide);
+    for (Index r = i; r < end; ++r) {
+      for (Index j = r + 1; j < end; ++j) square[r * ld + j] = square[j * ld + r];
+    }
+    turn(square + end * ld + i, ld, end - i, rows - end, square + i * ld + end, ld);
   }
 }
 

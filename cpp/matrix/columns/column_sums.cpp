@@ -6,7 +6,6 @@
 #include "matrix/columns/sum_lanes.h"
 #include "matrix/rows.h"
 #include "simd/hidden_entries.h"
-#include "simd/lane_sums.h"
 
 namespace attnscope {
 namespace {

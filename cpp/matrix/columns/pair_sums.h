@@ -3,49 +3,116 @@
 
 #include <algorithm>
 
-#include "matrix/columns/pair_moments.h"
+#include "matrix/columns/moment_lanes.h"
 #include "matrix/rows.h"
 
-// Sums over the pairs (entry of a map, cosine) of its columns, a lane for each column. Only kernel
-// sources include it.
+// Sums over the pairs (entry of a map, cosine) of its columns, a lane for each column. Those of the
+// cosines alone are the same for all heads that see the same pairs. Only kernel sources include it.
 namespace attnscope {
 
-// Sums of differences of the pairs of some columns from a first pair of each, those of column j in
-// one lane, so that no lane waits for another; a constant contributes exactly 0.
-class ColumnSums {
+// Rows that are added to all columns before the next ones, few enough that a line of memory which
+// two groups of columns share is still in the first-level cache when the second one reads it.
+inline constexpr Index kRowsTogether = 16;
+
+// Fields of numbers, one for each column, in memory of the caller's.
+template <Index kFields>
+class ColumnFields {
  public:
-  // Numbers of memory that so many columns need.
   static constexpr Index size(Index columns) { return kFields * (columns + kPackWidth); }
 
-  ColumnSums(double* memory, Index columns)
+  ColumnFields(double* memory, Index columns)
       : fields_(memory), stride_((columns + kPackWidth - 1) / kPackWidth * kPackWidth) {
     std::fill(memory, memory + kFields * stride_, 0.0);
   }
 
-  // A pair of column j from which the others differ little.
-  void begin_at(Index j, double entry, double cosine) {
-    field(kEntry)[j] = entry;
-    field(kCosine)[j] = cosine;
+  double* at(Index field, Index j) { return fields_ + field * stride_ + j; }
+  const double* at(Index field, Index j) const { return fields_ + field * stride_ + j; }
+
+  void add(Index field, Index j, Lanes x) { store(at(field, j), load(at(field, j)) + x); }
+
+ private:
+  double* fields_;
+  Index stride_;
+};
+
+inline Lanes masked_by(LaneMask lanes, Lanes x) {
+  return reinterpret_cast<Lanes>(reinterpret_cast<LaneMask>(x) & lanes);
+}
+
+// Sums of the cosines of each column as differences from a first one, those of column j in one
+// lane, so that no lane waits for another; a constant contributes exactly 0.
+class CosineSums {
+ public:
+  static constexpr Index size(Index columns) { return ColumnFields<3>::size(columns); }
+
+  CosineSums(double* memory, Index columns) : fields_(memory, columns) {}
+
+  void begin_at(Index j, double cosine) { *fields_.at(kFirst, j) = cosine; }
+
+  // Adds `count` rows, ld apart, of kVectors vectors from column j on.
+  template <Index kVectors>
+  void add(const double* cosines, Index ld, Index count, Index j) {
+    Lanes c[kVectors], cc[kVectors];
+#pragma GCC unroll 4
+    for (Index v = 0; v < kVectors; ++v) {
+      c[v] = load(fields_.at(kC, j + v * kPackWidth));
+      cc[v] = load(fields_.at(kCC, j + v * kPackWidth));
+    }
+    for (Index i = 0; i < count; ++i) {
+#pragma GCC unroll 4
+      for (Index v = 0; v < kVectors; ++v) {
+        const Lanes y = load(cosines + i * ld + v * kPackWidth) - load(first(j + v * kPackWidth));
+        c[v] += y;
+        cc[v] += y * y;
+      }
+    }
+#pragma GCC unroll 4
+    for (Index v = 0; v < kVectors; ++v) {
+      store(fields_.at(kC, j + v * kPackWidth), c[v]);
+      store(fields_.at(kCC, j + v * kPackWidth), cc[v]);
+    }
   }
+
+  // The same of one row of one vector, whose `counted` lanes alone have pairs.
+  void add_some(const double* cosines, LaneMask counted, Index j) {
+    const Lanes y = masked_by(counted, load(cosines) - load(first(j)));
+    fields_.add(kC, j, y);
+    fields_.add(kCC, j, y * y);
+  }
+
+  const double* first(Index j) const { return fields_.at(kFirst, j); }
+  Lanes sum(Index j) const { return load(fields_.at(kC, j)); }
+  Lanes squares(Index j) const { return load(fields_.at(kCC, j)); }
+
+ private:
+  enum Field { kFirst, kC, kCC };
+  ColumnFields<3> fields_;
+};
+
+// The same of the entries of a map, and of their products with the cosines beside them.
+class EntrySums {
+ public:
+  static constexpr Index size(Index columns) { return ColumnFields<4>::size(columns); }
+
+  EntrySums(double* memory, Index columns) : fields_(memory, columns) {}
+
+  void begin_at(Index j, double entry) { *fields_.at(kFirst, j) = entry; }
 
   // Adds `count` rows of kVectors vectors from column j on; `readable` entries of a row may be
   // read, and a whole vector of cosines.
   template <Index kVectors, class Entry>
-  void add(const Entry* rows, Index row_stride, const double* cosines, Index ld, Index count,
-           Index j, Index readable) {
-    if (count <= 0) return;
-    Lanes a[kVectors], c[kVectors], aa[kVectors], ac[kVectors], cc[kVectors];
+  void add(const Entry* rows, Index row_stride, const double* cosines, Index ld,
+           const CosineSums& of_cosines, Index count, Index j, Index readable) {
+    Lanes a[kVectors], aa[kVectors], ac[kVectors];
 #pragma GCC unroll 4
     for (Index v = 0; v < kVectors; ++v) {
       const Index at = j + v * kPackWidth;
-      a[v] = load(field(kA) + at);
-      c[v] = load(field(kC) + at);
-      aa[v] = load(field(kAA) + at);
-      ac[v] = load(field(kAC) + at);
-      cc[v] = load(field(kCC) + at);
+      a[v] = load(fields_.at(kA, at));
+      aa[v] = load(fields_.at(kAA, at));
+      ac[v] = load(fields_.at(kAC, at));
     }
-    const double* entry = field(kEntry) + j;
-    const double* cosine = field(kCosine) + j;
+    const double* const entry = fields_.at(kFirst, j);
+    const double* const cosine = of_cosines.first(j);
     const bool is_readable = readable >= kVectors * kPackWidth;
     for (Index i = 0; i < count; ++i) {
 #pragma GCC unroll 4
@@ -56,69 +123,53 @@ class ColumnSums {
         const Lanes x = read - load(entry + at);
         const Lanes y = load(cosines + i * ld + at) - load(cosine + at);
         a[v] += x;
-        c[v] += y;
         aa[v] += x * x;
         ac[v] += x * y;
-        cc[v] += y * y;
       }
     }
 #pragma GCC unroll 4
     for (Index v = 0; v < kVectors; ++v) {
       const Index at = j + v * kPackWidth;
-      store(field(kA) + at, a[v]);
-      store(field(kC) + at, c[v]);
-      store(field(kAA) + at, aa[v]);
-      store(field(kAC) + at, ac[v]);
-      store(field(kCC) + at, cc[v]);
+      store(fields_.at(kA, at), a[v]);
+      store(fields_.at(kAA, at), aa[v]);
+      store(fields_.at(kAC, at), ac[v]);
     }
   }
 
-  // The same of one row of one vector, whose `counted` lanes alone have pairs.
   template <class Entry>
-  void add_some(const Entry* row, const double* cosines, LaneMask counted, Index j,
-                Index readable) {
+  void add_some(const Entry* row, const double* cosines, const CosineSums& of_cosines,
+                LaneMask counted, Index j, Index readable) {
     const Lanes entry = readable >= kPackWidth ? load(row) : head_of(row, readable);
-    const Lanes x = only(entry - load(field(kEntry) + j), counted);
-    const Lanes y = only(load(cosines) - load(field(kCosine) + j), counted);
-    add_to(field(kA) + j, x);
-    add_to(field(kC) + j, y);
-    add_to(field(kAA) + j, x * x);
-    add_to(field(kAC) + j, x * y);
-    add_to(field(kCC) + j, y * y);
+    const Lanes x = masked_by(counted, entry - load(fields_.at(kFirst, j)));
+    const Lanes y = masked_by(counted, load(cosines) - load(of_cosines.first(j)));
+    fields_.add(kA, j, x);
+    fields_.add(kAA, j, x * x);
+    fields_.add(kAC, j, x * y);
   }
 
-  // The moments of the `count` pairs of column j.
-  PairMoments moments(Index j, double count) const {
-    const double a = field(kA)[j];
-    const double c = field(kC)[j];
-    const double scale = 1.0 / count;
-    PairMoments result;
-    result.count = count;
-    result.mean_a = field(kEntry)[j] + a * scale;
-    result.mean_c = field(kCosine)[j] + c * scale;
-    result.aa = std::max(0.0, field(kAA)[j] - a * a * scale);
-    result.ac = field(kAC)[j] - a * c * scale;
-    result.cc = std::max(0.0, field(kCC)[j] - c * c * scale);
-    return result;
+  // The moments of `counts` pairs of the columns from j on, a vector of them.
+  void put_moments(const CosineSums& cosines, Index j, Lanes counts, MomentLanes& out) const {
+    // Lanes behind the last column may hold anything.
+    const LaneMask counted = counts > 0.0;
+    const Lanes scale = 1.0 / (counted ? counts : broadcast(1.0));
+    const Lanes a = masked_by(counted, load(fields_.at(kA, j)));
+    const Lanes c = masked_by(counted, cosines.sum(j));
+    out.put(counts, masked_by(counted, load(fields_.at(kFirst, j)) + a * scale),
+            masked_by(counted, load(cosines.first(j)) + c * scale),
+            masked_by(counted, larger(Lanes{}, load(fields_.at(kAA, j)) - a * a * scale)),
+            masked_by(counted, load(fields_.at(kAC, j)) - a * c * scale),
+            masked_by(counted, larger(Lanes{}, cosines.squares(j) - c * c * scale)));
   }
 
  private:
-  enum Field { kEntry, kCosine, kA, kC, kAA, kAC, kCC };
-  static constexpr Index kFields = 7;
+  enum Field { kFirst, kA, kAA, kAC };
 
-  double* field(Field which) { return fields_ + which * stride_; }
-  const double* field(Field which) const { return fields_ + which * stride_; }
   template <class Entry>
   static Lanes head_of(const Entry* from, Index readable) {
     return load_head(from, std::clamp<Index>(readable, 0, kPackWidth), readable);
   }
-  static Lanes only(Lanes x, LaneMask lanes) {
-    return reinterpret_cast<Lanes>(reinterpret_cast<LaneMask>(x) & lanes);
-  }
-  static void add_to(double* sums, Lanes x) { store(sums, load(sums) + x); }
 
-  double* fields_;
-  Index stride_;
+  ColumnFields<4> fields_;
 };
 
 // Lane k where k + j is below `end`, or is not `key`.
@@ -126,59 +177,82 @@ inline LaneMask lanes_but(Index j, Index key) {
   return first_lanes(key - j) | ~first_lanes(key - j + 1);
 }
 
-// Rows [first, last) of a head's map, of which `rows` points to the first, in the block of queries
-// that begins with `begin`; keys [0, columns).
-template <class Entry>
-struct RowGroup {
-  const Entry* rows;
-  Index row_stride;
+// Queries [first, last), keys [0, columns), and which of their pairs count: those with keys before
+// a query's own, which is `shift` behind it, where `causal`, those beside it otherwise.
+struct PairRange {
   Index first;
   Index last;
-  Index columns;  // that have pairs
-  Index keys;     // of a row
+  Index columns;
+  bool causal;
+  Index shift;
+
+  bool operator==(const PairRange&) const = default;
 };
 
-// Adds the pairs of a group of rows to the columns of their keys: those before a query's own key
-// where `causal`, those beside it otherwise. `cosines`: of the first row.
-template <class Entry>
-void add_rows(const RowGroup<Entry>& group, bool causal, Index shift, const double* cosines,
-              Index ld, ColumnSums& sums) {
-  // Rows [from, to), of which all lanes of the vectors have pairs.
-  const auto add = [&]<Index kVectors>(Index j, Index from, Index to) {
-    from = std::max(from, group.first);
-    to = std::min(to, group.last);
-    if (from >= to) return;
-    const Index r = from - group.first;
-    sums.add<kVectors>(group.rows + r * group.row_stride + j, group.row_stride,
-                       cosines + r * ld + j, ld, to - from, j, group.keys - j);
+// Calls add<kVectors>(j, from, to) for keys from j on and rows [from, to) of the range, of which
+// all lanes have pairs, and add_some(j, i, lanes) where only some of row i have.
+template <class Add, class AddSome>
+void visit_pairs(const PairRange& range, Add&& add, AddSome&& add_some) {
+  const auto [first, last, columns, causal, shift] = range;
+  const auto add_all = [&, first = first, last = last]<Index kVectors>(Index j, Index from,
+                                                                       Index to) {
+    from = std::max(from, first);
+    to = std::min(to, last);
+    if (from < to) add.template operator()<kVectors>(j, from, to);
   };
-  const auto add_beside = [&](Index j) {
-    const Index end = std::min(j + kPackWidth - shift, group.last);
-    for (Index i = std::max(j - shift, group.first); i < end; ++i) {
-      const Index r = i - group.first;
-      sums.add_some(group.rows + r * group.row_stride + j, cosines + r * ld + j,
-                    causal ? first_lanes(i + shift - j) : lanes_but(j, i + shift), j,
-                    group.keys - j);
-    }
+  const auto add_beside = [&, first = first, last = last, causal = causal, shift = shift](Index j) {
+    const Index end = std::min(j + kPackWidth - shift, last);
+    for (Index i = std::max(j - shift, first); i < end; ++i)
+      add_some(j, i, causal ? first_lanes(i + shift - j) : lanes_but(j, i + shift));
   };
   constexpr Index kPair = 2 * kPackWidth;
   Index j = 0;
-  for (; j + kPair <= group.columns; j += kPair) {
+  for (; j + kPair <= columns; j += kPair) {
     const Index middle = j + kPackWidth;
     if (!causal) {
-      add.template operator()<2>(j, group.first, j - shift);
-      add.template operator()<1>(middle, j - shift, middle - shift);
+      add_all.template operator()<2>(j, first, j - shift);
+      add_all.template operator()<1>(middle, j - shift, middle - shift);
     }
     add_beside(j);
     add_beside(middle);
-    add.template operator()<1>(j, middle - shift, middle + kPackWidth - shift);
-    add.template operator()<2>(j, middle + kPackWidth - shift, group.last);
+    add_all.template operator()<1>(j, middle - shift, middle + kPackWidth - shift);
+    add_all.template operator()<2>(j, middle + kPackWidth - shift, last);
   }
-  for (; j < group.columns; j += kPackWidth) {
-    if (!causal) add.template operator()<1>(j, group.first, j - shift);
+  for (; j < columns; j += kPackWidth) {
+    if (!causal) add_all.template operator()<1>(j, first, j - shift);
     add_beside(j);
-    add.template operator()<1>(j, j + kPackWidth - shift, group.last);
+    add_all.template operator()<1>(j, j + kPackWidth - shift, last);
   }
+}
+
+// Adds the cosines of a range of pairs; `cosines`: of its first row.
+inline void add_cosines(const PairRange& range, const double* cosines, Index ld, CosineSums& sums) {
+  const auto row = [&](Index i) { return cosines + (i - range.first) * ld; };
+  visit_pairs(
+      range,
+      [&]<Index kVectors>(Index j, Index from, Index to) {
+        sums.add<kVectors>(row(from) + j, ld, to - from, j);
+      },
+      [&](Index j, Index i, LaneMask counted) { sums.add_some(row(i) + j, counted, j); });
+}
+
+// Adds the entries of a range of pairs beside their cosines; `rows`: its first row, of `keys`
+// entries.
+template <class Entry>
+void add_entries(const PairRange& range, const Entry* rows, Index row_stride, Index keys,
+                 const double* cosines, Index ld, const CosineSums& of_cosines, EntrySums& sums) {
+  visit_pairs(
+      range,
+      [&]<Index kVectors>(Index j, Index from, Index to) {
+        const Index r = from - range.first;
+        sums.add<kVectors>(rows + r * row_stride + j, row_stride, cosines + r * ld + j, ld,
+                           of_cosines, to - from, j, keys - j);
+      },
+      [&](Index j, Index i, LaneMask counted) {
+        const Index r = i - range.first;
+        sums.add_some(rows + r * row_stride + j, cosines + r * ld + j, of_cosines, counted, j,
+                      keys - j);
+      });
 }
 
 }  // namespace attnscope

@@ -72,6 +72,16 @@ TEST(Portable, TilesAreTransposed) {
   expect_transposed<double>();
 }
 
+TEST(Portable, SquaresAreTransposed) {
+  constexpr std::size_t kFrom = kSquare + 3, kTo = kSquare + 1;
+  std::vector<double> from(kSquare * kFrom), to(kSquare * kTo, -1.0), expected = to;
+  for (std::size_t k = 0; k < from.size(); ++k) from[k] = static_cast<double>(k);
+  transpose_square(from.data(), kFrom, to.data(), kTo);
+  portable::transpose<kSquare>(from.data(), kFrom, expected.data(), kTo);
+  EXPECT_EQ(to, expected);
+  EXPECT_EQ(to[2 * kTo + 1], from[1 * kFrom + 2]);
+}
+
 TEST(Portable, ABlockOfBitsIsEmptyOrNot) {
   EXPECT_FALSE(bits::any(bits::Block{}));
   for (std::size_t bit = 0; bit < 256; ++bit) {

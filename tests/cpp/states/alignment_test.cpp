@@ -226,6 +226,51 @@ TEST(Alignment, AHeadGivesTheSameBitsBesideOthers) {
   }
 }
 
+TEST(Alignment, HeadsSideBySideGiveTheBitsOfContiguousMaps) {
+  constexpr Index kHeads = 9;
+  for (const bool causal : {true, false}) {
+    for (const Index n : {1, 2, 17, 40, 75}) {
+      const RowMatrix<double> unit = unit_rows(n, 6, unsigned(n));
+      std::vector<RowMatrix<double>> maps;
+      std::vector<double> side_by_side(n * n * kHeads);
+      for (Index h = 0; h < kHeads; ++h) {
+        maps.push_back(testing::random_attention(n, causal, unsigned(n + h)));
+        for (Index k = 0; k < n * n; ++k) side_by_side[k * kHeads + h] = maps[h].data()[k];
+      }
+      const double* const first = side_by_side.data();
+      std::vector<AlignedHead<double>> contiguous;
+      std::vector<AlignedHead<double>> strided;
+      for (Index h = 0; h < kHeads; ++h) {
+        contiguous.push_back({view(maps[h]), {}});
+        strided.push_back({matrix_view(first + h, n, n * kHeads, kHeads), {}});
+        if (causal) {
+          contiguous[h].support.kind = strided[h].support.kind = Support::Kind::causal;
+        }
+      }
+      AlignmentWorkspace workspace;
+      for (Index begin = 0; begin < n; begin += 33) {
+        PairMoments expected[kHeads];
+        PairMoments moments[kHeads];
+        PairMoments alone;
+        const Index end = std::min(n, begin + 33);
+        alignment_moments(std::span<const AlignedHead<double>>(contiguous), unit.data(),
+                          unit.data(), unit.cols(), begin, end, expected, workspace);
+        alignment_moments(std::span<const AlignedHead<double>>(strided), unit.data(), unit.data(),
+                          unit.cols(), begin, end, moments, workspace);
+        alignment_moments(std::span<const AlignedHead<double>>(&strided[kHeads - 1], 1),
+                          unit.data(), unit.data(), unit.cols(), begin, end, &alone, workspace);
+        for (Index h = 0; h < kHeads; ++h) {
+          EXPECT_EQ(moments[h].count, expected[h].count) << n;
+          EXPECT_EQ(moments[h].aa, expected[h].aa) << n;
+          EXPECT_EQ(moments[h].ac, expected[h].ac) << n;
+          EXPECT_EQ(moments[h].cc, expected[h].cc) << n;
+        }
+        EXPECT_EQ(alone.ac, expected[kHeads - 1].ac) << n;
+      }
+    }
+  }
+}
+
 TEST(Alignment, StatesOfExtremeSizeKeepTheirDirection) {
   const double huge[4] = {3e200, 4e200, 0.0, 0.0};
   double unit[4];
