@@ -205,33 +205,50 @@ double gram_squares(const double* strips, Index n, bool causal, AlignedBuffer& m
   });
 }
 
-// Lanes of Σ x² and of the largest |x|.
-struct Magnitudes {
-  Lanes squares{};
-  Lanes largest{};
+// Lanes of Σ x², several chains of them, since each sum waits for the last.
+struct SquareSums {
+  Lanes chains[kStripVectors]{};
+
+  double sum() const {
+    Lanes all = chains[0];
+    for (Index v = 1; v < kStripVectors; ++v) all += chains[v];
+    return sum_of_lanes(all);
+  }
 };
 
-// Puts the first `end` entries of `row`, and zeros behind them up to the end of their strip, times
-// `scale`, where strips are `step` numbers apart.
+// Puts rows [first, last) of n contiguous entries, of which `rows` points to the first,
+// `row_stride` apart, times `scale` in strips, with zeros behind a row up to the end of its last
+// strip; of a causal map rows end with the strip of their diagonal, because rows of many lengths
+// cost more than the zeros in them.
 template <class Entry>
-void put_row(const Entry* row, Index end, double scale, double* to, Index step,
-             Magnitudes& magnitudes) {
-  Magnitudes all = magnitudes;  // in registers, which what is written to memory cannot change
-  const auto put = [&](Lanes x, Index v) {
-    lanes_at(to)[v] = x;
-    all.squares += x * x;
-    all.largest = larger(all.largest, magnitude(x));
-  };
-  Index j = 0;
-  for (; j + kStrip <= end; j += kStrip, to += step) {
+void put_rows(const Entry* rows, Index row_stride, Index first, Index last, Index n, bool causal,
+              double scale, double* strips, SquareSums& sums) {
+  const Index spacing = strip_spacing(n);
+  Lanes squares[kStripVectors];
+  std::copy_n(sums.chains, kStripVectors, squares);
+  for (Index i = first; i < last; ++i) {
+    const Entry* row = rows + (i - first) * row_stride;
+    const Index end = causal ? std::min(n, (i / kStrip + 1) * kStrip) : n;
+    double* to = strips + i * kStrip;
+    Index j = 0;
+    for (; j + kStrip <= end; j += kStrip, to += spacing) {
 #pragma GCC unroll 4
-    for (Index v = 0; v < kStripVectors; ++v) put(load(row + j + v * kPackWidth) * scale, v);
+      for (Index v = 0; v < kStripVectors; ++v) {
+        const Lanes x = load(row + j + v * kPackWidth) * scale;
+        store(to + v * kPackWidth, x);
+        squares[v] += x * x;
+      }
+    }
+#pragma GCC unroll 4
+    for (Index v = 0; v < kStripVectors; ++v) {
+      const Index left = end - j - v * kPackWidth;
+      if (j >= end) break;
+      const Lanes x = load_head(row + j + v * kPackWidth, std::min(left, kPackWidth), left) * scale;
+      store(to + v * kPackWidth, x);
+      squares[0] += x * x;
+    }
   }
-  for (Index v = 0; j < end && v < kStripVectors; ++v) {
-    const Index left = end - j - v * kPackWidth;
-    put(load_head(row + j + v * kPackWidth, std::min(left, kPackWidth), left) * scale, v);
-  }
-  magnitudes = all;
+  std::copy_n(squares, kStripVectors, sums.chains);
 }
 
 // Strips of float32 columns, as above.
@@ -358,28 +375,29 @@ double participation_ratio_singular(const MatrixView<Scalar>& matrix,
   const bool contiguous = matrix.innerStride() == 1;
   double* row = contiguous ? nullptr : workspace.row.resize(width);
   const auto fill = [&](double scale) {
-    Magnitudes magnitudes;
-    for (Index i = 0; i < n; ++i) {
-      // To the end of a strip, because rows of many lengths cost more than the zeros in them.
-      const Index end = causal ? std::min(n, (i / kStrip + 1) * kStrip) : n;
-      double* to = strips + i * kStrip;
-      if (contiguous) {
-        put_row(matrix.data() + i * matrix.outerStride(), end, scale, to, spacing, magnitudes);
-        continue;
-      }
-      widen_row(matrix, i, end, row);
-      put_row(row, end, scale, to, spacing, magnitudes);
+    SquareSums sums;
+    if (contiguous) {
+      put_rows(matrix.data(), matrix.outerStride(), 0, n, n, causal, scale, strips, sums);
+      return sums.sum();
     }
-    return magnitudes;
+    for (Index i = 0; i < n; ++i) {
+      widen_row(matrix, i, n, row);
+      put_rows(row, n, i, i + 1, n, causal, scale, strips, sums);
+    }
+    return sums.sum();
   };
-  Magnitudes magnitudes = fill(1.0);
-  double largest = 0.0;
-  for (Index lane = 0; lane < kPackWidth; ++lane) {
-    largest = std::max(largest, magnitudes.largest[lane]);
+  double squares = fill(1.0);
+  // Where neither they nor fourth powers can have left float64's range the largest entry says no
+  // more: it is at most their root, and at least that over n.
+  if (!(squares > 1e-50 && squares < 1e58)) {
+    double largest = 0.0;
+    for (Index i = 0; i < n; ++i) {
+      for (Index j = 0; j < n; ++j)
+        largest = std::max(largest, std::abs(static_cast<double>(matrix(i, j))));
+    }
+    if (const double scale = safe_scale(largest); scale != 1.0) squares = fill(scale);
   }
-  if (const double scale = safe_scale(largest); scale != 1.0) magnitudes = fill(scale);
-  const double squares = gram_squares(strips, n, causal, workspace.gram, shared);
-  return ratio(sum_of_lanes(magnitudes.squares), squares, n);
+  return ratio(squares, gram_squares(strips, n, causal, workspace.gram, shared), n);
 }
 
 template <class Scalar>
