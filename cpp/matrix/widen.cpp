@@ -56,11 +56,8 @@ double widen_row_and_square(const Scalar* from, Index width, double* to) {
   return sum;
 }
 
-double squares_of(const double* row, Index width) {
-  Lanes squares{};
-  for_each_lane(row, 0, width, width, [&](Lanes x, Index) { squares += x * x; });
-  return sum_by_halves(squares);
-}
+// The same bits for a row that is wide already.
+double squares_of(double* row, Index width) { return widen_row_and_square(row, width, row); }
 
 // Scales a row to norm 1 by its largest entry first, so that no square over- or underflows; a row
 // of zeros stays 0. Returns whether all entries are finite.
