@@ -16,7 +16,7 @@ constexpr double kLargestEdge = 4.0;
 // Points of every matrix that are counted side by side, and the cells that they make of one.
 constexpr Index kPoints = 2;
 // Cells that may hold more than this above the largest difference so far are divided.
-constexpr double kResolution = 1e-11;
+constexpr double kResolution = 1e-13;
 // Cells that may hold as much more because of the values' error are left as they are.
 constexpr double kMovedLittle = 8e-11;
 

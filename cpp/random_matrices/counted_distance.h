@@ -40,7 +40,7 @@ struct CountedDistanceWorkspace {
 };
 
 // sup |F_emp − F| over x >= kResolvedShare·edge of `spectra.size()` <= dqds_width() tridiagonal
-// matrices, which are stored as `tridiagonal_eigenvalues` takes them, to 1e-11; `uncertain` is how
+// matrices, which are stored as `tridiagonal_eigenvalues` takes them, to 1e-13; `uncertain` is how
 // far the largest difference may be from `distance` where the eigenvalues are off by their error.
 //
 // Cells between places are divided where they may hold the supremum, by equal steps of the law's
