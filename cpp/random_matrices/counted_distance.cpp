@@ -114,7 +114,9 @@ class DistanceSearch {
     keep(inside_[kPoints - 1], cell_.high);
   }
 
-  CertifiedDistance distance() const { return {distance_, std::clamp(uncertain_ - distance_, 0.0, 1.0)}; }
+  CertifiedDistance distance() const {
+    return {distance_, std::clamp(uncertain_ - distance_, 0.0, 1.0)};
+  }
 
  private:
   double share(double below) const {

@@ -40,7 +40,8 @@ struct AlignedHead {
 // state: `unit_states` [keys, width], rows of norm 1 (widen_states), a row of zeros having no
 // direction and no pairs; `unit_queries` [queries, width], which in a square map are the keys'. The
 // cosines are computed once for all heads; a head's moments do not depend on the others. Cost
-// O(rows·n·(width + heads)), half of it where all are causal or see all keys, no n x n memory. Of float32 states the cosines have errors of about 1e-7.
+// O(rows·n·(width + heads)), half of it where all are causal or see all keys, no n x n memory. Of
+// float32 states the cosines have errors of about 1e-7.
 template <class Scalar, class Float>
 void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const Float* unit_states,
                        const Float* unit_queries, Index width, Index begin, Index end,
