@@ -58,8 +58,6 @@ LOOP_AFTERWARDS = {
         "linalg/score_tiles.h",
         "#if defined(__AVX512F__) && ATTNSCOPE_PACK_WIDTH == 8",
     ): "for (; k < count; ++k) to[k]",
-    ("matrix/row_products.h", "#if defined(__AVX__)"): "for (; c < count; ++c)",
-    ("linalg/products/block_cosines.h", "#if defined(__AVX__)"): "for (; j < columns; ++j) {",
     ("homology/edge_order.cpp", "#if defined(ATTNSCOPE_AVX512_PACKS)"): "for (; k < count; ++k) {",
     # called only where `takes_pairs` says so, whose `#else` is false
     ("linalg/tile_products.h", "#if defined(ATTNSCOPE_AVX512_PACKS) && !defined(__clang__)"): "",
