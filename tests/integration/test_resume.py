@@ -196,6 +196,17 @@ def test_two_signals_stop_at_once(launcher, inputs, uninterrupted, tmp_path):
     finished_like(uninterrupted, folder)
 
 
+def test_signals_without_end_change_no_exit_code(launcher, inputs, tmp_path):
+    """Ctrl-C held down: signals come while the command says what it stored and while Python ends."""
+    folder = tmp_path / "a"
+    process = launcher.start(*command(inputs, tmp_path))
+    until_units(process, folder, 1)
+    while process.poll() is None:
+        process.send(signal.SIGINT)
+    assert process.wait() == 130, process.output
+    assert "Traceback" not in process.output
+
+
 def test_two_processes_on_one_folder_do_not_mix(launcher, inputs, uninterrupted, tmp_path):
     folder = tmp_path / "a"
     first = launcher.start(*command(inputs, tmp_path))

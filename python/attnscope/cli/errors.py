@@ -8,6 +8,7 @@ import functools
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, ParamSpec, TypeVar
@@ -52,9 +53,11 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **options)
         except Interrupted as stop:
+            ignore_signals()
             say(str(stop))
             raise typer.Exit(128 + stop.signal) from None
         except KeyboardInterrupt:
+            ignore_signals()
             say("stopped; the unit at work is lost, everything before it is stored")
             raise typer.Exit(130) from None
         except (ConfigError, MissingError) as error:
@@ -74,6 +77,16 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(FAILED) from None
 
     return wrapped
+
+
+def ignore_signals() -> None:
+    """Let no further Ctrl-C or SIGTERM disturb a command that was stopped and is about to end.
+
+    Otherwise one more would print a traceback while Python ends, and hide the exit code.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def say(text: str) -> None:
