@@ -15,6 +15,8 @@ EPS = 2.0**-52
 # Below the smallest normal number float64 has no relative precision.
 TINY = 2.0**-1022
 KINDS = ("causal", "full", "sparse", "sink", "local", "tied")
+#: Regimes of attention that benchmarks have too; all are causal but the last.
+REGIMES = ("sink", "local", "diffuse", "peaky", "bidirectional")
 
 
 def attention_map(n, kind="causal", seed=0, sharpness=1.5):
@@ -41,6 +43,22 @@ def attention_batch(shape, n, dtype=torch.float64, seed=0):
     count = int(np.prod(shape, dtype=int))
     maps = [attention_map(n, KINDS[i % len(KINDS)], seed + i) for i in range(count)]
     return torch.tensor(np.array(maps)).reshape(*shape, n, n).to(dtype)
+
+
+def regime_maps(regime, n, dtype=torch.float64, leading=(2, 3)):
+    """Maps [*leading, n, n]: a first key that all rest on, near keys, nearly equal weights, sharp ones."""
+    generator = torch.Generator().manual_seed(n)
+    logits = torch.randn(*leading, n, n, generator=generator, dtype=torch.float64)
+    place = torch.arange(n)
+    if regime == "sink":
+        logits[..., 0] += 5.0
+    elif regime == "local":
+        logits -= 0.5 * (place[:, None] - place).abs()
+    else:
+        logits *= {"diffuse": 0.1, "peaky": 4.0, "bidirectional": 4.0}[regime]
+    if regime != "bidirectional":
+        logits = logits.masked_fill(place > place[:, None], -torch.inf)
+    return torch.softmax(logits, -1).to(dtype)
 
 
 @st.composite

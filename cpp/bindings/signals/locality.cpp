@@ -27,18 +27,18 @@ Index ratios_of_layers(const Batch& batch, Index window, double* ratios) {
       for (Index at = begin; at < end; ++at) {
         const Index first = at % parts * rows;
         const Index last = std::min(first + rows, batch.queries);
-        double* const own = sums + 2 * at * heads;
+        double* const near = sums + 2 * at * heads;
         near_and_far_sums(rows_of_layer(batch, data, at / parts, first, last), heads, place + first,
-                          window, {own, own + heads});
+                          window, {near, near + heads});
       }
     });
     for (Index index = 0; index < batch.count && parts > 0; ++index) {
-      const double* own = sums + 2 * (index / heads * parts * heads) + index % heads;
+      const double* of_part = sums + 2 * (index / heads * parts * heads) + index % heads;
       double near = 0.0;
       double far = 0.0;
-      for (Index part = 0; part < parts; ++part, own += 2 * heads) {
-        near += own[0];
-        far += own[heads];
+      for (Index part = 0; part < parts; ++part, of_part += 2 * heads) {
+        near += of_part[0];
+        far += of_part[heads];
       }
       // A sum of finite float64 numbers can overflow, one of the shorter types cannot.
       if ((near + far) * 0.0 == 0.0 ||
@@ -70,9 +70,9 @@ py::tuple ratio(Argument attention, Argument lengths, Argument support, double w
   const Index non_finite = per_matrix_checked_by_kernel<RowScratch>(
       batch,
       [&](const auto& view, Index index, auto& scratch) {
-        Support own = supports.given(index);
-        return local_global_ratio(view, supports.automatic, own, window_of(view.cols()), drop_first,
-                                  result.data[index], scratch);
+        Support given = supports.given(index);
+        return local_global_ratio(view, supports.automatic, given, window_of(view.cols()),
+                                  drop_first, result.data[index], scratch);
       },
       block_size(batch, 1, kBlockEntriesOfSums));
   return py::make_tuple(result.tensor, non_finite);

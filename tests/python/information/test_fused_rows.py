@@ -9,26 +9,16 @@ import torch
 
 import attnscope as asc
 from attnscope.errors import NonFiniteWarning
+from strategies import regime_maps
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 SIZES = (1, 2, 5, 15, 16, 17, 31, 33, 48, 50, 64, 67, 130, 300)
 METRICS = ("attention_entropy", "incoming_attention", "sink_share", "sink_rate", "top_mass")
 
 
-def maps_of(regime: str, n: int, dtype: torch.dtype, queries: int | None = None) -> torch.Tensor:
-    """Maps [2, 3, queries, n] of a regime of attention, the last queries of n tokens."""
-    generator = torch.Generator().manual_seed(n)
-    logits = torch.randn(2, 3, n, n, generator=generator, dtype=torch.float64)
-    place = torch.arange(n)
-    if regime == "sink":
-        logits[..., 0] += 5.0
-    elif regime == "local":
-        logits -= 0.5 * (place[:, None] - place).abs()
-    else:
-        logits *= 4.0 if regime == "peaky" else 1.0
-    if regime != "bidirectional":
-        logits = logits.masked_fill(place > place[:, None], -torch.inf)
-    return torch.softmax(logits, -1).to(dtype)[..., -(queries or n) :, :].contiguous()
+def last_queries(regime: str, n: int, dtype: torch.dtype, queries: int | None) -> torch.Tensor:
+    """Return the rows of the last queries, or all, in memory of their own."""
+    return regime_maps(regime, n, dtype)[..., -(queries or n) :, :].contiguous()
 
 
 def assert_as_each_alone(maps: torch.Tensor, **arguments: object) -> None:
@@ -44,7 +34,7 @@ def assert_as_each_alone(maps: torch.Tensor, **arguments: object) -> None:
 @pytest.mark.parametrize("regime", ["sink", "local", "peaky", "bidirectional"])
 def test_they_are_the_sums_of_each_row(regime: str, dtype: torch.dtype) -> None:
     for n in SIZES:
-        maps = maps_of(regime, n, dtype)
+        maps = regime_maps(regime, n, dtype)
         weights = maps.double().numpy()
         terms = weights * np.log(np.where(weights > 0, weights, 1.0))
         fused = asc.measure(maps, METRICS, precision="fast")
@@ -63,12 +53,14 @@ def test_they_are_the_sums_of_each_row(regime: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_rectangles_supports_and_lengths(dtype: torch.dtype) -> None:
     for n, queries in ((20, 3), (40, 17), (70, 66), (130, 5)):
-        assert_as_each_alone(maps_of("sink", n, dtype, queries))
-        assert_as_each_alone(maps_of("bidirectional", n, dtype, queries), cross=True)
+        assert_as_each_alone(last_queries("sink", n, dtype, queries))
+        assert_as_each_alone(last_queries("bidirectional", n, dtype, queries), cross=True)
     for n in (9, 33, 70):
         for support in ("causal", "full"):
-            assert_as_each_alone(maps_of("bidirectional", n, dtype), lengths=torch.tensor([[n], [n // 2]]))
-            maps = maps_of("bidirectional", n, dtype)
+            assert_as_each_alone(
+                regime_maps("bidirectional", n, dtype), lengths=torch.tensor([[n], [n // 2]])
+            )
+            maps = regime_maps("bidirectional", n, dtype)
             fused = asc.measure(
                 maps,
                 {name: {"metric": name, "support": support} for name in METRICS},
@@ -79,7 +71,7 @@ def test_rectangles_supports_and_lengths(dtype: torch.dtype) -> None:
 
 
 def test_weights_that_float32_lanes_do_not_hold() -> None:
-    maps = maps_of("bidirectional", 36, torch.float32)
+    maps = regime_maps("bidirectional", 36, torch.float32)
     maps[0, 0, 4:8] = 0.0
     maps[0, 0, 4, 3] = 1e-39  # a subnormal number alone
     maps[0, 0, 5, 3] = 1.0
@@ -96,7 +88,7 @@ def test_weights_that_float32_lanes_do_not_hold() -> None:
 @pytest.mark.parametrize("entry", [torch.nan, torch.inf, -torch.inf])
 def test_a_bad_map_spoils_no_neighbour(entry: float) -> None:
     for n in (6, 33, 64):
-        maps = maps_of("local", n, torch.float32)
+        maps = regime_maps("local", n, torch.float32)
         good = asc.measure(maps, METRICS, precision="fast")["attention_entropy"]
         for place in ((0, 0), (n - 1, n - 1), (0, n - 1)):
             spoilt = maps.clone()
@@ -109,7 +101,7 @@ def test_a_bad_map_spoils_no_neighbour(entry: float) -> None:
 
 
 def test_threads_change_no_bit() -> None:
-    maps = maps_of("sink", 96, torch.float32).repeat(20, 1, 1, 1)
+    maps = regime_maps("sink", 96, torch.float32).repeat(20, 1, 1, 1)
     threads = torch.get_num_threads()
     results = []
     try:

@@ -12,34 +12,17 @@ import torch
 import attnscope as asc
 from attnscope import _precision
 from attnscope.errors import NonFiniteWarning
+from strategies import REGIMES, regime_maps
 
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SIZES = (1, 2, 7, 16, 31, 33, 64, 95, 96, 97, 130, 191, 192, 300)
 
 
-def maps_of(regime: str, n: int, dtype: torch.dtype) -> torch.Tensor:
-    """Maps [3, n, n] of a regime of attention."""
-    generator = torch.Generator().manual_seed(n)
-    logits = torch.randn(3, n, n, generator=generator, dtype=torch.float64)
-    place = torch.arange(n)
-    if regime == "sink":
-        logits[..., 0] += 5.0
-    elif regime == "local":
-        logits -= 0.5 * (place[:, None] - place).abs()
-    elif regime == "diffuse":
-        logits *= 0.1
-    else:
-        logits *= 4.0
-    if regime != "bidirectional":
-        logits = logits.masked_fill(place > place[:, None], -torch.inf)
-    return torch.softmax(logits, -1).to(dtype)
-
-
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("regime", ["sink", "local", "diffuse", "peaky", "bidirectional"])
+@pytest.mark.parametrize("regime", REGIMES)
 def test_it_is_the_ratio_of_the_singular_values(regime: str, dtype: torch.dtype) -> None:
     for n in SIZES:
-        maps = maps_of(regime, n, dtype)
+        maps = regime_maps(regime, n, dtype, leading=(3,))
         energies = np.linalg.svd(maps.double().numpy(), compute_uv=False) ** 2
         expected = energies.sum(-1) ** 2 / (energies**2).sum(-1)
         side_by_side = maps.permute(1, 2, 0).contiguous().permute(2, 0, 1)
@@ -59,7 +42,7 @@ def test_closed_forms_at_every_scale() -> None:
 
 
 def test_maps_that_float32_does_not_hold_are_measured_exactly_and_counted() -> None:
-    maps = maps_of("peaky", 200, torch.float64)
+    maps = regime_maps("peaky", 200, torch.float64, leading=(3,))
     maps[1, 20, 3] = -0.5
     counts: Counter[str] = Counter()
     with _precision.count_fallbacks(counts):
@@ -75,7 +58,7 @@ def test_maps_that_float32_does_not_hold_are_measured_exactly_and_counted() -> N
 def test_small_maps_are_measured_exactly_because_that_is_faster() -> None:
     counts: Counter[str] = Counter()
     for regime, n in (("bidirectional", 95), ("peaky", 191)):
-        maps = maps_of(regime, n, torch.float64)
+        maps = regime_maps(regime, n, torch.float64, leading=(3,))
         with _precision.count_fallbacks(counts):
             fast = asc.participation_ratio(maps, precision="fast")
         assert torch.equal(fast, asc.participation_ratio(maps))
@@ -83,7 +66,7 @@ def test_small_maps_are_measured_exactly_because_that_is_faster() -> None:
 
 
 def test_a_bad_map_spoils_no_neighbour() -> None:
-    maps = maps_of("bidirectional", 40, torch.float32)
+    maps = regime_maps("bidirectional", 40, torch.float32, leading=(3,))
     expected = asc.participation_ratio(maps, precision="fast")
     maps[1, 39, 39] = torch.nan
     with pytest.warns(NonFiniteWarning, match="1 of 3"):
@@ -95,7 +78,7 @@ def test_a_bad_map_spoils_no_neighbour() -> None:
 
 @pytest.mark.parametrize("spectrum", ["eigen", "laplacian"])
 def test_other_spectra_are_exact(spectrum: str) -> None:
-    maps = maps_of("sink", 20, torch.float64)
+    maps = regime_maps("sink", 20, torch.float64, leading=(3,))
     exact = asc.participation_ratio(maps, spectrum=spectrum)  # type: ignore[arg-type]
     fast = asc.participation_ratio(maps, spectrum=spectrum, precision="fast")  # type: ignore[arg-type]
     assert torch.equal(fast, exact)

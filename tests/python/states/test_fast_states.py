@@ -11,28 +11,10 @@ import torch
 import attnscope as asc
 from attnscope import _precision
 from attnscope.errors import NonFiniteWarning
+from strategies import REGIMES, regime_maps
 
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SIZES = (1, 2, 3, 16, 47, 64, 65, 100, 145, 300)
-REGIMES = ("sink", "local", "diffuse", "peaky", "bidirectional")
-
-
-def maps_of(regime: str, n: int, dtype: torch.dtype) -> torch.Tensor:
-    """Maps [2, 3, n, n] of a regime of attention."""
-    generator = torch.Generator().manual_seed(n)
-    logits = torch.randn(2, 3, n, n, generator=generator, dtype=torch.float64)
-    place = torch.arange(n)
-    if regime == "sink":
-        logits[..., 0] += 4.0
-    elif regime == "local":
-        logits -= 0.5 * (place[:, None] - place).abs()
-    elif regime == "diffuse":
-        logits *= 0.1
-    else:
-        logits *= 4.0
-    if regime != "bidirectional":
-        logits = logits.masked_fill(place > place[:, None], -torch.inf)
-    return torch.softmax(logits, -1).to(dtype)
 
 
 def states_of(n: int, width: int, heads: int = 3) -> torch.Tensor:
@@ -44,7 +26,7 @@ def states_of(n: int, width: int, heads: int = 3) -> torch.Tensor:
 def test_alignment_holds_its_bound(regime: str, dtype: torch.dtype) -> None:
     for n in SIZES:
         for width, heads in ((7, 3), (130, 1)):
-            maps, states = maps_of(regime, n, dtype), states_of(n, width, heads)
+            maps, states = regime_maps(regime, n, dtype), states_of(n, width, heads)
             exact = asc.geometric_semantic_alignment(maps, states)
             fast = asc.geometric_semantic_alignment(maps, states, precision="fast")
             torch.testing.assert_close(fast, exact, rtol=0, atol=1e-5, equal_nan=True)
@@ -55,7 +37,7 @@ def test_alignment_holds_its_bound(regime: str, dtype: torch.dtype) -> None:
 def test_influence_holds_its_bound(regime: str, dtype: torch.dtype) -> None:
     for n in SIZES:
         for width, heads in ((7, 3), (130, 1)):
-            maps, states = maps_of(regime, n, dtype), states_of(n, width, heads)
+            maps, states = regime_maps(regime, n, dtype), states_of(n, width, heads)
             reference = torch.arange(n) % 5 == 0
             exact = asc.reference_influence(maps, states, reference)
             fast = asc.reference_influence(maps, states, reference, precision="fast")
@@ -69,7 +51,7 @@ def test_influence_holds_its_bound(regime: str, dtype: torch.dtype) -> None:
 
 
 def test_cosines_that_hardly_vary_are_measured_exactly_and_counted() -> None:
-    maps = maps_of("sink", 40, torch.float32)
+    maps = regime_maps("sink", 40, torch.float32)
     states = torch.ones(2, 3, 40, 8, dtype=torch.float64)
     states[0, 1] += 1e-4 * states_of(40, 8)[0, 1]
     states[1] = states_of(40, 8)[1]
@@ -98,7 +80,7 @@ def test_outputs_that_cancel_are_measured_exactly_and_counted() -> None:
 
 
 def test_states_beyond_float32_are_measured_exactly() -> None:
-    maps, states = maps_of("diffuse", 20, torch.float64), states_of(20, 4).double()
+    maps, states = regime_maps("diffuse", 20, torch.float64), states_of(20, 4).double()
     states[1] *= 1e30
     reference = torch.arange(20) == 3
     counts: Counter[str] = Counter()
@@ -110,7 +92,7 @@ def test_states_beyond_float32_are_measured_exactly() -> None:
 
 
 def test_a_bad_map_spoils_no_neighbour() -> None:
-    maps, states = maps_of("peaky", 30, torch.float32), states_of(30, 6)
+    maps, states = regime_maps("peaky", 30, torch.float32), states_of(30, 6)
     spoiled = maps.clone()
     spoiled[0, 1, 4, 2] = torch.nan
     reference = torch.arange(30) == 0
@@ -131,7 +113,7 @@ def test_maps_without_variance_or_direction(precision: str) -> None:
     states = states_of(20, 5)
     assert asc.geometric_semantic_alignment(eye, states, precision=precision).isnan().all()  # type: ignore[arg-type]
     states[0, 0, 7] = 0.0
-    maps = maps_of("bidirectional", 20, torch.float32)
+    maps = regime_maps("bidirectional", 20, torch.float32)
     others = torch.arange(20) != 7
     left_out = asc.geometric_semantic_alignment(
         maps[0, 0][others][:, others],
