@@ -223,6 +223,8 @@ def _layer(x: float, protocol: str) -> dict[str, Any]:
         columns[f"sink_count_{at}"] = (100 - at) // 5
         columns[f"p_value_{at}"] = np.nan if exact else 0.04
         columns[f"kl_reduction_speed_{at}"] = np.nan if exact else x * (1 - at / 100)
+        columns[f"kl_share_{at}"] = x / 5 * (1 - at / 100) if exact else np.nan
+        columns[f"kl_share_shuffled_{at}"] = 0.01 if exact else np.nan
     columns["transformation_magnitude"] = 5 + 10 * x
     columns["transformation_magnitude_attention"] = 2 + x if exact else np.nan
     columns["transformation_magnitude_mlp"] = 3 + x if exact else np.nan

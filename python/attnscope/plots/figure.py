@@ -232,6 +232,7 @@ _BESIDE = {
     "uniform": "dashed: uniform attention of the same lengths",
     "untrained": "dotted: before training",
     "random_weights": "dash-dotted: copies of the model with random weights",
+    "shuffled": "dotted: the same maps with shuffled rows, whose keys are chosen in the same way",
     "row_permutation": "short grey dashes: the same maps with shuffled rows",
 }
 

@@ -173,7 +173,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Page:
 @pytest.mark.slow
 def test_every_analysis_has_its_section_figure_and_both_protocols(study: Page) -> None:
     ids = {attributes.get("id") for tag, attributes in study.tags if tag == "h2"}
-    assert {section.id for section in SECTIONS} - ids == {"training", "examples"}
+    assert {section.id for section in SECTIONS} - ids == {"training", "examples", "positions"}
     figures = {attributes.get("id") for tag, attributes in study.tags if tag == "figure"}
     drawn = ("ablation", "sink_removal", "alignment", "spectra", "reference", "fisher", "frames", "protocols")
     assert {f"figure-{name}" for name in drawn} <= figures

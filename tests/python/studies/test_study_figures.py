@@ -2,6 +2,7 @@
 """Figures of the whole study: what their artists hold equals the tables, in both protocols."""
 
 import itertools
+import re
 
 import matplotlib
 import numpy as np
@@ -76,8 +77,8 @@ def test_every_kind_of_run_has_its_figures() -> None:
     assert set(FIGURES) > STUDY_FIGURES
     training = {"sink_emergence", "emergence"}
     for results in (SINGLE_RUN, made.make_study(causal=False), made.make_study(("a-1b", "b-7b", "c"))):
-        assert set(draw(results)) == set(FIGURES) - training - {"examples", "persistence"}
-    assert set(draw(SERIES)) == set(FIGURES) - {"examples", "persistence"}
+        assert set(draw(results)) == set(FIGURES) - training - {"examples", "persistence", "positions"}
+    assert set(draw(SERIES)) == set(FIGURES) - {"examples", "persistence", "positions"}
 
 
 @pytest.mark.slow
@@ -150,6 +151,39 @@ def test_kl_falls_over_the_percentile_of_a_sink() -> None:
         np.testing.assert_allclose(drawn.get_ydata(), mean * factor * np.array([0.2, 0.1, 0.05]), rtol=1e-12)
     band = with_gid(axes, "interval:tiny").get_paths()[0].vertices[:, 1]
     assert band.min() < drawn.get_ydata().min()
+
+
+def test_the_share_of_kl_stands_beside_that_of_shuffled_rows() -> None:
+    figure = draw(SINGLE_RUN, ["sink_removal"])["sink_removal"]
+    shares = next(ax for ax in figure.axes if with_gid(ax, "shuffled:tiny") is not None)
+    assert " ".join(shares.get_title(loc="left").split()) == "share of KL, keys ≥ 90th percentile"
+    drawn = line(shares, "tiny")
+    expected = [over_samples(layer) / 50 for layer in range(made.LAYERS)]
+    np.testing.assert_allclose(drawn.get_ydata(), expected)
+    shuffled = with_gid(shares, "shuffled:tiny")
+    assert shuffled.get_linestyle() == ":"
+    np.testing.assert_allclose(shuffled.get_ydata(), 0.01)
+
+
+def dashes(figure) -> set[str]:
+    """Return how the lines of a figure that carry numbers are broken: "solid", "dashed" or "dotted"."""
+    lines = [line for ax in figure.axes for line in ax.get_lines()]
+    patterns = [line._unscaled_dash_pattern[1] for line in lines if line.get_linestyle() != "None"]
+    return {
+        "solid" if pattern is None else "dotted" if min(pattern[::2]) <= 1.2 else "dashed"
+        for pattern in patterns
+    }
+
+
+@pytest.mark.parametrize("run", ["single", "series"])
+def test_a_caption_speaks_of_no_broken_line_that_is_not_drawn(run: str) -> None:
+    for name, drawn in draw_all({"single": SINGLE_RUN, "series": SERIES}[run]).items():
+        spoken = {
+            word for word in ("dashed", "dotted") if re.search(rf"\b{word}\b(?! edges)", drawn.caption, re.I)
+        }
+        if "dash-dotted" in drawn.caption.lower():
+            spoken.discard("dotted")
+        assert spoken <= dashes(drawn.figure), f"{name}: {drawn.caption}"
 
 
 def test_masked_keys_carry_means_and_intervals() -> None:
@@ -360,11 +394,12 @@ def test_captions_say_what_is_drawn_and_nothing_else() -> None:
         "single heads with their value vectors. Bands: 95 % intervals over texts."
     )
     absent = ("published", "random weights", "shuffled", "before training")
+    assert "shuffled rows" in few.pop("sink_removal")
     assert not [word for caption in few.values() for word in absent if word in caption]
     assert "uniform" in few["sink_maps"]
     assert "uniform" not in few["spectra"]
     removal = draw(single_table, ["sink_removal"])["sink_removal"]
     assert [axis.get_title(loc="left") for axis in removal.axes] == [
         "ΔKL by percentile",
-        "ΔKL by layer, keys ≥ 90th percentile",
+        "share of KL, keys ≥ 90th percentile",
     ]

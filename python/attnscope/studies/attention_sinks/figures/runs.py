@@ -28,6 +28,7 @@ from attnscope.plots.selection import estimate, last_step
 from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 from attnscope.results.summaries import in_series
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
+from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED
 from attnscope.study_api.selection import where
 
 #: Percentile that makes a key a sink -> how much less heads differ without those.
@@ -50,8 +51,28 @@ def kl_by_threshold(rows_of_protocol: pd.DataFrame, colors: Mapping[str, str], a
     ax.set(xlabel="percentile of a sink", ylabel="reduction of KL (nats)")
 
 
+def share_by_layer(rows_of_protocol: pd.DataFrame, colors: Mapping[str, str], ax: Axes) -> None:
+    """Draw the share of the heads' divergence that keys from the 90th percentile on carry, over depth.
+
+    Dotted: the same of the maps with shuffled rows, whose strongest keys are chosen in the same way.
+    """
+    place = depth_axis(ax, rows_of_protocol)
+    for name, rows_of_series in rows_of_protocol.groupby("series", sort=False):
+        rows = estimate(rows_of_series, SHARE[90], ["layer"]).sort_values("layer")
+        x = place(str(name), rows["layer"])
+        draw_curve(ax, x, rows, str(name), colors[str(name)], marker=len(rows) < 50)
+        if SHUFFLED[90] in rows_of_series and rows_of_series[SHUFFLED[90]].notna().any():
+            shuffled = rows_of_series.groupby("layer")[SHUFFLED[90]].mean().reindex(rows["layer"])
+            ax.plot(x, shuffled, color=colors[str(name)], linestyle=":", gid=f"shuffled:{name}")
+    ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
+    ax.set(ylabel="share of KL", title="share of KL, keys ≥ 90th percentile")
+
+
 def sink_removal(results: Results, options: Options) -> Drawn:
-    """Draw KL between heads without their sinks: over the sink percentile and over depth, both protocols."""
+    """Draw KL between heads without their sinks: over the sink percentile and over depth, both protocols.
+
+    Over depth the exact protocol shows the share of the divergence, which is tested against shuffled rows.
+    """
     layers = last_step(in_series(require_table(results, "layers", "protocol"), results))
     reductions = with_values(layers, "layers", list(REDUCTIONS.values()))
     of_kinds = {kind: where(layers, protocol=kind) for kind in PROTOCOL_NAMES}
@@ -60,10 +81,18 @@ def sink_removal(results: Results, options: Options) -> Drawn:
         for kind, rows_of_protocol in of_kinds.items()
         if rows_of_protocol[reductions].notna().any(axis=None)
     ]
+    shares = [
+        kind for kind in kinds if SHARE[90] in of_kinds[kind] and of_kinds[kind][SHARE[90]].notna().any()
+    ]
     middle = REDUCTIONS[90]
-    by_layer = [kind for kind in kinds if middle in reductions and of_kinds[kind][middle].notna().any()]
+    by_layer = [
+        kind
+        for kind in kinds
+        if kind not in shares and middle in reductions and of_kinds[kind][middle].notna().any()
+    ]
     colors = series_colors(list(layers["series"]))
-    figure, (axes,) = panels(1, len(kinds) + len(by_layer), height=2.2, width=options.width, sharey=True)
+    count = len(kinds) + len(by_layer) + len(shares)
+    figure, (axes,) = panels(1, count, height=2.2, width=options.width)
     free = iter(axes)
     for protocol in kinds:
         over = next(free)
@@ -72,10 +101,14 @@ def sink_removal(results: Results, options: Options) -> Drawn:
         title = PROTOCOL_NAMES[protocol] if len(kinds) > 1 else ""
         over.set_title(title or "ΔKL by percentile")
         if over is not axes[0]:
+            over.sharey(axes[0])
             over.set_ylabel("")
+        if protocol in shares:
+            share_by_layer(of_kinds[protocol], colors, next(free))
         if protocol not in by_layer:
             continue
         depth = next(free)
+        depth.sharey(axes[0])
         place = depth_axis(depth, layers)
         for name, rows_of_series in of_kinds[protocol].groupby("series", sort=False):
             rows = estimate(rows_of_series, middle, ["layer"]).sort_values("layer")
@@ -90,12 +123,10 @@ def sink_removal(results: Results, options: Options) -> Drawn:
         "How much closer heads come to their mean when sink keys are removed and rows renormalised, over the "
         "percentile that makes a key a sink (mean over layers)"
         + (" and by layer at the 90th." if by_layer else "."),
-        "Positive: heads differ less without sinks."
-        + (
-            " Dashed: of queries that did not choose the keys. Dotted: of these without as many others."
-            if "exact" in kinds
-            else ""
-        ),
+        "Positive: heads differ less without sinks.",
+        "Share of the heads' divergence that the keys from the 90th percentile on carry, by layer."
+        if shares
+        else "",
         "The published computation stands beside the exact one." if len(kinds) > 1 else single_protocol,
         compared_with(figure),
     )
