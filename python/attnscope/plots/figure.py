@@ -15,6 +15,7 @@ import matplotlib.figure as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle, StepPatch
 
 from attnscope.config.study_folders import study_of
@@ -239,6 +240,12 @@ _BESIDE = {
 
 def compared_with(figure: mpl.Figure) -> str:
     """Return the intervals and baselines that a figure shows, in words."""
-    ids = {str(artist.get_gid()).partition(":")[0] for ax in figure.axes for artist in ax.get_children()}
+    ids = {
+        str(artist.get_gid()).partition(":")[0]
+        for ax in figure.axes
+        for artist in ax.get_children()
+        # a line of nothing but undefined values is not seen
+        if not isinstance(artist, Line2D) or np.isfinite(artist.get_ydata(orig=False)).any()
+    }
     words = "; ".join(text for start, text in _BESIDE.items() if start in ids)
     return f"{words[0].upper()}{words[1:]}." if words else ""

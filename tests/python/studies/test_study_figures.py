@@ -26,6 +26,7 @@ from attnscope.plots import (
     persistence_diagram,
 )
 from attnscope.plots.axes import depth_axis
+from attnscope.plots.figure import compared_with
 from attnscope.plots.selection import measured_heads
 from attnscope.plots.style import freeze_layout
 from attnscope.results.results import Results
@@ -184,6 +185,12 @@ def test_a_caption_speaks_of_no_broken_line_that_is_not_drawn(run: str) -> None:
         if "dash-dotted" in drawn.caption.lower():
             spoken.discard("dotted")
         assert spoken <= dashes(drawn.figure), f"{name}: {drawn.caption}"
+
+
+def test_a_caption_speaks_of_no_line_without_values(ax) -> None:
+    ax.plot([0, 1], [np.nan, np.nan], gid="untrained:a")
+    ax.plot([0, 1], [np.nan, 2.0], gid="uniform")
+    assert compared_with(ax.figure) == "Dashed: uniform attention of the same lengths."
 
 
 def test_masked_keys_carry_means_and_intervals() -> None:
