@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "matrix/columns/column_sums.h"
 #include "matrix/row_groups/fast_row_statistics.h"
@@ -40,12 +41,36 @@ Index position_of(double min_visibility, Index queries_of_map, const SinkWorkspa
   return best;
 }
 
+// The larger of the lanes, by halves.
+double largest_of(Lanes x) { return largest_lane(reinterpret_cast<DoubleVector>(x)); }
+
+// The sum of `mass` and its largest entry.
+std::pair<double, double> sum_and_largest(const std::vector<double>& mass) {
+  const auto n = static_cast<Index>(mass.size());
+  Lanes sums[2] = {};
+  Lanes most = broadcast(-std::numeric_limits<double>::infinity());
+  Index j = 0;
+  for (; j + 2 * kPackWidth <= n; j += 2 * kPackWidth) {
+    const Lanes x = load(mass.data() + j), y = load(mass.data() + j + kPackWidth);
+    sums[0] += x;
+    sums[1] += y;
+    most = larger(most, larger(x, y));
+  }
+  double sum = sum_by_halves(sums[0] + sums[1]);
+  double largest = largest_of(most);
+  for (; j < n; ++j) {
+    sum += mass[j];
+    largest = std::max(largest, mass[j]);
+  }
+  return {sum, largest};
+}
+
 // The share of `mass` that its k largest entries hold; reorders it.
 double top_mass_of(Index k, std::vector<double>& mass) {
-  const double total = std::accumulate(mass.begin(), mass.end(), 0.0);
+  const auto [total, largest] = sum_and_largest(mass);
   if (total == 0.0) return kNaN;
   const Index taken = std::min(k, static_cast<Index>(mass.size()));
-  if (taken == 1) return *std::max_element(mass.begin(), mass.end()) / total;
+  if (taken == 1) return largest / total;
   std::partial_sort(mass.begin(), mass.begin() + taken, mass.end(), std::greater<>());
   return std::accumulate(mass.begin(), mass.begin() + taken, 0.0) / total;
 }
@@ -58,9 +83,6 @@ struct FarRow {
   double squares = 0.0;
   double largest = 0.0;
 };
-
-// The larger of the lanes, by halves.
-double largest_of(Lanes x) { return largest_lane(reinterpret_cast<DoubleVector>(x)); }
 
 // Of the entries in [0, left) and [right, end), all of them visible, which are added to `mass`, of
 // which whole vectors are touched.

@@ -14,27 +14,25 @@ namespace {
 
 constexpr Index kRowsTogether = 4;
 
+// Of rows shorter than a vector entropies in float32 take longer than the exact ones.
+template <class Scalar>
+bool is_worth_float32(const MatrixView<Scalar>& attention) {
+  return attention.cols() >= kFloatWidth;
+}
+
 template <class Scalar>
 bool is_readable_in_groups(const MatrixView<Scalar>& attention, const Support& support) {
   return !std::is_same_v<Scalar, double> && attention.innerStride() == 1 &&
-         attention.cols() >= kFloatWidth && support.kind != Support::Kind::mask;
+         is_worth_float32(attention) && support.kind != Support::Kind::mask;
 }
 
-// Reads kRows rows from row i on; false where an entry behind the keys of one is not 0.
+// Reads kRows rows from row i on, whose keys end at `end` or before, with zeros in between.
 template <Index kRows, bool kSums, class Scalar>
-bool read_group(const MatrixView<Scalar>& attention, const Support& support, Index i,
+void read_group(const MatrixView<Scalar>& attention, const Support& support, Index i, Index end,
                 double* entropy, double* sums, RowScratch& scratch) {
   const Index n = attention.cols();
   const Index stride = attention.outerStride();
   const Scalar* rows = attention.data() + i * stride;
-  Index end = n;
-  if (support.kind == Support::Kind::causal) {
-    Index ends[kRows];
-    for (Index r = 0; r < kRows; ++r) ends[r] = support.end(i + r, n);
-    // zeros add nothing, and a whole vector costs less than one that is masked
-    end = std::min((ends[kRows - 1] + kFloatWidth - 1) / kFloatWidth * kFloatWidth, n);
-    if (any_behind<kRows>(rows, stride, ends, end, n)) return false;
-  }
   bool fits_float32 = read_float_rows<kRows, kSums>(rows, stride, end, n, entropy + i, sums);
   for (Index r = i; fits_float32 && r < i + kRows; ++r)
     fits_float32 = entropy[r] == 0.0 || entropy[r] > kSmallestFast;
@@ -44,9 +42,9 @@ bool read_group(const MatrixView<Scalar>& attention, const Support& support, Ind
     row_entropies(matrix_view(rows, kRows, n, stride, Index{1}), shifted, true, true, entropy + i,
                   scratch);
   }
-  return true;
 }
 
+// False where an entry behind the keys of a row is not 0.
 template <bool kSums, class Scalar>
 bool read_in_groups(const MatrixView<Scalar>& attention, const Support& support, double* entropy,
                     double* sums, RowScratch& scratch) {
@@ -54,20 +52,27 @@ bool read_in_groups(const MatrixView<Scalar>& attention, const Support& support,
     return false;
   } else {
     const Index queries = attention.rows();
-    if constexpr (kSums) std::fill(sums, sums + attention.cols(), 0.0);
-    Index i = 0;
-    // the last keys of rows that are read together lie in one vector
-    const Index alone =
-        std::min((kRowsTogether - support.shift % kRowsTogether) % kRowsTogether, queries);
-    for (; i < alone; ++i) {
-      if (!read_group<1, kSums>(attention, support, i, entropy, sums, scratch)) return false;
-    }
-    for (; i + kRowsTogether <= queries; i += kRowsTogether) {
-      if (!read_group<kRowsTogether, kSums>(attention, support, i, entropy, sums, scratch))
-        return false;
-    }
-    for (; i < queries; ++i) {
-      if (!read_group<1, kSums>(attention, support, i, entropy, sums, scratch)) return false;
+    const Index n = attention.cols();
+    const Index stride = attention.outerStride();
+    const bool causal = support.kind == Support::Kind::causal;
+    if constexpr (kSums) std::fill(sums, sums + n, 0.0);
+    for (Index i = 0; i < queries;) {
+      // the last keys of rows that are looked at together lie in one vector
+      const Index stop =
+          std::min(i + kFloatWidth - ((i + support.shift) & (kFloatWidth - 1)), queries);
+      Index end = n;
+      if (causal) {
+        // zeros add nothing, and a whole vector costs less than one that is masked
+        const Index last = support.end(stop - 1, n);
+        end = std::min((last + kFloatWidth - 1) / kFloatWidth * kFloatWidth, n);
+        if (any_behind(attention.data() + i * stride, stride, stop - i, i + support.shift + 1, end,
+                       n))
+          return false;
+      }
+      for (; i + kRowsTogether <= stop; i += kRowsTogether)
+        read_group<kRowsTogether, kSums>(attention, support, i, end, entropy, sums, scratch);
+      for (; i < stop; ++i)
+        read_group<1, kSums>(attention, support, i, end, entropy, sums, scratch);
     }
     return true;
   }
@@ -97,6 +102,8 @@ bool fast_row_statistics(const MatrixView<Scalar>& attention, bool find_support,
     if (read_once<true>(attention, find_support, support, entropy, sums, scratch))
       return are_finite(sums, n, 1);
   }
+  if (!is_worth_float32(attention))
+    return row_statistics(attention, find_support, support, entropy, scratch);
   if (!row_statistics(attention, find_support, support, nullptr, scratch)) return false;
   row_entropies(attention, support, find_support, true, entropy, scratch);
   return true;
@@ -113,13 +120,14 @@ bool fast_entropies(const MatrixView<Scalar>& attention, bool find_support, Supp
       read_once<false>(attention, find_support, support, entropy, nullptr, scratch)) {
     return are_all_finite();
   }
+  const bool fast = is_worth_float32(attention);
   if (!find_support) {
     if (!all_finite(attention)) return false;
-    row_entropies(attention, support, false, true, entropy, scratch);
+    row_entropies(attention, support, false, fast, entropy, scratch);
     return true;
   }
   support.kind = is_causal(attention, support.shift) ? Support::Kind::causal : Support::Kind::full;
-  row_entropies(attention, support, true, true, entropy, scratch);
+  row_entropies(attention, support, true, fast, entropy, scratch);
   return are_all_finite();
 }
 

@@ -9,7 +9,8 @@ namespace attnscope {
 // sums over the visible entries, in float64 and with the bits of the exact ones, to scratch.sums
 // [keys] and −Σ_j x log x of every row (NaN where it holds a negative entry), relative error below
 // 2e-6 of Σ |x log x|, to `entropy` [queries]. Several rows are read side by side where rows are
-// contiguous; masks and float64 matrices go another way, and entropies of float64 are exact. With
+// contiguous; masks and float64 matrices go another way, and entropies of float64 and of rows
+// shorter than a vector are exact. With
 // `find_support` the same read finds out whether the map is causal and writes that to `support`.
 // Returns whether all entries are finite; where not, what was written means nothing.
 template <class Scalar>

@@ -116,34 +116,45 @@ bool read_float_rows(const Entry* rows, Index stride, Index end, Index n, double
   return true;
 }
 
-// Whether one of kRows rows, `stride` entries apart, has an entry other than 0 from ends[r] on, up
-// to n >= kFloatWidth; `end` is no less than any of `ends`, nor further away than a vector.
-template <Index kRows, class Entry>
-bool any_behind(const Entry* rows, Index stride, const Index* ends, Index end, Index n) {
+// Whether one of `count` rows, `stride` entries apart, has an entry other than 0 behind its keys,
+// up to n >= kFloatWidth. Keys of the first row end at `first_end`, those of each next one an entry
+// later, none before 0 nor behind `end`, which is no further than a vector from any of them.
+template <class Entry>
+bool any_behind(const Entry* rows, Index stride, Index count, Index first_end, Index end, Index n) {
   constexpr Index kEntries = static_cast<Index>(sizeof(IntVector) / sizeof(Entry));
-  IntVector bits{};
-#pragma GCC unroll 4
-  for (Index r = 0; r < kRows; ++r) {
-    const Index first = std::max<Index>(end - kFloatWidth, 0);
-    const FloatVector x = load_floats(rows + r * stride + first);
-    bits |= reinterpret_cast<IntVector>(lanes_between(x, ends[r] - first, kFloatWidth));
-  }
-  Index j = end;
-  for (; j + kEntries <= n; j += kEntries) {
-    ask_ahead<kRows>(rows + j, stride);
-#pragma GCC unroll 4
-    for (Index r = 0; r < kRows; ++r) bits |= vector_at<IntVector>(rows + r * stride + j);
-  }
-  for (; j < n; j += kFloatWidth) {
-    const Index first = std::min(j, n - kFloatWidth);
-#pragma GCC unroll 4
-    for (Index r = 0; r < kRows; ++r) {
-      const FloatVector x = load_floats(rows + r * stride + first);
-      bits |= reinterpret_cast<IntVector>(lanes_between(x, j - first, kFloatWidth));
-    }
-  }
+  constexpr Index kTogether = 4;
   constexpr std::int32_t kMagnitudes = sizeof(Entry) == 2 ? 0x7fff7fff : 0x7fffffff;
-  return lane_bits(IntVector{} != (bits & kMagnitudes)) != 0;
+  IntVector bits{};
+  const auto is_any = [&] { return lane_bits(IntVector{} != (bits & kMagnitudes)) != 0; };
+  const Index begin = std::max<Index>(end - kFloatWidth, 0);
+  IntVector behind;  // of lane k above 0 where it lies behind the row's keys
+  for (Index k = 0; k < kFloatWidth; ++k)
+    behind[k] = static_cast<std::int32_t>(begin + k - first_end + 1);
+  for (Index r = 0; r < count; ++r, behind -= 1)
+    bits |= reinterpret_cast<IntVector>(load_floats(rows + r * stride + begin)) & (behind > 0);
+  if (end == n || is_any()) return is_any();  // maps that are not causal mostly end here
+  const auto read_behind = [&]<Index kRows>(const Entry* from,
+                                            std::integral_constant<Index, kRows>) {
+    Index j = end;
+    for (; j + kEntries <= n; j += kEntries) {
+      ask_ahead<kRows>(from + j, stride);
+#pragma GCC unroll 4
+      for (Index r = 0; r < kRows; ++r) bits |= vector_at<IntVector>(from + r * stride + j);
+    }
+    for (; j < n; j += kFloatWidth) {
+      const Index first = std::min(j, n - kFloatWidth);
+#pragma GCC unroll 4
+      for (Index r = 0; r < kRows; ++r) {
+        const FloatVector x = load_floats(from + r * stride + first);
+        bits |= reinterpret_cast<IntVector>(lanes_between(x, j - first, kFloatWidth));
+      }
+    }
+  };
+  Index r = 0;
+  for (; r + kTogether <= count; r += kTogether)
+    read_behind(rows + r * stride, std::integral_constant<Index, kTogether>{});
+  for (; r < count; ++r) read_behind(rows + r * stride, std::integral_constant<Index, 1>{});
+  return is_any();
 }
 
 }  // namespace attnscope

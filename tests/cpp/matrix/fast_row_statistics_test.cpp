@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "matrices.h"
+#include "matrix/row_statistics.h"
 
 namespace attnscope {
 namespace {
@@ -105,6 +106,23 @@ TEST(FastRowStatistics, SeeASingleEntryBehindAnyQuery) {
                     !std::isnan(entry));
         }
       }
+    }
+  }
+}
+
+// Shorter than any vector of float32 numbers.
+TEST(FastRowStatistics, AreExactInTheShortestRows) {
+  RowScratch scratch;
+  for (const Index n : {1, 2, 3}) {
+    for (const bool causal : {false, true}) {
+      const RowMatrix<float> a = testing::random_attention(n, causal, 5, 3.0).cast<float>();
+      std::vector<double> exact(n), entropy(n), alone(n);
+      Support support;
+      ASSERT_TRUE(row_statistics(view(a), true, support, exact.data(), scratch));
+      ASSERT_TRUE(fast_row_statistics(view(a), true, support, entropy.data(), scratch));
+      ASSERT_TRUE(fast_entropies(view(a), true, support, alone.data(), scratch));
+      EXPECT_EQ(entropy, exact) << "n = " << n;
+      EXPECT_EQ(alone, exact) << "n = " << n;
     }
   }
 }
