@@ -2,6 +2,8 @@
 #include "kernels/spectra/singular_values.h"
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "linalg/bidiagonal.h"
 #include "linalg/float_packs.h"
@@ -69,10 +71,31 @@ void of_rectangles(std::span<const MatrixView<Scalar>> matrices, std::span<doubl
   }
 }
 
-// Of square matrices in float32, up to kFloatsInPack at a time.
+// How much of the entropy of the values may be that of values which are taken for 0. Rounding,
+// which is a tenth of what is taken for 0, leaves the effective rank within its bound of 1e-3 then.
+constexpr double kMostEntropyOfZeros = 2.5e-4;
+
+// Makes 0 of the values that float32's rounding may have made of 0, so that a rank can be read off.
+// Returns whether the effective rank would miss them.
+bool clear_noise(std::span<double> values) {
+  const double noise = 0x1p-24 * static_cast<double>(values.size()) * values[0];
+  double sum = 0.0;
+  for (const double value : values) sum += value;
+  double missed = 0.0;
+  for (double& value : values) {
+    if (value > noise) continue;
+    const double share = value / sum;
+    if (share > 0.0) missed -= share * std::log(share);
+    value = 0.0;
+  }
+  return missed > kMostEntropyOfZeros;
+}
+
+// Of square matrices in float32, up to kFloatsInPack at a time. Returns those whose values near 0
+// are too many for it.
 template <class Scalar>
-void in_float32(std::span<const MatrixView<Scalar>> matrices, std::span<double* const> out,
-                SingularValuesWorkspace& workspace) {
+std::vector<Index> in_float32(std::span<const MatrixView<Scalar>> matrices,
+                              std::span<double* const> out, SingularValuesWorkspace& workspace) {
   const Index n = matrices.front().rows();
   const auto count = static_cast<Index>(matrices.size());
   const Index width = dqds_width();
@@ -107,11 +130,12 @@ void in_float32(std::span<const MatrixView<Scalar>> matrices, std::span<double* 
                                out.subspan(first, std::min(width, count - first)), workspace.dqds,
                                0, Precision::fast);
   }
+  std::vector<Index> beyond;
   for (Index k = 0; k < count; ++k) {
-    // A value that float32's rounding makes of 0 is 0, so that a rank can be read off.
-    const double noise = 0x1p-24 * static_cast<double>(n) * out[k][0];
-    for (Index i = 0; i < n; ++i) out[k][i] = out[k][i] <= noise ? 0.0 : out[k][i] / scales[k];
+    if (clear_noise({out[k], static_cast<std::size_t>(n)})) beyond.push_back(k);
+    for (Index i = 0; i < n; ++i) out[k][i] /= scales[k];
   }
+  return beyond;
 }
 
 }  // namespace
@@ -121,13 +145,23 @@ Index singular_values_width(Precision precision) {
 }
 
 template <class Scalar>
-void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<double* const> out,
-                     SingularValuesWorkspace& workspace, Precision precision) {
+Index singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<double* const> out,
+                      SingularValuesWorkspace& workspace, Precision precision) {
   const auto together = static_cast<std::size_t>(dqds_width());
   const bool square = matrices.front().rows() == matrices.front().cols();
   if (precision == Precision::fast && square && matrices.front().rows() <= kLargestPacked) {
-    in_float32(matrices, out, workspace);
-    return;
+    const std::vector<Index> beyond = in_float32(matrices, out, workspace);
+    std::vector<MatrixView<Scalar>> again;
+    std::vector<double*> places;
+    for (const Index k : beyond) {
+      again.push_back(matrices[k]);
+      places.push_back(out[k]);
+    }
+    if (!again.empty()) {
+      singular_values(std::span<const MatrixView<Scalar>>(again), std::span<double* const>(places),
+                      workspace);
+    }
+    return static_cast<Index>(again.size());
   }
   if (matrices.size() > together) {
     // A fast pack of smaller matrices is wider.
@@ -135,11 +169,11 @@ void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<dou
       const std::size_t size = std::min(together, matrices.size() - first);
       singular_values(matrices.subspan(first, size), out.subspan(first, size), workspace);
     }
-    return;
+    return 0;
   }
   if (!square) {
     of_rectangles(matrices, out, workspace);
-    return;
+    return 0;
   }
   const Index n = matrices.front().rows();
   const Index width = dqds_width();
@@ -171,6 +205,7 @@ void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<dou
     double* values = out[lane];
     for (Index i = 0; i < n; ++i) values[i] /= scales[lane];
   }
+  return 0;
 }
 
 ATTNSCOPE_COMPILE(singular_values);

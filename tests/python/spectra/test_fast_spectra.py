@@ -116,3 +116,17 @@ def test_columns_that_all_but_vanish_leave_the_large_values_as_they_are(precisio
     expected = torch.linalg.svdvals(maps.double())
     error = (asc.singular_values(maps, precision=precision) - expected).abs().amax(-1) / expected[:, 0]
     assert float(error.max()) < (1e-13 if precision == "exact" else 1e-5)
+
+
+@pytest.mark.parametrize("n", [16, 33, 64, 96, 127, 128])
+def test_nearly_equal_weights_keep_their_effective_rank(n):
+    """Maps of untrained encoders: a singular value of 1, and n − 1 at the rounding of float32 and above."""
+    draw = np.random.default_rng(n)
+    for size in 10.0 ** np.arange(-8.0, -1.0, 0.5):
+        logits = size * draw.standard_normal((4, n, n))
+        maps = torch.tensor(logits).softmax(-1)
+        sigma = np.linalg.svd(maps.numpy(), compute_uv=False)
+        share = sigma / sigma.sum(-1, keepdims=True)
+        expected = np.exp(-np.sum(share * np.log(np.maximum(share, 1e-300)), -1))
+        fast = asc.effective_rank(maps, precision="fast").numpy()
+        np.testing.assert_allclose(fast, expected, rtol=1e-3, atol=0, err_msg=f"logits of size {size:.1e}")
