@@ -68,19 +68,8 @@ void CycleLabels::drain() {
   }
 }
 
-bool CycleLabels::is_stale(const Label& label) const {
-  std::uint8_t stale = 0;
-  for (std::uint32_t k = 0; k < label.size; ++k) stale |= is_closed_[arena_[label.offset + k]];
-  return stale != 0;
-}
-
-// Rewrites a label in open classes where it holds closed ones, and these first.
-void CycleLabels::refresh(Id id) {
-  if (labels_[id].closed == closed_) return;
-  if (!is_stale(labels_[id])) {
-    labels_[id].closed = closed_;
-    return;
-  }
+// The closed classes' labels first.
+void CycleLabels::rewrite(Id id) {
   stack_.assign(1, id);
   while (!stack_.empty()) {
     const Id top = stack_.back();

@@ -41,8 +41,19 @@ class CycleLabels {
     std::uint32_t closed;  // how many classes had closed when it was last rewritten
   };
   // Whether a label holds a closed class.
-  bool is_stale(const Label& label) const;
-  void refresh(Id id);
+  bool is_stale(const Label& label) const {
+    std::uint8_t stale = 0;
+    for (std::uint32_t k = 0; k < label.size; ++k) stale |= is_closed_[arena_[label.offset + k]];
+    return stale != 0;
+  }
+  // Rewrites a label in open classes where it holds closed ones.
+  void refresh(Id id) {
+    Label& label = labels_[id];
+    if (label.closed == closed_) return;
+    if (is_stale(label)) return rewrite(id);
+    label.closed = closed_;
+  }
+  void rewrite(Id id);
   void add(std::initializer_list<Id> ids);
   void toggle(Class entry);
   void toggle_all(Id id);

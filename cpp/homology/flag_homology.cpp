@@ -94,7 +94,7 @@ void FlagHomology::mark(std::uint32_t u, std::uint32_t w, std::uint32_t entry) {
   bits::insert(labelled(u), w);
   bits::insert(labelled(w), u);
   marked_.push_back({static_cast<std::uint16_t>(u), static_cast<std::uint16_t>(w),
-                     static_cast<std::uint32_t>(at)});
+                     static_cast<std::uint32_t>(at), entry});
 }
 
 void FlagHomology::drop_zero_labels() {
@@ -103,9 +103,10 @@ void FlagHomology::drop_zero_labels() {
   closed_ = labels_.closed();
   const bool is_open = labels_.alive() != 0;
   std::size_t kept = 0;
-  for (const Marked edge : marked_) {
-    const std::uint32_t entry = cells_[edge.cell];
-    if (is_open && !labels_.is_zero(is_known(entry) ? entry & ~kLabelled : label(edge.u, edge.w))) {
+  for (Marked edge : marked_) {
+    // A label once known stays the edge's own, and cells are far apart.
+    if (is_open && !is_known(edge.entry)) edge.entry = label(edge.u, edge.w) | kLabelled;
+    if (is_open && !labels_.is_zero(edge.entry & ~kLabelled)) {
       marked_[kept++] = edge;
       continue;
     }

@@ -64,11 +64,12 @@ class FlagHomology {
   // A row of adjacency bits lies on a 32-byte boundary, and where it can within one cache line.
   using Rows = std::vector<std::uint64_t, Eigen::aligned_allocator<std::uint64_t>>;
 
-  // An edge by the bits of its ends, and its cell.
+  // An edge by the bits of its ends, its cell, and what that held when it was last looked at.
   struct Marked {
     std::uint16_t u;
     std::uint16_t w;
     std::uint32_t cell;
+    std::uint32_t entry;
   };
 
   template <int kWords>

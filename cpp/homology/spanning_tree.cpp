@@ -65,7 +65,8 @@ void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t
 // tree: of equally near edges at a vertex that to vertex 0 comes first. From the entries below the
 // diagonal; `firsts` is scratch for those of the first column. Looks at few rows where it is not.
 template <class Float>
-bool is_star(const Float* rows, std::size_t n, std::size_t ld, std::vector<Float>& firsts) {
+bool is_star(const Float* rows, std::size_t n, std::size_t ld, std::vector<Float>& firsts,
+             Ahead& ahead) {
   using Floats = typename VectorOf<Float>::Floats;
   using Numbers = typename VectorOf<Float>::Numbers;
   using Lane = std::remove_reference_t<decltype(Numbers{}[0])>;
@@ -77,6 +78,7 @@ bool is_star(const Float* rows, std::size_t n, std::size_t ld, std::vector<Float
   for (std::size_t k = 0; k < kWidth; ++k) lane[k] = static_cast<Lane>(k);
   for (std::size_t begin = 1; begin < n; begin += kRows) {
     Numbers nearer{};
+    ahead.ask(static_cast<Index>(kRows * n * sizeof(Float)) / Ahead::kLine);
     for (std::size_t i = begin; i < std::min(begin + kRows, n); ++i) {
       const Float* const row = rows + i * ld;
       const Floats first = row[0] - Floats{};
@@ -123,8 +125,9 @@ std::pair<const Float*, std::size_t> SpanningTree::contiguous_rows(
 
 // The edges to vertex 0, where they are the tree of the entries below the diagonal; else false.
 template <class Float, class Number>
-bool SpanningTree::grow_star(Growth<Float, Number>& growth, const Float* rows, std::size_t ld) {
-  if (!is_star(rows, n_, ld, growth.found)) return false;
+bool SpanningTree::grow_star(Growth<Float, Number>& growth, const Float* rows, std::size_t ld,
+                             Ahead& ahead) {
+  if (!is_star(rows, n_, ld, growth.found, ahead)) return false;
   grown_.resize(n_ - 1);
   growth.found.resize(n_ - 1);
   for (std::size_t i = 1; i < n_; ++i) {
@@ -334,7 +337,9 @@ void SpanningTree::grow(Growth<Float, Number>& growth, const Float* rows, std::s
   const bool reads_rows = lower && takes_larger;
   // Steps whose vectors stay in registers are faster than rounds.
   const bool is_small = kPackWidth > 2 && n_ <= kMostUnrolled;
-  if (reads_rows && grow_star(growth, rows, ld)) return;
+  // A larger map's star is read as fast as memory gives it, and the next one would come in between.
+  Ahead none;
+  if (reads_rows && grow_star(growth, rows, ld, is_small ? ahead : none)) return;
   if (reads_rows && !is_small && grow_in_rounds(growth, rows, ld, ahead)) return;
   // Beyond n whole tiles hold what no vertex outside reads.
   growth.square.resize(round_to_tiles(n_) * stride_ + kVerticesInWord);

@@ -51,7 +51,7 @@ class SpanningTree {
   std::pair<const Float*, std::size_t> contiguous_rows(Growth<Float, Number>& growth,
                                                        const MatrixView<Scalar>& attention);
   template <class Float, class Number>
-  bool grow_star(Growth<Float, Number>& growth, const Float* rows, std::size_t ld);
+  bool grow_star(Growth<Float, Number>& growth, const Float* rows, std::size_t ld, Ahead& ahead);
   template <class Float, class Number>
   bool grow_in_rounds(Growth<Float, Number>& growth, const Float* rows, std::size_t ld,
                       Ahead ahead);

@@ -67,7 +67,13 @@ class TreeSteps {
     for (std::size_t k = 0; k < vectors(); ++k) put_best(k, -kInfinity - Floats{});
     for (std::size_t j = 0; j < words_of() * kVerticesInWord; ++j)
       cap_[j] = j < n ? kInfinity : -kInfinity;
-    for (std::size_t w = 0; w < words_of(); ++w) inside_[w] = 0;
+    // Beyond n there is nothing outside. Nothing is inside there either, but of equal numbers in a
+    // row the first counts, which is a vertex's.
+    for (std::size_t w = 0; w < words_of(); ++w) {
+      const std::size_t first = w * kVerticesInWord;
+      const std::size_t vertices = n > first ? std::min(n - first, kVerticesInWord) : 0;
+      inside_[w] = vertices == kVerticesInWord ? 0 : ~std::uint64_t{0} << vertices;
+    }
     for (std::size_t k = 0; k < kWidth; ++k) lane_[k] = static_cast<Lane>(k);
   }
 
@@ -75,18 +81,17 @@ class TreeSteps {
   // the tree and what is outside, −∞ where nothing joins them.
   Float take(std::size_t vertex, const Float* row) {
     inside_[vertex / kVerticesInWord] |= std::uint64_t{1} << vertex % kVerticesInWord;
-    // Written as a whole vector, because a narrower store would hold up the reads that follow.
-    const std::size_t first = vertex / kWidth * kWidth;
-    const Numbers joins = lane_ == static_cast<Lane>(vertex - first);
-    put(cap_ + first, joins ? -kInfinity - Floats{} : vector_at<Floats>(cap_ + first));
+    if constexpr (!kMasks) {
+      // Written as a whole vector, because a narrower store would hold up the reads that follow.
+      const std::size_t first = vertex / kWidth * kWidth;
+      const Numbers joins = lane_ == static_cast<Lane>(vertex - first);
+      put(cap_ + first, joins ? -kInfinity - Floats{} : vector_at<Floats>(cap_ + first));
+    }
     Floats tops[kTops];
     for (Floats& top : tops) top = -kInfinity - Floats{};
 #pragma GCC unroll 32
     for (std::size_t k = 0; k < vectors(); ++k) {
-      const Floats old = best(k), read = vector_at<Floats>(row + k * kWidth);
-      const Floats limit = vector_at<Floats>(cap_ + k * kWidth);
-      const Floats better = read > old ? read : old;
-      const Floats outside = better < limit ? better : limit;
+      const Floats outside = larger_outside(k, vector_at<Floats>(row + k * kWidth), best(k));
       put_best(k, outside);
       Floats& top = tops[k % kTops];
       top = outside > top ? outside : top;
@@ -141,6 +146,35 @@ class TreeSteps {
   static constexpr std::size_t kWidth = kLanes<Float>;
   static constexpr std::size_t kTops = 4;
   static constexpr std::size_t kNowhere = ~std::size_t{0};
+
+  // Whether lanes are chosen by the bits of `inside_`, which spares a read and a minimum per
+  // vector, and not by `cap_`.
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  static constexpr bool kMasks = std::is_same_v<Float, float>;
+#else
+  static constexpr bool kMasks = false;
+#endif
+
+  // The larger of two vectors for the vertices of vector k, −∞ for those inside.
+  Floats larger_outside(std::size_t k, Floats read, Floats old) const {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+    if constexpr (kMasks) {
+      const auto outside = static_cast<__mmask16>(~inside_[k / 4] >> k % 4 * kWidth);
+      return reinterpret_cast<Floats>(_mm512_mask_max_ps(_mm512_set1_ps(-kInfinity), outside,
+                                                         reinterpret_cast<__m512>(read),
+                                                         reinterpret_cast<__m512>(old)));
+    } else {
+      return larger_below_cap(k, read, old);
+    }
+#else
+    return larger_below_cap(k, read, old);
+#endif
+  }
+  Floats larger_below_cap(std::size_t k, Floats read, Floats old) const {
+    const Floats limit = vector_at<Floats>(cap_ + k * kWidth);
+    const Floats better = read > old ? read : old;
+    return better < limit ? better : limit;
+  }
 
   // The vertex of the first bit of word w, far off where it has none.
   static std::size_t first_place(std::size_t w, std::uint64_t word) {
