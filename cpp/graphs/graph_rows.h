@@ -10,7 +10,7 @@
 #include "linalg/shifted_lanczos.h"
 #include "matrix/rows.h"
 #include "matrix/widen.h"
-#include "simd/lanes.h"
+#include "simd/transpose.h"
 
 // The weights of a matrix's graph, row by row, for those that fill their own layout of the
 // Laplacian.
@@ -55,6 +55,32 @@ bool is_connected(Index n, std::vector<Index>& queue, Weight&& weight) {
   return count_graph_components(n, queue, weight, 2) == 1;
 }
 
+// Entries [0, rows) of kColumnBlock columns of a matrix from the first one on, widened, as rows
+// that are `room` apart; columns behind the matrix are left out.
+template <class Scalar>
+void widen_columns(const MatrixView<Scalar>& matrix, Index first, Index rows, Index room,
+                   double* out) {
+  const Index down = matrix.outerStride();
+  const Index right = matrix.innerStride();
+  const Scalar* data = matrix.data() + first * right;
+  const Index columns = std::min(kColumnBlock, matrix.cols() - first);
+  Index j = 0;
+  if (right == 1 && columns == kColumnBlock) {
+    for (; j + kPackWidth <= rows; j += kPackWidth) {
+      for (Index c = 0; c < kColumnBlock; c += kPackWidth) {
+        Lanes tile[kPackWidth];
+        for (Index k = 0; k < kPackWidth; ++k) tile[k] = load(data + (j + k) * down + c);
+        transpose_lanes(tile);
+        for (Index k = 0; k < kPackWidth; ++k) store(out + (c + k) * room + j, tile[k]);
+      }
+    }
+  }
+  for (; j < rows; ++j) {
+    for (Index c = 0; c < columns; ++c)
+      out[c * room + j] = static_cast<double>(data[j * down + c * right]);
+  }
+}
+
 // Calls visit(i, w) with the weights w[j] = scale·W_ij, j < i, of every row of one matrix and
 // writes their sums to workspace.degree. Returns the smallest weight, or 0 where none is below it.
 template <class Scalar, class Visit>
@@ -62,9 +88,6 @@ double read_scaled_weights(const MatrixView<Scalar>& attention, const GraphOptio
                            double scale, GraphRows& workspace, Visit&& visit) {
   const Index n = attention.rows();
   const bool causal = is_causal(attention);
-  const Scalar* data = attention.data();
-  const Index down = attention.outerStride();
-  const Index right = attention.innerStride();
   const Index room = (n + kPackWidth - 1) / kPackWidth * kPackWidth;
   workspace.row.resize((causal ? 1 : 1 + kColumnBlock) * room);
   workspace.degree.assign(n, 0.0);
@@ -75,45 +98,42 @@ double read_scaled_weights(const MatrixView<Scalar>& attention, const GraphOptio
   for (Index i = 0; i < n; ++i) {
     widen_row(attention, i, i, forward);
     if (!causal && i % kColumnBlock == 0) {
-      const Index columns = std::min(kColumnBlock, n - i);
-      for (Index j = 0; j < std::min(n, i + kColumnBlock); ++j) {
-        const Scalar* from = data + j * down + i * right;
-        for (Index c = 0; c < columns; ++c) {
-          block[c * room + j] = static_cast<double>(from[c * right]);
-        }
-      }
+      widen_columns(attention, i, std::min(n, i + kColumnBlock), room, block);
     }
     const double* backward = block + i % kColumnBlock * room;
+    double sum = 0.0;
     const auto combine = [&](auto&& weight) {
-      if (causal) {
-        for (Index j = 0; j < i; ++j) forward[j] = weight(scale * forward[j], 0.0);
-      } else {
-        for (Index j = 0; j < i; ++j) forward[j] = weight(scale * forward[j], scale * backward[j]);
+      Lanes sums{};
+      Index j = 0;
+      for (; j + kPackWidth <= i; j += kPackWidth) {
+        const Lanes w =
+            weight(scale * load(forward + j), causal ? Lanes{} : scale * load(backward + j));
+        store(forward + j, w);
+        smallest = smaller(smallest, w);
+        sums += w;
+        store(degree + j, load(degree + j) + w);
+      }
+      sum = sum_of_lanes(sums);
+      for (; j < i; ++j) {
+        forward[j] = weight(scale * forward[j], causal ? 0.0 : scale * backward[j]);
+        smallest[0] = std::min(smallest[0], forward[j]);
+        sum += forward[j];
+        degree[j] += forward[j];
       }
     };
+    // Of numbers or of lanes.
     if (options.threshold) {
       const double threshold = *options.threshold;
-      combine([=](double a, double b) { return (a > b ? a : b) >= threshold ? 1.0 : 0.0; });
+      combine([=]<class Weight>(Weight a, Weight b) {
+        const Weight none{}, edge = none + 1.0;
+        return (a > b ? a : b) >= threshold ? edge : none;
+      });
     } else if (options.symmetrize == Symmetrize::mean) {
-      combine([](double a, double b) { return 0.5 * (a + b); });
+      combine([](auto a, auto b) { return 0.5 * (a + b); });
     } else if (options.symmetrize == Symmetrize::max) {
-      combine([](double a, double b) { return a > b ? a : b; });
+      combine([](auto a, auto b) { return a > b ? a : b; });
     } else {
-      combine([](double a, double b) { return a < b ? a : b; });
-    }
-    Lanes sums{};
-    Index j = 0;
-    for (; j + kPackWidth <= i; j += kPackWidth) {
-      const Lanes w = load(forward + j);
-      smallest = smaller(smallest, w);
-      sums += w;
-      store(degree + j, load(degree + j) + w);
-    }
-    double sum = sum_of_lanes(sums);
-    for (; j < i; ++j) {
-      smallest[0] = std::min(smallest[0], forward[j]);
-      sum += forward[j];
-      degree[j] += forward[j];
+      combine([](auto a, auto b) { return a < b ? a : b; });
     }
     degree[i] = sum;
     visit(i, forward);

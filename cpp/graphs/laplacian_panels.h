@@ -49,8 +49,13 @@ Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& optio
   double* band = workspace.band.resize(kPackWidth * room);
   const bool graph = read_weights(matrix, options, workspace, [&](Index i, const double* row) {
     const Index part = i % kPackWidth, first = i - part;
-    if (part == 0) std::fill(band, band + kPackWidth * room, 0.0);
+    const Index end = first + kPackWidth;
     std::copy(row, row + i, band + part * room);
+    std::fill(band + part * room + i, band + part * room + end, 0.0);
+    if (i + 1 == n) {
+      for (Index r = part + 1; r < kPackWidth; ++r)
+        std::fill(band + r * room, band + r * room + end, 0.0);
+    }
     if (part + 1 == kPackWidth || i + 1 == n) put_band(band, room, first, panels);
   });
   // What lies behind the matrix in the last panel.

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "linalg/panel_tridiagonal.h"
 #include "linalg/refinement/davidson.h"
 #include "linalg/refinement/float_preconditioner.h"
+#include "linalg/refinement/rayleigh_descent.h"
 
 namespace attnscope {
 namespace {
@@ -30,6 +32,19 @@ float* floats(AlignedBuffer& buffer, Index size) {
 // How many steps cost as much as a new factor and the first steps with it.
 double steps_worth_a_factor(Index n) {
   return n < 192 ? 18.0 : n < 384 ? 22.0 : n < 768 ? 30.0 : 40.0;
+}
+
+// Products with the matrix that a first shift may cost.
+int most_descents(Index n) { return n < 192 ? 8 : n < 384 ? 12 : 16; }
+
+// The diagonal of L + lifts·liftsᵀ − σ to the float32 panels.
+void put_diagonal(const LaplacianPanels& laplacian, const double* lifts, double sigma, float* out) {
+  const Index n = laplacian.n;
+  for (Index i = 0; i < panels_of<float>(n) * PanelShape<float>::kWidth; ++i) {
+    const double entry =
+        i < n ? laplacian.panels[panel_entry(i, i)] + lifts[i] * lifts[i] - sigma : 1.0;
+    out[panel_entry<float>(i, i)] = static_cast<float>(entry);
+  }
 }
 
 // The float32 panels of L + lifts·liftsᵀ − σ.
@@ -59,11 +74,45 @@ void fill_factor(const LaplacianPanels& laplacian, const double* lifts, double s
     }
     std::fill(row, out + panel_offset<float>(s + 1), 0.0f);
   }
-  for (Index i = 0; i < count * kWidth; ++i) {
-    const double entry =
-        i < n ? laplacian.panels[panel_entry(i, i)] + lifts[i] * lifts[i] - sigma : 1.0;
-    out[panel_entry<float>(i, i)] = static_cast<float>(entry);
+  put_diagonal(laplacian, lifts, sigma, out);
+}
+
+// A vector of the preconditioner to begin with, and a shift that is likely to be below λ2, 0 where
+// some products with the matrix do not tell: a product costs a small part of a factor. The factor
+// becomes the matrix less that shift.
+double begin(const LaplacianPanels& laplacian, const double* lifts, float* factor,
+             FloatPreconditioner& preconditioner) {
+  constexpr Index kWidth = PanelShape<float>::kWidth;
+  const Index n = laplacian.n;
+  const Index padded = preconditioner.padded();
+  fill_factor(laplacian, lifts, 0.0, factor);
+  for (Index s = 0; s < padded; s += kWidth) {
+    float* block = factor + panel_entry<float>(s, s);
+    for (Index r = 0; r < kWidth; ++r) {
+      for (Index c = 0; c < r; ++c) block[r * kWidth + c] = block[c * kWidth + r];
+    }
   }
+  float* x = preconditioner.vector(1);
+  float* diagonal = preconditioner.vector(2);
+  float least = std::numeric_limits<float>::max();
+  for (Index i = 0; i < padded; ++i) {
+    diagonal[i] = i < n ? static_cast<float>(laplacian.panels[panel_entry(i, i)]) : 1.0f;
+    if (i < n) least = std::min(least, diagonal[i]);
+  }
+  for (Index i = 0; i < padded; ++i) x[i] = i < n ? 1.0f / (diagonal[i] - 0.9f * least) : 0.0f;
+  const auto typical = static_cast<float>(0.5 * laplacian.lift);  // the mean degree
+  const Descent end = rayleigh_descent<float>(
+      padded, diagonal, typical, preconditioner.vector(0), most_descents(n), 0.02, x,
+      preconditioner.vector(3),
+      [&](const float* v, float* image) { panel_product(factor, panels_of<float>(n), v, image); });
+  // Steps never leave a symmetry of graph and start that λ2's vector may not have.
+  const double drawn = 0.3 / std::sqrt(static_cast<double>(n));
+  for (Index i = 0; i < n; ++i) x[i] += static_cast<float>(drawn * start_entry(i));
+  if (!(end.residual < 0.3 * end.value)) return 0.0;
+  const double down = std::max(1.2 * end.residual + end.fall, 0.005 * end.value);
+  if (down > 0.8 * end.value) return 0.0;
+  put_diagonal(laplacian, lifts, end.value - down, factor);
+  return end.value - down;
 }
 
 // λ2 from the Ritz vector that the preconditioner has found, in float64.
@@ -132,20 +181,19 @@ std::optional<double> preconditioned_fiedler_value(const LaplacianPanels& laplac
   float* inverses = floats(workspace.inverses, panel_inverses<float>(n));
   float* basis = floats(workspace.krylov, (kMostLanczosSteps + 6) * padded);
   FloatPreconditioner preconditioner(n, factor, inverses, basis);
-  float* start = preconditioner.vector(1);
-  for (Index i = 0; i < padded; ++i) {
+  for (Index i = 0; i < padded; ++i)
     basis[i] = i < n ? static_cast<float>(laplacian.null[i]) : 0.0f;
-    start[i] = i < n ? static_cast<float>(start_entry(i)) : 0.0f;
-  }
+  double sigma = begin(laplacian, lifts, factor, preconditioner);
+  float* start = preconditioner.vector(1);
   remove_parts<float>(basis, 1, padded, start);
   scale_vector(start, 1.0 / std::sqrt(inner_product<float>(start, start, padded)), padded);
   const double rounding = 0x1p-53 * static_cast<double>(n) * largest;
-  double sigma = 0.0, below = 0.0;
+  double below = 0.0;
   for (int round = 0; round < kMostRounds; ++round) {
-    fill_factor(laplacian, lifts, sigma, factor);
+    if (round > 0) fill_factor(laplacian, lifts, sigma, factor);
     if (!preconditioner.factorize()) {
       if (sigma == below) return std::nullopt;
-      sigma = below + 0.25 * (sigma - below);
+      sigma = round == 0 ? 0.0 : below + 0.25 * (sigma - below);
       continue;
     }
     below = sigma;

@@ -19,8 +19,8 @@ namespace attnscope {
 // no two rows a power of two apart.
 inline Index triangle_row(Index i) { return i * (i + 1) / 2; }
 
-// Rows that share the reading of v, w, u and p: three, which is what sixteen registers hold.
-inline constexpr Index kTridiagonalRows = 3;
+// Rows that share the reading of v, w, u and p: as many as the registers hold.
+inline constexpr Index kTridiagonalRows = kPackWidth == 8 ? 5 : 3;
 
 // Rows [i, i + kRows) of a −= v wᵀ + w vᵀ, from column `first` to the diagonal, and their part of p
 // = a u: the rows' own entries are set, those of earlier rows are added to.
@@ -29,7 +29,7 @@ template <Index kRows, class Vector>
                                                const Vector* w, const Vector* u, Vector* p) {
   Vector* row[kRows];
   Vector own_v[kRows], own_w[kRows], own_u[kRows], sum[kRows];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (Index r = 0; r < kRows; ++r) {
     row[r] = a + triangle_row(i + r);
     own_v[r] = v[i + r];
@@ -40,7 +40,7 @@ template <Index kRows, class Vector>
   for (Index j = first; j < i; ++j) {
     const Vector vj = v[j], wj = w[j], uj = u[j];
     Vector pj = p[j];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (Index r = 0; r < kRows; ++r) {
       const Vector x = row[r][j] - own_v[r] * wj - own_w[r] * vj;
       row[r][j] = x;
@@ -49,9 +49,9 @@ template <Index kRows, class Vector>
     }
     p[j] = pj;
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (Index r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (Index c = 0; c <= r; ++c) {
       const Vector x = row[r][i + c] - own_v[r] * own_w[c] - own_w[r] * own_v[c];
       row[r][i + c] = x;
@@ -59,7 +59,7 @@ template <Index kRows, class Vector>
       if (c < r) sum[c] += x * own_u[r];
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (Index r = 0; r < kRows; ++r) p[i + r] = sum[r];
 }
 

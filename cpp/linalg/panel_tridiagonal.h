@@ -13,37 +13,45 @@ namespace attnscope {
 
 // p = A u, of `count` panels whose diagonal blocks hold both triangles. Cost 2 n² operations for n²
 // / 2 numbers read.
-inline void panel_product(const double* a, Index count, const double* u, double* p) {
-  std::fill(p, p + count * kPanel, 0.0);
+template <class Number>
+void panel_product(const Number* a, Index count, const Number* u, Number* p) {
+  using Shape = PanelShape<Number>;
+  using Vector = typename Shape::Vector;
+  constexpr Index kWidth = Shape::kWidth, kVectors = Shape::kVectors, kLanes = Shape::kLanes;
+  std::fill(p, p + count * kWidth, Number{0});
   for (Index s = 0; s < count; ++s) {
-    const Lanes* own = lanes_at(u + s * kPanel);
-    const Lanes u0 = own[0], u1 = own[1], u2 = own[2];
-    Lanes sum0{}, sum1{}, sum2{};
-    const Lanes* rows = lanes_at(a + panel_offset(s));
-    Lanes part[kPackWidth];
-    for (Index k = 0; k < s * kPanel; k += kPackWidth) {
-#pragma GCC unroll 8
-      for (Index r = 0; r < kPackWidth; ++r) {
-        const Lanes f = broadcast(u[k + r]);
-        part[r] = rows[0] * u0 + rows[1] * u1 + rows[2] * u2;
-        sum0 += f * rows[0];
-        sum1 += f * rows[1];
-        sum2 += f * rows[2];
-        rows += kPanelVectors;
+    Vector given[kVectors], sum[kVectors] = {};
+#pragma GCC unroll 3
+    for (Index v = 0; v < kVectors; ++v) given[v] = lanes_at(u + s * kWidth)[v];
+    const Vector* rows = lanes_at(a + panel_offset<Number>(s));
+    Vector part[kLanes];
+    for (Index k = 0; k < s * kWidth; k += kLanes) {
+#pragma GCC unroll 16
+      for (Index r = 0; r < kLanes; ++r) {
+        const Vector f = broadcast(u[k + r]);
+        part[r] = rows[0] * given[0];
+        sum[0] += f * rows[0];
+#pragma GCC unroll 2
+        for (Index v = 1; v < kVectors; ++v) {
+          part[r] += rows[v] * given[v];
+          sum[v] += f * rows[v];
+        }
+        rows += kVectors;
       }
       *lanes_at(p + k) += row_sums(part);
     }
-    Lanes* to = lanes_at(p + s * kPanel);
-    to[0] += sum0;
-    to[1] += sum1;
-    to[2] += sum2;
-    for (Index k = 0; k < kPanelVectors; ++k) {
-#pragma GCC unroll 8
-      for (Index r = 0; r < kPackWidth; ++r) {
-        part[r] = rows[0] * u0 + rows[1] * u1 + rows[2] * u2;
-        rows += kPanelVectors;
+    Vector* to = lanes_at(p + s * kWidth);
+#pragma GCC unroll 3
+    for (Index v = 0; v < kVectors; ++v) to[v] += sum[v];
+    for (Index v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 16
+      for (Index r = 0; r < kLanes; ++r) {
+        part[r] = rows[0] * given[0];
+#pragma GCC unroll 2
+        for (Index w = 1; w < kVectors; ++w) part[r] += rows[w] * given[w];
+        rows += kVectors;
       }
-      to[k] += row_sums(part);
+      to[v] += row_sums(part);
     }
   }
 }

@@ -9,6 +9,7 @@
 
 #include "matrix/padded_vectors.h"
 #include "matrix/rows.h"
+#include "simd/transpose.h"
 
 namespace attnscope {
 namespace {
@@ -125,7 +126,14 @@ void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index
     widen_row(matrices[lane], i, count, lines + static_cast<Index>(lane) * count);
   }
   std::fill(lines + static_cast<Index>(matrices.size()) * count, lines + kPackWidth * count, 0.0);
-  for (Index j = 0; j < count; ++j) {
+  Index j = 0;
+  for (; j + kPackWidth <= count; j += kPackWidth) {
+    Lanes tile[kPackWidth];
+    for (Index lane = 0; lane < kPackWidth; ++lane) tile[lane] = load(lines + lane * count + j);
+    transpose_lanes(tile);
+    for (Index k = 0; k < kPackWidth; ++k) store(out + (j + k) * kPackWidth, tile[k]);
+  }
+  for (; j < count; ++j) {
     for (Index lane = 0; lane < kPackWidth; ++lane)
       out[j * kPackWidth + lane] = lines[lane * count + j];
   }

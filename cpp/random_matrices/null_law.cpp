@@ -148,6 +148,16 @@ class TrapezoidCurve {
   double root_;
 };
 
+// F of the Marchenko–Pastur law at the angle t, of whose half s is the sine and c the cosine:
+// (2/π)∫_t^π sin²u/(1 + γ + 2√γ cos u) du.
+double marchenko_pastur_cdf(double gamma, double t, double s, double c) {
+  const double root = std::sqrt(gamma);
+  const double q = (1.0 - root) / (1.0 + root);
+  const double atom = gamma < 1.0 ? 2.0 * (1.0 - gamma) * std::atan2(c, q * s) : 0.0;
+  const double bulk = (1.0 + gamma) * (pi - t) + 4.0 * root * s * c;
+  return std::clamp((bulk - atom) / (2.0 * pi * gamma), 0.0, 1.0);
+}
+
 }  // namespace
 
 // The mean of the entries' variances.
@@ -219,12 +229,7 @@ double NullLaw::cdf_at(double t) const {
     const TrapezoidCurve curve(gamma_);
     return std::clamp(curve.cdf(curve.upper() - t), 0.0, 1.0);
   }
-  const double root = std::sqrt(gamma_);
-  const double q = (1.0 - root) / (1.0 + root);
-  // (2/π)∫_t^π sin²s/(1 + γ + 2√γ cos s) ds
-  const double atom = 2.0 * (1.0 - gamma_) * std::atan2(std::cos(0.5 * t), q * std::sin(0.5 * t));
-  const double bulk = (1.0 + gamma_) * (pi - t) + 2.0 * root * std::sin(t);
-  return std::clamp((bulk - atom) / (2.0 * pi * gamma_), 0.0, 1.0);
+  return marchenko_pastur_cdf(gamma_, t, std::sin(0.5 * t), std::cos(0.5 * t));
 }
 
 NullLaw::Place NullLaw::place(double t) const {
@@ -237,10 +242,15 @@ NullLaw::Place NullLaw::place(double t) const {
     const double share = s * s / (pi * t);
     return {x, 1.0 - t / pi + share, share / x};
   }
-  const double x = value_at(t);
-  if (kind_ == Kind::trapezoid) return {x, cdf_at(t), std::numeric_limits<double>::infinity()};
+  if (kind_ == Kind::trapezoid) {
+    return {value_at(t), cdf_at(t), std::numeric_limits<double>::infinity()};
+  }
+  const double root = std::sqrt(gamma_);
+  const double s = std::sin(0.5 * t), c = std::cos(0.5 * t);
+  const double x = (1.0 - root) * (1.0 - root) + 4.0 * root * c * c;
   // F' = sqrt((b − x)(x − a))/(2πγx) between the ends a and b
-  return {x, cdf_at(t), std::sqrt(edge() / x) / (2.0 * pi * gamma_)};
+  return {x, marchenko_pastur_cdf(gamma_, t, s, c),
+          (1.0 + root) / (2.0 * pi * gamma_ * std::sqrt(x))};
 }
 
 double NullLaw::cdf(double x) const {

@@ -54,20 +54,30 @@ inline LaneMask standardize_lanes(Lanes* row, Index count) {
   // The sum of what `term` makes of every entry, which it may change.
   const auto sum_of = [=](auto&& term) {
     Lanes sums[4] = {};
-    for (Index j = 0; j < count; ++j) sums[j % 4] += term(row[j]);
+    Index j = 0;
+    for (; j + 4 <= count; j += 4) {
+#pragma GCC unroll 4
+      for (Index strand = 0; strand < 4; ++strand) sums[strand] += term(row[j + strand]);
+    }
+    for (; j < count; ++j) sums[j % 4] += term(row[j]);
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   };
-  LaneMask varies{};
-  Lanes largest{};
-  Lanes sum = sum_of([&](Lanes& x) {
-    varies |= x != row[0];
-    largest = larger(largest, magnitude(x));
+  if (count < 2) {
+    std::fill_n(row, count, Lanes{});
+    return LaneMask{};
+  }
+  Lanes least = row[0], most = row[0];
+  Lanes sum = sum_of([&](Lanes x) {
+    least = smaller(least, x);
+    most = larger(most, x);
     return x;
   });
+  const LaneMask varies = least != most;
   if (!any(varies)) {
     std::fill_n(row, count, Lanes{});
     return varies;
   }
+  const Lanes largest = larger(magnitude(least), magnitude(most));
   const Lanes one = broadcast(1.0);
   const LaneMask tiny = largest < 0x1p-400;
   const LaneMask huge = largest > 0x1p400;
@@ -77,9 +87,9 @@ inline LaneMask standardize_lanes(Lanes* row, Index count) {
   }
   const double size = static_cast<double>(count);
   const Lanes first = sum / size;
-  const Lanes second = sum_of([=](Lanes& x) { return x -= first; }) / size;
+  const Lanes second = sum_of([=](Lanes x) { return x - first; }) / size;
   const Lanes squares = sum_of([=](Lanes& x) {
-    x -= second;
+    x = (x - first) - second;
     return x * x;
   });
   const Lanes scale = varies ? square_root(size / (varies ? squares : one)) : Lanes{};

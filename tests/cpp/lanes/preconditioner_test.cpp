@@ -6,8 +6,10 @@
 #include <cmath>
 #include <random>
 
+#include "linalg/panel_tridiagonal.h"
 #include "linalg/refinement/davidson.h"
 #include "linalg/refinement/float_preconditioner.h"
+#include "linalg/refinement/rayleigh_descent.h"
 
 namespace attnscope {
 namespace {
@@ -66,6 +68,37 @@ void solves(double tolerance) {
 TEST(PanelCholesky, SolvesInFloat64) { solves<double>(1e-13); }
 TEST(PanelCholesky, SolvesInFloat32) { solves<float>(1e-5); }
 
+template <class Number>
+void multiplies(double tolerance) {
+  constexpr Index kWidth = PanelShape<Number>::kWidth;
+  for (const Index n : {1, 2, 23, 24, 25, 32, 33, 65, 130}) {
+    const Matrix a = positive(n, static_cast<unsigned>(n));
+    const Index count = panels_of<Number>(n);
+    AlignedBuffer matrix, vectors;
+    auto* panels = reinterpret_cast<Number*>(matrix.resize(panel_offset<Number>(count)));
+    auto* x = reinterpret_cast<Number*>(vectors.resize(2 * count * kWidth));
+    fill(a, panels);
+    for (Index s = 0; s < n; s += kWidth) {  // the lower triangles of the diagonal blocks
+      for (Index i = s; i < std::min(n, s + kWidth); ++i) {
+        for (Index j = s; j < i; ++j)
+          panels[panel_entry<Number>(s, s) + (i - s) * kWidth + j - s] =
+              static_cast<Number>(a(i, j));
+      }
+    }
+    const Eigen::VectorXd given = Eigen::VectorXd::LinSpaced(n, -1.0, 2.0);
+    std::fill(x, x + count * kWidth, Number{0});
+    for (Index i = 0; i < n; ++i) x[i] = static_cast<Number>(given[i]);
+    Number* product = x + count * kWidth;
+    panel_product<Number>(panels, count, x, product);
+    const Eigen::VectorXd expected = a * given;
+    for (Index i = 0; i < n; ++i)
+      EXPECT_NEAR(product[i], expected[i], tolerance * expected.norm()) << n;
+  }
+}
+
+TEST(Panels, ProductsInFloat64) { multiplies<double>(1e-14); }
+TEST(Panels, ProductsInFloat32) { multiplies<float>(1e-5); }
+
 TEST(Panels, JoinedSumsAndTurnedTiles) {
   FloatLanes rows[kFloatsInPack];
   for (Index r = 0; r < kFloatsInPack; ++r) {
@@ -112,6 +145,54 @@ TEST(SmallMatrix, SmallestEigenvalueEqualsEigen) {
   saddle.entry[1][1] = 0.5;  // not the larger one
   double vector[2];
   EXPECT_TRUE(std::isnan(saddle.smallest(2, vector)));
+}
+
+// The Laplacian of a graph of random weights with a hub, whose null vector is constant.
+Matrix laplacian_with_hub(Index n) {
+  std::mt19937 generator(11);
+  std::exponential_distribution<double> weight(2.0);
+  Matrix w = Matrix::Zero(n, n);
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < i; ++j) {
+      const double apart = static_cast<double>(i - j);
+      w(i, j) = w(j, i) = j == 0 ? 20.0 : weight(generator) * std::exp(-0.2 * apart);
+    }
+  }
+  return Matrix(w.rowwise().sum().asDiagonal()) - w;
+}
+
+TEST(RayleighDescent, FallsTowardsTheSmallestEigenvalueAndSaysHowFarItMayBe) {
+  for (const Index n : {16, 48, 160}) {
+    const Matrix a = laplacian_with_hub(n);
+    const double smallest = Eigen::SelfAdjointEigenSolver<Matrix>(a).eigenvalues()[1];
+    AlignedBuffer buffer;
+    double* null = buffer.resize((kDescentVectors + 3) * n);
+    double* diagonal = null + n;
+    double* x = null + 2 * n;
+    const Eigen::Map<Eigen::VectorXd> vector(x, n);
+    double before = 1e300;
+    for (const int steps : {0, 1, 2, 5, 10, 60}) {
+      for (Index i = 0; i < n; ++i) {
+        null[i] = 1.0 / std::sqrt(static_cast<double>(n));
+        diagonal[i] = a(i, i);
+        x[i] = start_entry(i);
+      }
+      const Descent end = rayleigh_descent<double>(
+          n, diagonal, 1e9, null, steps, 1e-8, x, null + 3 * n,
+          [&](const double* v, double* image) {
+            Eigen::Map<Eigen::VectorXd>(image, n) = a * Eigen::Map<const Eigen::VectorXd>(v, n);
+          });
+      EXPECT_NEAR(vector.norm(), 1.0, 1e-12);
+      EXPECT_NEAR(vector.sum(), 0.0, 1e-12);
+      EXPECT_NEAR(end.value, vector.dot(a * vector), 1e-11 * a(0, 0));
+      // Rows of entries below the typical count as they are.
+      EXPECT_NEAR(end.residual, (a * vector - end.value * vector).norm(), 1e-11 * a(0, 0));
+      EXPECT_GE(end.value, smallest * (1.0 - 1e-12));
+      EXPECT_LT(end.value, before + 1e-12) << steps;
+      before = end.value;
+    }
+    EXPECT_NEAR(before, smallest, 1e-3 * smallest) << n;
+  }
 }
 
 // (1 − δB⁻¹) t = z across the Ritz vector, after few steps that leave the space incomplete.

@@ -80,6 +80,23 @@ def test_float32_factors_hold_both_bounds(n, dtype):
             assert result[3] == asc.fiedler_value(maps[3], precision=precision, **options)
 
 
+@pytest.mark.parametrize("across", [1.0, 0.1, 0.01])
+@pytest.mark.parametrize("n", [90, 130, 200, 386])
+def test_a_vector_that_lacks_the_symmetry_of_the_degrees(n, across):
+    """Mirrored halves: steps from the degrees find λ3 or higher, as the vector turns its sign there."""
+    a = crowded_maps(n, 5)[[2, 4]]
+    a = (a + a.mT) / 2
+    half = n // 2
+    a[:, half:, :half] *= across
+    a[:, :half, half:] *= across
+    mirrored = (a + a.flip(-1, -2)) / 2
+    for options in ({}, {"normalized": True}):
+        expected = [lambda2(x.numpy(), **options) for x in mirrored]
+        for precision, tolerance in (("exact", 1e-9), ("fast", 1e-6)):
+            result = asc.fiedler_value(mirrored, precision=precision, **options)
+            np.testing.assert_allclose(result, expected, rtol=tolerance, atol=0)
+
+
 @pytest.mark.parametrize("exponent", [-200, -60, -20, 20, 60, 200])
 def test_weights_that_float32_cannot_hold(exponent):
     maps = crowded_maps(120, 1)
