@@ -33,15 +33,9 @@ struct EntryBits {
 
   // The same of the lanes from first + more on, where both and their sum are in [0, kEntries].
   static Block lanes_after(Index first, Index more) {
-    alignas(64) static constexpr auto kStep = [] {
-      struct {
-        std::int8_t bytes[2 * kBytes];
-      } step{};
-      for (std::size_t k = kBytes; k < 2 * kBytes; ++k) step.bytes[k] = -1;
-      return step;
-    }();
-    constexpr auto kSize = static_cast<Index>(sizeof(Scalar));
-    return vector_at<Block>(kStep.bytes + (kEntries - first) * kSize - more * kSize);
+    Block lane;
+    for (Index k = 0; k < kEntries; ++k) lane[k] = static_cast<Number>(k);
+    return lane >= (static_cast<Number>(first + more) - Block{});
   }
 
   // Whether a lane of or'ed blocks has a bit beside its sign.
