@@ -69,6 +69,21 @@ class FiniteEntries {
     if (j < count) look(run + count - kEntries, 1);
   }
 
+  // The same of `runs` runs, `stride` apart: a chain for each of some, which may be short.
+  void add_runs(const Scalar* run, Index stride, Index count, Index runs) {
+    assert(count >= kEntries);
+    const auto look_at = [&](Index j) {
+#pragma GCC unroll 8
+      for (Index c = 0; c < kChains; ++c) look(run + c * stride + j, c);
+    };
+    for (; runs >= kChains; runs -= kChains, run += kChains * stride) {
+      Index j = 0;
+      for (; j + kEntries <= count; j += kEntries) look_at(j);
+      if (j < count) look_at(count - kEntries);
+    }
+    for (; runs > 0; --runs, run += stride) add(run, count);
+  }
+
   // True where all entries are finite. False where one is not or, but for float64, where one has a
   // sign: then their magnitudes have to be looked at.
   bool all_are_surely_finite() const {
