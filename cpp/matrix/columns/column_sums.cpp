@@ -35,6 +35,7 @@ void add_strip(const Scalar* columns, Index row_stride, Index rows, double* sums
   constexpr auto kLine = Ahead::kLine / static_cast<Index>(sizeof(Scalar));
   constexpr auto kAhead = kBytesAhead / static_cast<Index>(sizeof(Scalar));
   constexpr bool kAsks = sizeof(Scalar) < sizeof(double);
+  [[maybe_unused]] const Index ahead = row_stride <= kAhead ? kAhead : 0;
   const auto factor = Lane::factor();
   Looks<Lane> seen = looks;
   typename Lane::Sum total[kUnits];
@@ -45,7 +46,7 @@ void add_strip(const Scalar* columns, Index row_stride, Index rows, double* sums
 #pragma GCC unroll 16
     for (Index u = 0; u < kUnits; ++u) {
       const Scalar* from = row + u * Lane::kColumns;
-      if (kAsks && u * Lane::kColumns % kLine == 0) __builtin_prefetch(from + kAhead);
+      if (kAsks && u * Lane::kColumns % kLine == 0) __builtin_prefetch(from + ahead);
       Lane::Seen::look(from, seen.chains[u % 2]);
       Lane::add(from, factor, total[u]);
     }
