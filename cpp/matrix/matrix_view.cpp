@@ -10,8 +10,8 @@
 namespace attnscope {
 namespace {
 
-// Lines that are read before what they hide is looked at, so that it lies in the first-level cache.
-constexpr Index kBandBytes = Index{1} << 13;
+// Lines of which it is looked at what they hide before the rest of them is read.
+constexpr Index kBandBytes = Index{1} << 15;
 // Bytes of what is looked at in one go in lines that are shorter than a vector.
 constexpr std::size_t kShortBlock = 16;
 
@@ -131,7 +131,7 @@ bool lines_are_finite(const MatrixView<Scalar>& lines, Index begin, Index end) {
   if (inner == 1 && outer == length) return run_is_finite(first, (end - begin) * length, 1);
   if (inner == 1 && length >= FiniteEntries<Scalar>::kEntries) {
     FiniteEntries<Scalar> entries;
-    for (Index k = 0; k < end - begin; ++k) entries.add(first + k * outer, length);
+    entries.add_runs(first, outer, length, end - begin);
     if (entries.all_are_surely_finite()) return true;
     if constexpr (std::is_same_v<Scalar, double>) return false;
   }
@@ -139,6 +139,19 @@ bool lines_are_finite(const MatrixView<Scalar>& lines, Index begin, Index end) {
     if (!run_is_finite(first + k * outer, length, inner)) return false;
   }
   return true;
+}
+
+// The part of all lines that may hold what a query of a causal map sees in one of [begin, end):
+// columns of it, a vector at least where lines are that long.
+template <class Scalar>
+MatrixView<Scalar> seen_of_lines(const MatrixView<Scalar>& lines, bool by_rows, Index shift,
+                                 Index begin, Index end) {
+  const Index length = lines.cols();
+  const Index least = std::min(length, FiniteEntries<Scalar>::kEntries);
+  const Index first = by_rows ? 0 : std::clamp<Index>(begin - shift, 0, length - least);
+  const Index last = by_rows ? std::clamp<Index>(end + shift, least, length) : length;
+  return matrix_view(lines.data() + first * lines.innerStride(), lines.rows(), last - first,
+                     lines.outerStride(), lines.innerStride());
 }
 
 }  // namespace
@@ -187,11 +200,11 @@ void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, Matrix
   const Index band = std::max<Index>(8, kBandBytes / std::max<Index>(1, bytes));
   for (Index first = begin; first < end && reading.finite; first += band) {
     const Index last = std::min(first + band, end);
-    if (!lines_are_finite(lines, first, last)) {
-      reading = {false, false};
-    } else if (reading.causal) {
-      reading.causal = !any_hidden_nonzero(lines, by_rows, shift, first, last);
-    }
+    reading.causal = reading.causal && !any_hidden_nonzero(lines, by_rows, shift, first, last);
+    // What is hidden is 0 where the map is causal so far.
+    const MatrixView<Scalar> looked_at =
+        reading.causal ? seen_of_lines(lines, by_rows, shift, first, last) : lines;
+    if (!lines_are_finite(looked_at, first, last)) reading = {false, false};
   }
 }
 

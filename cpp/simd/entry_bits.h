@@ -33,15 +33,9 @@ struct EntryBits {
 
   // The same of the lanes from first + more on, where both and their sum are in [0, kEntries].
   static Block lanes_after(Index first, Index more) {
-    alignas(64) static constexpr auto kStep = [] {
-      struct {
-        std::int8_t bytes[2 * kBytes];
-      } step{};
-      for (std::size_t k = kBytes; k < 2 * kBytes; ++k) step.bytes[k] = -1;
-      return step;
-    }();
-    constexpr auto kSize = static_cast<Index>(sizeof(Scalar));
-    return vector_at<Block>(kStep.bytes + (kEntries - first) * kSize - more * kSize);
+    Block lane;
+    for (Index k = 0; k < kEntries; ++k) lane[k] = static_cast<Number>(k);
+    return lane >= (static_cast<Number>(first + more) - Block{});
   }
 
   // Whether a lane of or'ed blocks has a bit beside its sign.
@@ -73,6 +67,21 @@ class FiniteEntries {
     }
     for (; j + kEntries <= count; j += kEntries) look(run + j, 0);
     if (j < count) look(run + count - kEntries, 1);
+  }
+
+  // The same of `runs` runs, `stride` apart: a chain for each of some, which may be short.
+  void add_runs(const Scalar* run, Index stride, Index count, Index runs) {
+    assert(count >= kEntries);
+    const auto look_at = [&](Index j) {
+#pragma GCC unroll 8
+      for (Index c = 0; c < kChains; ++c) look(run + c * stride + j, c);
+    };
+    for (; runs >= kChains; runs -= kChains, run += kChains * stride) {
+      Index j = 0;
+      for (; j + kEntries <= count; j += kEntries) look_at(j);
+      if (j < count) look_at(count - kEntries);
+    }
+    for (; runs > 0; --runs, run += stride) add(run, count);
   }
 
   // True where all entries are finite. False where one is not or, but for float64, where one has a

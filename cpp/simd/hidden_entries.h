@@ -10,7 +10,7 @@
 namespace attnscope {
 
 // Bits of the hidden entries of contiguous lines of `length` >= kEntries, or'ed together: whole
-// vectors, of which lanes that are seen do not count. Lines are taken eight at a time, so that the
+// vectors, of which lanes that are seen do not count. Lines are taken four at a time, so that the
 // vectors that are hidden in all of them are read without a look at where a line's part begins.
 template <class Scalar, std::size_t kBytes>
 class HiddenEntries {
@@ -48,7 +48,7 @@ class HiddenEntries {
 
  private:
   using Block = typename Bits::Block;
-  static constexpr Index kLines = std::min<Index>(8, kEntries);
+  static constexpr Index kLines = std::min<Index>(4, kEntries);
   static constexpr Index kChains = 4;
   // Copied to what the loops hold in registers, since each waits for its last.
   struct Chains {
@@ -61,7 +61,7 @@ class HiddenEntries {
     if (const Index start = std::min((begin - 1) / kEntries * kEntries, length - kEntries);
         step == 1 && begin > 0 && begin + kCount - 1 <= start + kEntries) {
       // One vector of each line holds where its part begins.
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (Index k = 0; k < kCount; ++k) {
         bits.of[k % kChains] |=
             Bits::at(line + k * stride + start) & Bits::lanes_after(begin - start, k);
@@ -70,7 +70,7 @@ class HiddenEntries {
     }
     const auto begin_of = [&](Index k) { return std::clamp<Index>(begin + k * step, 0, length); };
     const Index common = (begin_of(kCount - 1) + kEntries - 1) / kEntries * kEntries;
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (Index k = 0; k < kCount; ++k) {
       const Index first = begin_of(k);
       if (first == length) continue;
@@ -92,12 +92,12 @@ class HiddenEntries {
     const auto count_of = [&](Index k) { return std::clamp<Index>(count + k, 0, length); };
     const Index common = count_of(0) / kEntries * kEntries;
     for (Index j = 0; j < common; j += kEntries) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (Index k = 0; k < kCount; ++k) bits.of[k % kChains] |= Bits::at(line + k * stride + j);
     }
     if (const Index start = std::min(common, length - kEntries);
         count >= 0 && count + kCount - 1 <= start + kEntries) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (Index k = 0; k < kCount; ++k) {
         bits.of[k % kChains] |=
             Bits::at(line + k * stride + start) & ~Bits::lanes_after(count - start, k);
@@ -107,7 +107,7 @@ class HiddenEntries {
     const Index last = count_of(kCount - 1);
     for (Index j = common; j < last; j += kEntries) {
       const Index start = std::min(j, length - kEntries);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (Index k = 0; k < kCount; ++k) {
         bits.of[k % kChains] |=
             Bits::at(line + k * stride + start) & ~Bits::lanes_from(count_of(k) - start);
@@ -121,13 +121,13 @@ class HiddenEntries {
                                                 Index length, Chains& bits) {
     Index j = begin;
     for (; j + kEntries <= length; j += kEntries) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (Index k = 0; k < kCount; ++k) bits.of[k % kChains] |= Bits::at(line + k * stride + j);
     }
     if (j >= length) return;
     const Index start = length - kEntries;
     const Block counted = Bits::lanes_from(j - start);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (Index k = 0; k < kCount; ++k)
       bits.of[k % kChains] |= Bits::at(line + k * stride + start) & counted;
   }

@@ -64,7 +64,7 @@ def attention_argument(
     accelerator stay there if the function is measured there.
     """
     if _is_usual(attention, lengths, validate, name, rows, places):
-        return Attention(attention, None)
+        return Attention(attention, None, None, True)
     tensor = map_tensor(function, name, attention, square=places is None)
     checked_lengths = None
     if lengths is not None:
@@ -497,7 +497,8 @@ def call_kernel(
     `function` is the public one that calls, where it has another name. Only the core has a fast way:
     gradients, `torch.compile`, `torch.vmap` and accelerators take the exact one, and lazy attention its own.
     """
-    if dispatch.needs_operator(checked.tensor, *arguments):
+    needs_none = checked.is_plain and dispatch.hold_no_tensor(arguments)
+    if not needs_none and dispatch.needs_operator(checked.tensor, *arguments):
         operator = dispatch.operator_of(function or kernel.__name__)
         return operator(checked.tensor, dispatch.sizes_of(checked.extent, checked.tensor), *arguments)
     if precision == "fast":

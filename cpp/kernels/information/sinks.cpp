@@ -379,16 +379,20 @@ SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support
 template <class Scalar>
 bool read_heads_together(const MatrixView<Scalar>& layer, Index heads, Index shift,
                          bool find_support, Support::Kind& kind) {
-  if (!all_finite(layer)) return false;
-  if (!find_support) return true;
   const Index n = layer.cols() / heads;
   const Index rows = layer.rows();
   const Index stride = layer.outerStride();
-  bool every_head_is_causal = n >= 2;
+  bool every_head_is_causal = find_support && n >= 2;
   for (Index i = 0; every_head_is_causal && i < rows; ++i) {
     const Index seen = std::clamp<Index>(i + shift + 1, 0, n) * heads;
-    every_head_is_causal = !any_nonzero(layer.data() + i * stride + seen, layer.cols() - seen, 1);
+    const Scalar* row = layer.data() + i * stride;
+    every_head_is_causal = !any_nonzero(row + seen, layer.cols() - seen, 1);
+    // What is hidden is 0 where heads are causal so far.
+    if (every_head_is_causal && !all_finite(matrix_view(row, Index{1}, seen, stride, Index{1})))
+      return false;
   }
+  if (!every_head_is_causal && !all_finite(layer)) return false;
+  if (!find_support) return true;
   kind = every_head_is_causal ? Support::Kind::causal : Support::Kind::full;
   // A head of which the first row that shows it is not causal is read no further.
   for (Index h = 0; !every_head_is_causal && h < heads; ++h) {

@@ -10,47 +10,72 @@
 namespace attnscope {
 namespace {
 
-// Rows that stay in the first-level cache until what they hide has been looked at.
-constexpr Index kBytesInCache = Index{1} << 14;
-constexpr Index kMostRows = 64;
+// Rows that are added before it is asked what they say of the map.
+constexpr Index kBytesInBand = Index{1} << 15;
+
+// How far ahead of what is added memory is asked for: rows of few tokens are short, and strips of
+// them are no run of memory that a processor goes on with by itself.
+constexpr Index kBytesAhead = Index{1} << 11;
 
 // What a read of some rows says of their map.
 enum class Reading { done, not_causal, out_of_range };
 
+// What was seen of a map's entries: two chains, because each waits for its last.
+template <class Lane>
+struct Looks {
+  typename Lane::Seen chains[2];
+
+  bool hold() const { return Lane::Seen::holds(chains[0]) && Lane::Seen::holds(chains[1]); }
+};
+
 // Adds rows of kUnits units of columns to their sums.
 template <class Lane, Index kUnits, class Scalar>
-void add_strip(const Scalar* columns, Index row_stride, Index rows, double* sums) {
+void add_strip(const Scalar* columns, Index row_stride, Index rows, double* sums,
+               Looks<Lane>& looks) {
+  constexpr auto kLine = Ahead::kLine / static_cast<Index>(sizeof(Scalar));
+  constexpr auto kAhead = kBytesAhead / static_cast<Index>(sizeof(Scalar));
+  constexpr bool kAsks = sizeof(Scalar) < sizeof(double);
+  [[maybe_unused]] const Index ahead = row_stride <= kAhead ? kAhead : 0;
   const auto factor = Lane::factor();
+  Looks<Lane> seen = looks;
   typename Lane::Sum total[kUnits];
 #pragma GCC unroll 16
   for (Index u = 0; u < kUnits; ++u) total[u] = Lane::begin(sums + u * Lane::kColumns);
   for (Index i = 0; i < rows; ++i) {
     const Scalar* row = columns + i * row_stride;
 #pragma GCC unroll 16
-    for (Index u = 0; u < kUnits; ++u) Lane::add(row + u * Lane::kColumns, factor, total[u]);
+    for (Index u = 0; u < kUnits; ++u) {
+      const Scalar* from = row + u * Lane::kColumns;
+      if (kAsks && u * Lane::kColumns % kLine == 0) __builtin_prefetch(from + ahead);
+      Lane::Seen::look(from, seen.chains[u % 2]);
+      Lane::add(from, factor, total[u]);
+    }
   }
 #pragma GCC unroll 16
   for (Index u = 0; u < kUnits; ++u) Lane::end(total[u], sums + u * Lane::kColumns);
+  looks = seen;
 }
 
 // The same of up to kCount units.
 template <class Lane, Index kCount, class Scalar>
-void add_units(Index units, const Scalar* columns, Index row_stride, Index rows, double* sums) {
-  if (units == kCount) return add_strip<Lane, kCount>(columns, row_stride, rows, sums);
-  if constexpr (kCount > 1) add_units<Lane, kCount - 1>(units, columns, row_stride, rows, sums);
+void add_units(Index units, const Scalar* columns, Index row_stride, Index rows, double* sums,
+               Looks<Lane>& looks) {
+  if (units == kCount) return add_strip<Lane, kCount>(columns, row_stride, rows, sums, looks);
+  if constexpr (kCount > 1)
+    add_units<Lane, kCount - 1>(units, columns, row_stride, rows, sums, looks);
 }
 
 // Adds the columns [0, end) of rows, in units of Lane, to their sums; what is hidden of the last
 // unit is 0. Returns how many columns are in whole units.
 template <class Lane, class Scalar>
 Index add_whole_units(const Scalar* data, Index row_stride, Index rows, Index columns, Index end,
-                      double* sums) {
+                      double* sums, Looks<Lane>& looks) {
   const Index whole = columns / Lane::kColumns * Lane::kColumns;
   Index units = (std::min(end, whole) + Lane::kColumns - 1) / Lane::kColumns;
   constexpr Index kStep = Lane::kMost * Lane::kColumns;
   for (; units > Lane::kMost; units -= Lane::kMost, data += kStep, sums += kStep)
-    add_strip<Lane, Lane::kMost>(data, row_stride, rows, sums);
-  if (units > 0) add_units<Lane, Lane::kMost>(units, data, row_stride, rows, sums);
+    add_strip<Lane, Lane::kMost>(data, row_stride, rows, sums, looks);
+  if (units > 0) add_units<Lane, Lane::kMost>(units, data, row_stride, rows, sums, looks);
   return whole;
 }
 
@@ -58,13 +83,14 @@ Index add_whole_units(const Scalar* data, Index row_stride, Index rows, Index co
 // those before them.
 template <class Lane, class Scalar>
 void add_rows(const Scalar* data, Index row_stride, Index rows, Index columns, Index end,
-              double* sums, double* rest) {
-  Index whole = add_whole_units<Lane>(data, row_stride, rows, columns, end, sums);
+              double* sums, double* rest, Looks<Lane>& looks) {
+  Index whole = add_whole_units<Lane>(data, row_stride, rows, columns, end, sums, looks);
   if (end <= whole) return;
   using Plain = PlainSums<Scalar>;
+  Looks<Plain> any;
   whole += add_whole_units<Plain>(data + whole, row_stride, rows, columns - whole, end - whole,
-                                  sums + whole);
-  if (end > whole) add_strip<Plain, 1>(data + columns - kPackWidth, row_stride, rows, rest);
+                                  sums + whole, any);
+  if (end > whole) add_strip<Plain, 1>(data + columns - kPackWidth, row_stride, rows, rest, any);
 }
 
 // What is hidden in the rows [first, last) of a map, beside what was seen before of others.
@@ -117,27 +143,19 @@ Reading add_all_rows(const MatrixView<Scalar>& rows, Index heads, Index shift, b
   double rest[kPackWidth] = {};
   std::fill(sums, sums + columns, 0.0);
   HiddenRows<Scalar> hidden(rows, heads, shift);
-  [[maybe_unused]] FiniteEntries<Scalar> entries;
+  Looks<Lane> looks;
   const Index bytes = columns * static_cast<Index>(sizeof(Scalar));
-  const Index band = std::clamp<Index>(kBytesInCache / bytes / 8 * 8, 8, kMostRows);
+  const Index band = std::min(std::max<Index>(kBytesInBand / bytes / 8 * 8, 8), Lane::kMostRows);
   for (Index first = 0; first < count; first += band) {
     const Index last = std::min(first + band, count);
-    const Scalar* row = rows.data() + first * stride;
-    if constexpr (Lane::kLargestBits != 0) {
-      if (stride == columns) {
-        entries.add(row, (last - first) * columns);
-      } else {
-        for (Index i = 0; i < last - first; ++i) entries.add(row + i * stride, columns);
-      }
-      if (entries.largest_bits() > Lane::kLargestBits) return Reading::out_of_range;
-    }
     const Index step = causal ? Lane::kRowsInBand : last - first;
     for (Index i = first; i < last; i += step) {
       const Index after = std::min(i + step, last);
       const Index end = causal ? std::clamp<Index>((after + shift) * heads, 0, columns) : columns;
-      add_rows<Lane>(rows.data() + i * stride, stride, after - i, columns, end, sums, rest);
+      add_rows<Lane>(rows.data() + i * stride, stride, after - i, columns, end, sums, rest, looks);
       if (causal) hidden.add(i, after);
     }
+    if (!looks.hold()) return Reading::out_of_range;
     if (causal && hidden.any()) return Reading::not_causal;
   }
   const Index whole = columns / Lane::kColumns * Lane::kColumns;
@@ -154,8 +172,7 @@ bool add_all_rows(const MatrixView<Scalar>& rows, Index heads, Index shift, bool
                   double* sums) {
   using Lane = FastestSums<Scalar>;
   Reading reading = Reading::out_of_range;
-  if (rows.cols() >= std::max(Lane::kColumns, Lane::kFewest))
-    reading = add_all_rows<Lane>(rows, heads, shift, causal, sums);
+  if (rows.cols() >= Lane::kColumns) reading = add_all_rows<Lane>(rows, heads, shift, causal, sums);
   if (reading == Reading::out_of_range)
     reading = add_all_rows<PlainSums<Scalar>>(rows, heads, shift, causal, sums);
   return reading == Reading::done;

@@ -3,17 +3,22 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <limits>
 #include <type_traits>
 
 #include "matrix/rows.h"
 
 // Ways to add up columns in float64, a unit of columns at a time. Each has the entries of a unit in
-// `kColumns`, units whose sums are in registers together in `kMost`, and where only some entries
-// are held, the bits of the largest in `kLargestBits`; of a causal map it adds `kRowsInBand` rows
-// at a time, up to the last column that one of them sees: more cost less where adding what is
-// hidden is no work beside reading it. `begin` takes up the sums in memory, `add` adds a row of a
-// unit times `factor()`, `end` puts sums back, and `sort` brings a unit of them into the order of
-// its columns. Every column adds its rows in order. Only kernel sources include it.
+// `kColumns`, units whose sums are in registers together in `kMost`, and the most rows that are
+// added to them in `kMostRows`; of a causal map it adds `kRowsInBand` rows at a time, up to the
+// last column that one of them sees: more cost less where adding what is hidden is no work beside
+// reading it. `begin` takes up the sums in memory, `add` adds a row of a unit times `factor()`,
+// `end` puts sums back, and `sort` brings a unit of them into the order of its columns. Where only
+// some entries are held, `look` keeps the largest bits of those that were added in a `Seen`, and
+// `holds` says whether all of them were: otherwise the sums are of no use. Every column adds its
+// rows in order. Only kernel sources include it.
 namespace attnscope {
 
 // A 1 that the compiler does not know to be one: a product with it changes no number, and
@@ -30,14 +35,45 @@ Vector plus(Vector sum, Vector x, [[maybe_unused]] Vector one) {
 #endif
 }
 
+// Of ways that hold all entries.
+struct AnySeen {
+  template <class Scalar>
+  static void look(const Scalar*, AnySeen&) {}
+  static bool holds(AnySeen) { return true; }
+};
+
+// Of ways that hold entries of 16 bits without a sign up to a largest one.
+template <std::size_t kBytes, std::uint16_t kLargestBits>
+struct SeenBits {
+  typedef std::uint16_t Bits __attribute__((vector_size(kBytes)));
+  Bits largest{};
+
+  template <class Scalar>
+  static void look(const Scalar* from, SeenBits& seen) {
+    const Bits x = vector_at<Bits>(from);
+    seen.largest = x > seen.largest ? x : seen.largest;
+  }
+  static bool holds(const SeenBits& seen) {
+    typedef std::int16_t Flags __attribute__((vector_size(kBytes)));
+    const Flags beyond = seen.largest > kLargestBits;
+    std::uint64_t words[kBytes / sizeof(std::uint64_t)];
+    std::memcpy(words, &beyond, kBytes);
+    return std::all_of(std::begin(words), std::end(words), [](auto word) { return word == 0; });
+  }
+};
+
+// Sums by half vectors where those are 512 bits long: processors that split whole ones widen those
+// in two thirds of the time.
+typedef double FourSums __attribute__((vector_size(32)));
+
 // Any entries, a vector of float64 numbers at a time.
 template <class Scalar>
 struct PlainSums {
   using Sum = Lanes;
+  using Seen = AnySeen;
   static constexpr Index kColumns = kPackWidth;
-  static constexpr Index kFewest = kPackWidth;
   static constexpr Index kMost = kPackWidth == 8 ? 16 : 8;
-  static constexpr std::uint16_t kLargestBits = 0;
+  static constexpr Index kMostRows = std::numeric_limits<Index>::max();
   static constexpr Index kRowsInBand = 32;
 
   static Sum begin(const double* sums) { return load(sums); }
@@ -48,14 +84,13 @@ struct PlainSums {
 };
 
 #if defined(ATTNSCOPE_AVX512_PACKS)
-// float32 entries by half vectors: processors that split whole ones widen those in two thirds of
-// the time.
+// float32 entries.
 struct HalfVectorSums {
-  typedef double Sum __attribute__((vector_size(32)));
+  using Sum = FourSums;
+  using Seen = AnySeen;
   static constexpr Index kColumns = 4;
-  static constexpr Index kFewest = 8;
   static constexpr Index kMost = 16;
-  static constexpr std::uint16_t kLargestBits = 0;
+  static constexpr Index kMostRows = std::numeric_limits<Index>::max();
   static constexpr Index kRowsInBand = 32;
 
   static Sum begin(const double* sums) { return vector_at<Sum>(sums); }
@@ -78,10 +113,10 @@ struct BfloatSums {
   struct Sum {
     Lanes quarter[4];
   };
+  using Seen = SeenBits<kVectorBytes, 0x7f7f>;
   static constexpr Index kColumns = 4 * kPackWidth;
-  static constexpr Index kFewest = kColumns;
   static constexpr Index kMost = kPackWidth == 8 ? 4 : 2;
-  static constexpr std::uint16_t kLargestBits = 0x7f7f;
+  static constexpr Index kMostRows = std::numeric_limits<Index>::max();
   static constexpr Index kRowsInBand = kColumns;
 
   static Sum begin(const double* sums) {
@@ -127,42 +162,28 @@ struct BfloatSums {
 #if defined(ATTNSCOPE_AVX512_PACKS) || \
     (defined(ATTNSCOPE_AVX_PACKS) && defined(__F16C__) && defined(__AVX2__))
 // float16 entries of [0, 1] as whole multiples of 2^-24, which all of them are: so many rows fit
-// into 32 bits.
+// into 32 bits. The sums of other entries wrap.
 struct HalfSums {
-  using Sum = IntVector;
-  static constexpr Index kColumns = 2 * kPackWidth;
-  static constexpr Index kFewest = 2 * kColumns;  // a vector of entries
+  typedef std::uint32_t Sum __attribute__((vector_size(32)));
+  using Seen = SeenBits<16, 0x3c00>;
+  static constexpr Index kColumns = 8;
   static constexpr Index kMost = 8;
-  static constexpr std::uint16_t kLargestBits = 0x3c00;
-  static constexpr Index kRowsInBand = kColumns;
+  static constexpr Index kMostRows = 64;
+  static constexpr Index kRowsInBand = 16;
 
   static Sum begin(const double*) { return Sum{}; }
-  static FloatVector factor() { return 0x1p24f - FloatVector{}; }
-  static void add(const Eigen::half* from, FloatVector factor, Sum& sum) {
-#if defined(ATTNSCOPE_AVX512_PACKS)
-    const __m512 wide = _mm512_cvtph_ps(vector_at<__m256i>(from));
-    sum += reinterpret_cast<Sum>(
-        _mm512_cvttps_epi32(_mm512_mul_ps(wide, reinterpret_cast<__m512>(factor))));
-#else
+  static __m256 factor() { return _mm256_set1_ps(0x1p24f); }
+  static void add(const Eigen::half* from, __m256 factor, Sum& sum) {
     const __m256 wide = _mm256_cvtph_ps(vector_at<__m128i>(from));
-    sum += reinterpret_cast<Sum>(
-        _mm256_cvttps_epi32(_mm256_mul_ps(wide, reinterpret_cast<__m256>(factor))));
-#endif
+    sum += reinterpret_cast<Sum>(_mm256_cvttps_epi32(_mm256_mul_ps(wide, factor)));
   }
   static void end(Sum sum, double* sums) {
-#if defined(ATTNSCOPE_AVX512_PACKS)
-    const auto words = reinterpret_cast<__m512i>(sum);
-    const auto low = reinterpret_cast<Lanes>(_mm512_cvtepi32_pd(_mm512_castsi512_si256(words)));
-    const auto high =
-        reinterpret_cast<Lanes>(_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(words, 1)));
-#else
     const auto words = reinterpret_cast<__m256i>(sum);
-    const auto low = reinterpret_cast<Lanes>(_mm256_cvtepi32_pd(_mm256_castsi256_si128(words)));
+    const auto low = reinterpret_cast<FourSums>(_mm256_cvtepi32_pd(_mm256_castsi256_si128(words)));
     const auto high =
-        reinterpret_cast<Lanes>(_mm256_cvtepi32_pd(_mm256_extracti128_si256(words, 1)));
-#endif
-    store(sums, load(sums) + low * 0x1p-24);
-    store(sums + kPackWidth, load(sums + kPackWidth) + high * 0x1p-24);
+        reinterpret_cast<FourSums>(_mm256_cvtepi32_pd(_mm256_extracti128_si256(words, 1)));
+    put(sums, vector_at<FourSums>(sums) + low * 0x1p-24);
+    put(sums + 4, vector_at<FourSums>(sums + 4) + high * 0x1p-24);
   }
   static void sort(double*) {}
 };

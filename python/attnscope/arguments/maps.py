@@ -67,11 +67,13 @@ class Attention(NamedTuple):
     """A checked argument: the tensor [..., q, k] as the core reads it, and one length per matrix or None.
 
     `queries` is None for square maps of self-attention, whose lengths count queries and keys alike.
+    `is_plain` says that the tensor is known to be in the CPU's memory and to take part in no gradient.
     """
 
     tensor: Tensor
     lengths: Tensor | None
     queries: Queries | None = None
+    is_plain: bool = False
 
     @property
     def n(self) -> int:

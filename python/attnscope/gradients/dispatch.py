@@ -99,6 +99,11 @@ def count_of_maps(maps: Tensor) -> int:
 _NO_TENSORS = frozenset({str, bool, int, float, tuple, type(None)})
 
 
+def hold_no_tensor(arguments: tuple[Any, ...]) -> bool:
+    """Return True if arguments are surely none of them tensors."""
+    return _NO_TENSORS.issuperset(map(type, arguments))
+
+
 def needs_operator(maps: Any, *arguments: Any) -> bool:
     """Return True if a call must be an operator: for a gradient, a compiler or a transform of torch."""
     if torch.compiler.is_compiling():

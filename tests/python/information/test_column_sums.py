@@ -92,3 +92,30 @@ def test_parts_of_a_layer_are_shared_out(threads: int) -> None:
     last = side_by_side(maps)[:, 280:]
     sums = last.double().sum(-2) / (20 - (torch.arange(300) - 280).clamp_min(0))
     torch.testing.assert_close(asc.incoming_attention(last), sums, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("entry", [-0.0, -0.25, 1.0009765625, 3e4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_one_entry_that_a_fast_sum_does_not_hold_is_added_wherever_it_stands(
+    dtype: torch.dtype, entry: float
+) -> None:
+    for n in (8, 37, 64, 130):
+        maps = heads_of("causal", n, 1, dtype)
+        for query in {0, 7, n // 2, n - 1}:
+            for key in {0, query // 2, query}:
+                changed = maps.clone()
+                changed[0, query, key] = entry
+                result = asc.incoming_attention(changed)
+                torch.testing.assert_close(result, expected(changed), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_each_hidden_entry_alone_shows_that_a_map_is_not_causal(dtype: torch.dtype) -> None:
+    for n in (9, 33, 70):
+        for query in range(n):
+            keys = range(query + 1, n)
+            maps = heads_of("causal", n, 1, dtype).repeat(len(keys), 1, 1)
+            maps[range(len(keys)), query, keys] = 0.125
+            torch.testing.assert_close(
+                asc.incoming_attention(maps), maps.double().mean(-2), rtol=1e-13, atol=1e-15
+            )

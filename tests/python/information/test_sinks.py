@@ -373,3 +373,31 @@ def test_bad_arguments_are_named(function, options, message):
 def test_bad_attention_is_named(function, attention, message):
     with pytest.raises(ValueError, match=f"{function}: .*{message}"):
         getattr(asc, function)(attention)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_share_sees_every_entry_that_is_not_finite_in_every_layout(dtype):
+    for n in (3, 9, 33, 70):
+        causal = torch.ones(n, n, dtype=torch.float64).tril()
+        places = sorted({(i, j) for i in (0, 7, 8, n // 2, n - 1) for j in (0, 1, 8, n // 2, n - 1)})
+        places = [(i, j) for i, j in places if i < n and j < n]
+        maps = (causal / causal.sum(-1, keepdim=True)).to(dtype).repeat(len(places) + 1, 1, 1)
+        expected = asc.sink_share(maps[-1]).share
+        for index, (i, j) in enumerate(places):
+            maps[index, i, j] = torch.nan if index % 2 else torch.inf
+        for layout in (maps, maps.mT.contiguous().mT, maps.permute(1, 2, 0).contiguous().permute(2, 0, 1)):
+            with pytest.warns(asc.errors.NonFiniteWarning, match=f"{len(places)} of {len(places) + 1} "):
+                share = asc.sink_share(layout).share
+            assert share[:-1].isnan().all()
+            torch.testing.assert_close(share[-1], expected, rtol=1e-14, atol=0)
+
+
+def test_the_share_of_heads_side_by_side_knows_each_hidden_entry():
+    for n in (3, 9, 33):
+        hidden = [(i, j) for i in range(n) for j in (i + 1, n - 1) if i < j < n]
+        maps = torch.ones(n, n).tril().repeat(len(hidden), 1, 1)
+        for index, (i, j) in enumerate(hidden):
+            maps[index, i, j] = 0.5
+        for layout in (maps, maps.permute(1, 2, 0).contiguous().permute(2, 0, 1), maps.mT.contiguous().mT):
+            uniform = asc.sink_share(layout).uniform
+            torch.testing.assert_close(uniform, torch.full_like(uniform, 1.0 / n), rtol=1e-14, atol=0)
