@@ -79,6 +79,7 @@ Descent rayleigh_descent(Index padded, const Number* diagonal, Number typical, c
     multiply(static_cast<const Number*>(direction), direction_image);
     // The smaller eigenvalue of the matrix on the two vectors.
     const double beside = inner_product<Number>(x, direction_image, padded);
+    if (beside == 0.0) return end;
     const double half =
         0.5 * (inner_product<Number>(direction, direction_image, padded) - end.value);
     const double tangent = -beside / (half + std::hypot(half, beside));
