@@ -65,6 +65,14 @@ bool is_usual_attention(Argument attention, Index tokens, Index maps, double tol
   return std::abs(sum - 1.0) <= tolerance;
 }
 
+// What kernel(attention, None, *arguments) gives where a call can take `attention` as it is, None
+// elsewhere: one call from Python instead of a check and a measurement.
+py::object called_if_usual(const py::function& kernel, Argument attention, Index tokens, Index maps,
+                           double tolerance, const py::tuple& arguments) {
+  if (!is_usual_attention(attention, tokens, maps, tolerance)) return py::none();
+  return kernel(attention, py::none(), *arguments);
+}
+
 // The power of two for each matrix [..., m, n] that brings its largest magnitude near 1, float64
 // with the leading axes, or None where squares of no matrix leave float64's range as they are. Only
 // the first `lengths` rows count, and as many columns of a square matrix; NaN and infinite entries
@@ -103,6 +111,8 @@ void bind_validity(py::module_& module) {
   define(module, "are_plain_vectors", &are_plain_vectors, "vectors");
   define(module, "is_usual_attention", &is_usual_attention, "attention", "tokens", "maps",
          "tolerance");
+  define(module, "called_if_usual", &called_if_usual, "kernel", "attention", "tokens", "maps",
+         "tolerance", "arguments");
   define(module, "holds_memory", &holds_memory, "tensor");
   define(module, "power_scales", &power_scales, "matrices", "lengths");
   define(module, "first_invalid", &first_invalid, "attention", "lengths", "upper");

@@ -127,6 +127,18 @@ def _is_usual(
     return _core.is_usual_attention(attention, SMALLEST_MAP, SMALLEST_COUNT, TOLERANCE)
 
 
+def called_at_once(kernel: Callable[..., Any], attention: Any, *arguments: Any) -> Any:
+    """Return what a function of the core gives for maps as most calls hand them over, None for all others.
+
+    For calls without an option that needs a check. The core looks at the maps itself, as in `_is_usual`:
+    between a check and a measurement Python takes longer than the core does on maps of few tokens.
+    """
+    if torch.compiler.is_compiling() or _placement.takes_torch_on_cpu():
+        return None
+    settle_forked_child()
+    return _core.called_if_usual(kernel, attention, SMALLEST_MAP, SMALLEST_COUNT, TOLERANCE, arguments)
+
+
 def _queries_argument(function: str, places: Places, attention: Attention) -> Queries:
     """Return the checked places of the queries of maps."""
     positions = places.positions

@@ -2,7 +2,7 @@
 # Tensors are checked by attnscope._checks before they come here. A tuple's last entry counts the matrices
 # that were not finite. Under `precision="fast"` one more count stands behind it: of the maps that were
 # measured exactly after all.
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +16,14 @@ def interfaces() -> tuple[str, str]: ...
 def is_plain_batch(attention: object) -> bool: ...
 def are_plain_vectors(vectors: object) -> bool: ...
 def is_usual_attention(attention: object, tokens: int, maps: int, tolerance: float) -> bool: ...
+def called_if_usual(
+    kernel: Callable[..., Any],
+    attention: object,
+    tokens: int,
+    maps: int,
+    tolerance: float,
+    arguments: tuple[Any, ...],
+) -> Any: ...
 def holds_memory(tensor: object) -> bool: ...
 def power_scales(matrices: Tensor, lengths: _Lengths) -> Tensor | None: ...
 def first_invalid(

@@ -121,7 +121,13 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
   const auto numbers = [&](bool wanted, const std::vector<Index>& trailing) {
     return wanted ? make_result(batch.sizes, trailing, kNaN) : Result<double>{py::none()};
   };
-  const Result<double> incomings = numbers(incoming, {batch.n});
+  const bool one_question = !entropy && !asked.position && top == 0 && supports.data == nullptr &&
+                            heads_lie_together(batch);
+  // Every map writes all of its keys where none is shorter than the others.
+  const bool are_whole = lengths.is_none() && !one_question;
+  const Result<double> incomings = incoming && are_whole
+                                       ? make_empty<double>(batch.sizes, {batch.n})
+                                       : numbers(incoming, {batch.n});
   const Result<double> entropies = numbers(entropy, {batch.queries});
   const Result<double> shares = numbers(asked.first > 0, {});
   const Result<double> uniforms = numbers(asked.first > 0, {});
@@ -133,8 +139,6 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
                                          shares.tensor, uniforms.tensor, tops.tensor, non_finite),
                           fast, 0);
   };
-  const bool one_question = !entropy && !asked.position && top == 0 && supports.data == nullptr &&
-                            heads_lie_together(batch);
   if (one_question && asked.first > 0 && !incoming)
     return answer(shares_of_layers(batch, supports, asked, shares.data, uniforms.data));
   const bool by_entries = supports.automatic || supports.rule.kind == Support::Kind::full;
@@ -148,8 +152,10 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
         if (incoming) answers.incoming = incomings.data + index * batch.n;
         if (entropy) answers.entropy = entropies.data + index * batch.queries;
         Support own = supports.given(index);
-        if (!sink_statistics(view, supports.automatic, own, asked, answers, workspace))
+        if (!sink_statistics(view, supports.automatic, own, asked, answers, workspace)) {
+          if (incoming && are_whole) std::fill_n(answers.incoming, batch.n, kNaN);
           return false;
+        }
         if (asked.position) positions.data[index] = answers.position;
         if (asked.first > 0) {
           shares.data[index] = answers.share.share;

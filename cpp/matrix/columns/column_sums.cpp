@@ -13,9 +13,10 @@ namespace {
 // Rows that are added before it is asked what they say of the map.
 constexpr Index kBytesInBand = Index{1} << 15;
 
-// How far ahead of what is added memory is asked for: rows of few tokens are short, and strips of
-// them are no run of memory that a processor goes on with by itself.
+// Short rows are asked for so far ahead of what is added. Strips of longer ones are no run of
+// memory that a processor goes on with by itself, and are asked for a strip ahead.
 constexpr Index kBytesAhead = Index{1} << 11;
+constexpr Index kShortRow = kPackWidth == 8 ? Index{1} << 10 : Index{1} << 9;  // bytes
 
 // What a read of some rows says of their map.
 enum class Reading { done, not_causal, out_of_range };
@@ -28,14 +29,12 @@ struct Looks {
   bool hold() const { return Lane::Seen::holds(chains[0]) && Lane::Seen::holds(chains[1]); }
 };
 
-// Adds rows of kUnits units of columns to their sums.
+// Adds rows of kUnits units of columns to their sums; what is read next lies `ahead` entries on.
 template <class Lane, Index kUnits, class Scalar>
-void add_strip(const Scalar* columns, Index row_stride, Index rows, double* sums,
+void add_strip(const Scalar* columns, Index row_stride, Index rows, Index ahead, double* sums,
                Looks<Lane>& looks) {
   constexpr auto kLine = Ahead::kLine / static_cast<Index>(sizeof(Scalar));
-  constexpr auto kAhead = kBytesAhead / static_cast<Index>(sizeof(Scalar));
   constexpr bool kAsks = sizeof(Scalar) < sizeof(double);
-  [[maybe_unused]] const Index ahead = row_stride <= kAhead ? kAhead : 0;
   const auto factor = Lane::factor();
   Looks<Lane> seen = looks;
   typename Lane::Sum total[kUnits];
@@ -58,11 +57,12 @@ void add_strip(const Scalar* columns, Index row_stride, Index rows, double* sums
 
 // The same of up to kCount units.
 template <class Lane, Index kCount, class Scalar>
-void add_units(Index units, const Scalar* columns, Index row_stride, Index rows, double* sums,
-               Looks<Lane>& looks) {
-  if (units == kCount) return add_strip<Lane, kCount>(columns, row_stride, rows, sums, looks);
+void add_units(Index units, const Scalar* columns, Index row_stride, Index rows, Index ahead,
+               double* sums, Looks<Lane>& looks) {
+  if (units == kCount)
+    return add_strip<Lane, kCount>(columns, row_stride, rows, ahead, sums, looks);
   if constexpr (kCount > 1)
-    add_units<Lane, kCount - 1>(units, columns, row_stride, rows, sums, looks);
+    add_units<Lane, kCount - 1>(units, columns, row_stride, rows, ahead, sums, looks);
 }
 
 // Adds the columns [0, end) of rows, in units of Lane, to their sums; what is hidden of the last
@@ -73,9 +73,14 @@ Index add_whole_units(const Scalar* data, Index row_stride, Index rows, Index co
   const Index whole = columns / Lane::kColumns * Lane::kColumns;
   Index units = (std::min(end, whole) + Lane::kColumns - 1) / Lane::kColumns;
   constexpr Index kStep = Lane::kMost * Lane::kColumns;
-  for (; units > Lane::kMost; units -= Lane::kMost, data += kStep, sums += kStep)
-    add_strip<Lane, Lane::kMost>(data, row_stride, rows, sums, looks);
-  if (units > 0) add_units<Lane, Lane::kMost>(units, data, row_stride, rows, sums, looks);
+  constexpr auto kSize = static_cast<Index>(sizeof(Scalar));
+  const bool is_short = row_stride * kSize <= kShortRow;
+  Index below = rows * row_stride;  // from a strip to the first strip of the rows that follow
+  for (; units > Lane::kMost; units -= Lane::kMost, data += kStep, sums += kStep, below -= kStep)
+    add_strip<Lane, Lane::kMost>(data, row_stride, rows, is_short ? kBytesAhead / kSize : kStep,
+                                 sums, looks);
+  if (is_short) below = kBytesAhead / kSize;
+  if (units > 0) add_units<Lane, Lane::kMost>(units, data, row_stride, rows, below, sums, looks);
   return whole;
 }
 
@@ -90,7 +95,7 @@ void add_rows(const Scalar* data, Index row_stride, Index rows, Index columns, I
   Looks<Plain> any;
   whole += add_whole_units<Plain>(data + whole, row_stride, rows, columns - whole, end - whole,
                                   sums + whole, any);
-  if (end > whole) add_strip<Plain, 1>(data + columns - kPackWidth, row_stride, rows, rest, any);
+  if (end > whole) add_strip<Plain, 1>(data + columns - kPackWidth, row_stride, rows, 0, rest, any);
 }
 
 // What is hidden in the rows [first, last) of a map, beside what was seen before of others.

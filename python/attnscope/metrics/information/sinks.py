@@ -81,12 +81,19 @@ def incoming_attention(
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
     """
     name = "incoming_attention"
+    options = (True, False, None, None, 0)
+    is_bare = lengths is query_positions is query_lengths is None and validate is cross is False
+    if is_bare and isinstance(support, str) and support == "auto" and precision == "exact":
+        results = _checks.called_at_once(_core.sink_statistics, attention, support, *options)
+        if results is not None and results[-1] == 0:
+            return results[0]
     _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
-    options = (seen, True, False, None, None, 0)
-    incoming, *_, non_finite = _checks.call_kernel(_core.sink_statistics, checked, *options, function=name)
+    incoming, *_, non_finite = _checks.call_kernel(
+        _core.sink_statistics, checked, seen, *options, function=name
+    )
     return _checks.warn_non_finite(name, checked, incoming, non_finite)
 
 
