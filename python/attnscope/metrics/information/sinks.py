@@ -25,6 +25,26 @@ class SinkShare(NamedTuple):
     learned: torch.Tensor
 
 
+#: More queries than a map has.
+_EVERY_QUERY = 2**62
+
+
+def _is_bare(
+    support: Any,
+    precision: str,
+    lengths: Any,
+    positions: Any,
+    query_lengths: Any,
+    cross: Any,
+    validate: Any,
+) -> bool:
+    """Return True where a call gives maps alone and no option that they are to be checked with."""
+    if not (lengths is positions is query_lengths is None and validate is cross is False):
+        return False
+    are_words = isinstance(support, str) and isinstance(precision, str)
+    return are_words and support == "auto" and precision == "exact"
+
+
 def incoming_attention(
     attention: torch.Tensor,
     *,
@@ -82,8 +102,7 @@ def incoming_attention(
     """
     name = "incoming_attention"
     options = (True, False, None, None, 0)
-    is_bare = lengths is query_positions is query_lengths is None and validate is cross is False
-    if is_bare and isinstance(support, str) and support == "auto" and precision == "exact":
+    if _is_bare(support, precision, lengths, query_positions, query_lengths, cross, validate):
         results = _checks.called_at_once(_core.sink_statistics, attention, support, *options)
         if results is not None and results[-1] == 0:
             return results[0]
@@ -378,6 +397,13 @@ def sink_share(
         Xiao et al., Efficient streaming language models with attention sinks, arXiv 2309.17453, 2023.
     """
     name = "sink_share"
+    is_default = type(first) is int and first == 1 and queries is None and sink_mass is None
+    if is_default and _is_bare(support, precision, lengths, query_positions, query_lengths, cross, validate):
+        options = (False, False, None, (first, _EVERY_QUERY), 0)
+        results = _checks.called_at_once(_core.sink_statistics, attention, support, *options)
+        if results is not None and results[-1] == 0:
+            share, uniform = results[3:5]
+            return SinkShare(share, uniform, share / uniform, share - share)
     options_by_function = {name: {"first": first, "queries": queries}}
     places = _checks.Places(query_positions, query_lengths, cross)
     checked, results = from_one_read(
