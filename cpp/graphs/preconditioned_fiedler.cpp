@@ -34,6 +34,9 @@ double steps_worth_a_factor(Index n) {
   return n < 192 ? 18.0 : n < 384 ? 22.0 : n < 768 ? 30.0 : 40.0;
 }
 
+// How far from a shift below λ2 to one above the next is tried.
+constexpr double kBelowFailure = 0.8;
+
 // Products with the matrix that a first shift may cost.
 int most_descents(Index n) { return n < 192 ? 8 : n < 384 ? 12 : 16; }
 
@@ -102,7 +105,7 @@ double begin(const LaplacianPanels& laplacian, const double* lifts, float* facto
   for (Index i = 0; i < padded; ++i) x[i] = i < n ? 1.0f / (diagonal[i] - 0.9f * least) : 0.0f;
   const auto typical = static_cast<float>(0.5 * laplacian.lift);  // the mean degree
   const Descent end = rayleigh_descent<float>(
-      padded, diagonal, typical, preconditioner.vector(0), most_descents(n), 0.02, x,
+      padded, diagonal, typical, preconditioner.vector(0), most_descents(n), 0.02, 0.5, x,
       preconditioner.vector(3),
       [&](const float* v, float* image) { panel_product(factor, panels_of<float>(n), v, image); });
   // Steps never leave a symmetry of graph and start that λ2's vector may not have.
@@ -188,12 +191,16 @@ std::optional<double> preconditioned_fiedler_value(const LaplacianPanels& laplac
   remove_parts<float>(basis, 1, padded, start);
   scale_vector(start, 1.0 / std::sqrt(inner_product<float>(start, start, padded)), padded);
   const double rounding = 0x1p-53 * static_cast<double>(n) * largest;
-  double below = 0.0;
+  // λ2 lies between these: a factor was made of the matrix less the one, and was none less the
+  // other.
+  double below = 0.0, above = std::numeric_limits<double>::infinity();
   for (int round = 0; round < kMostRounds; ++round) {
     if (round > 0) fill_factor(laplacian, lifts, sigma, factor);
     if (!preconditioner.factorize()) {
       if (sigma == below) return std::nullopt;
-      sigma = round == 0 ? 0.0 : below + 0.25 * (sigma - below);
+      above = sigma;
+      // A first shift that is too high is mostly the third eigenvalue's, just above λ2.
+      sigma = below + (round == 0 ? kBelowFailure : 0.25) * (sigma - below);
       continue;
     }
     below = sigma;
@@ -216,7 +223,7 @@ std::optional<double> preconditioned_fiedler_value(const LaplacianPanels& laplac
       return refined(laplacian, sigma, tolerance, rounding, preconditioner, workspace);
     }
     std::copy(ritz, ritz + padded, start);
-    sigma = up;
+    sigma = up < above ? up : below + kBelowFailure * (above - below);
   }
   return std::nullopt;
 }

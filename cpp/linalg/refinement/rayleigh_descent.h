@@ -22,15 +22,20 @@ struct Descent {
   double residual = 0.0;
 };
 
+// Steps after which a descent may be seen to be hopeless.
+inline constexpr int kFewSteps = 4;
+
 // Lowers the Rayleigh quotient of x, orthogonal to the unit vector `null` that multiply(x, y), y =
 // Ax, maps to 0, by at most `most` steps of conjugate gradients on the diagonal's scale, until the
-// residual is at most `enough` of the quotient. Makes x a unit vector. The diagonal is positive,
-// that of most rows about `typical`, and 1 behind the matrix. Reference: Knyazev, Toward the
-// optimal preconditioned eigensolver: locally optimal block preconditioned conjugate gradient
-// method, 2001.
+// residual is at most `enough` of the quotient, or after a few steps longer than `hopeless` of it:
+// many eigenvalues are small, and more steps find none of them. Makes x a unit vector. The diagonal
+// is positive, that of most rows about `typical`, and 1 behind the matrix. Reference: Knyazev,
+// Toward the optimal preconditioned eigensolver: locally optimal block preconditioned conjugate
+// gradient method, 2001.
 template <class Number, class Multiply>
 Descent rayleigh_descent(Index padded, const Number* diagonal, Number typical, const Number* null,
-                         int most, double enough, Number* x, Number* scratch, Multiply&& multiply) {
+                         int most, double enough, double hopeless, Number* x, Number* scratch,
+                         Multiply&& multiply) {
   // Entries closer to the quotient than this share of their own would drown the others.
   constexpr Number kCloseEntry = Number(0.1);
   Number* image = scratch;
@@ -62,6 +67,7 @@ Descent rayleigh_descent(Index padded, const Number* diagonal, Number typical, c
     end.value = value;
     end.residual = std::sqrt(static_cast<double>(inner_product<Number>(scaled, residual, padded)));
     if (step == most || !(end.residual > enough * end.value)) return end;
+    if (step >= kFewSteps && end.residual > hopeless * end.value) return end;
     for (Index i = 0; i < padded; ++i) {
       const Number entry = diagonal[i] - value, least = kCloseEntry * diagonal[i];
       scaled[i] = residual[i] / (entry > least ? entry : least);

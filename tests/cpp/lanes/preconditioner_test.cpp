@@ -178,7 +178,7 @@ TEST(RayleighDescent, FallsTowardsTheSmallestEigenvalueAndSaysHowFarItMayBe) {
         x[i] = start_entry(i);
       }
       const Descent end = rayleigh_descent<double>(
-          n, diagonal, 1e9, null, steps, 1e-8, x, null + 3 * n,
+          n, diagonal, 1e9, null, steps, 1e-8, 1e9, x, null + 3 * n,
           [&](const double* v, double* image) {
             Eigen::Map<Eigen::VectorXd>(image, n) = a * Eigen::Map<const Eigen::VectorXd>(v, n);
           });
@@ -192,6 +192,30 @@ TEST(RayleighDescent, FallsTowardsTheSmallestEigenvalueAndSaysHowFarItMayBe) {
       before = end.value;
     }
     EXPECT_NEAR(before, smallest, 1e-3 * smallest) << n;
+  }
+}
+
+TEST(RayleighDescent, EndsAfterAFewStepsWhereItIsHopeless) {
+  const Index n = 64;
+  const Eigen::VectorXd entries = Eigen::VectorXd::LinSpaced(n, 1.0, 100.0);
+  AlignedBuffer buffer;
+  double* null = buffer.resize((kDescentVectors + 3) * n);
+  double* ones = null + n;
+  double* x = null + 2 * n;
+  for (const double hopeless : {1e-6, 1e9}) {
+    for (Index i = 0; i < n; ++i) {
+      null[i] = 0.0;
+      ones[i] = 1.0;
+      x[i] = start_entry(i);
+    }
+    int products = 0;
+    rayleigh_descent<double>(n, ones, 1.0, null, 12, 1e-12, hopeless, x, null + 3 * n,
+                             [&](const double* v, double* image) {
+                               ++products;
+                               Eigen::Map<Eigen::VectorXd>(image, n) =
+                                   entries.cwiseProduct(Eigen::Map<const Eigen::VectorXd>(v, n));
+                             });
+    EXPECT_EQ(products, 1 + (hopeless < 1.0 ? kFewSteps : 12));
   }
 }
 
