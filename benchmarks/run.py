@@ -43,7 +43,8 @@ WHOLES = (*sorted({*LONG, "calls", "measure", "second_moments", "start", "thread
 def names() -> list[str]:
     """Every benchmark: a kernel each, then those of several."""
     folders = ("clouds", "kernels", "lazy", "peers")
-    return [*sorted(path.stem for folder in folders for path in (FOLDER / folder).glob("*.py")), *WHOLES]
+    stems = {path.stem for folder in folders for path in (FOLDER / folder).glob("*.py")}
+    return [*sorted(stem for stem in stems if not stem.startswith("plot_")), *WHOLES]
 
 
 def instruction_sets(name: str) -> list[str]:
