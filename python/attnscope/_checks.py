@@ -127,6 +127,22 @@ def _is_usual(
     return _core.is_usual_attention(attention, SMALLEST_MAP, SMALLEST_COUNT, TOLERANCE)
 
 
+def is_bare(
+    support: Any,
+    precision: Any,
+    lengths: Any,
+    positions: Any,
+    query_lengths: Any,
+    cross: Any,
+    validate: Any,
+) -> bool:
+    """Return True where a call gives maps alone and no option that they are to be checked with."""
+    if not (lengths is positions is query_lengths is None and validate is cross is False):
+        return False
+    are_words = isinstance(support, str) and isinstance(precision, str)
+    return are_words and support == "auto" and precision == "exact"
+
+
 def called_at_once(kernel: Callable[..., Any], attention: Any, *arguments: Any) -> Any:
     """Return what a function of the core gives for maps as most calls hand them over, None for all others.
 

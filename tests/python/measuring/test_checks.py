@@ -342,3 +342,29 @@ def test_the_core_knows_maps_that_need_no_other_check():
         "x",
     ):
         assert not _core.is_usual_attention(other, *most, 0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "metric", [asc.incoming_attention, asc.sink_share, asc.attention_entropy, asc.local_global_ratio]
+)
+def test_a_call_without_options_gives_the_bits_of_one_that_checks_every_entry(metric, dtype):
+    maps = torch.rand(2, 3, 20, 20, generator=torch.Generator().manual_seed(0)).tril()
+    maps = (maps / maps.sum(-1, keepdim=True)).to(dtype)
+    torch.testing.assert_close(metric(maps), metric(maps, validate=True), rtol=0, atol=0)
+
+
+def test_options_of_entropy_and_locality_are_not_taken_for_a_call_without():
+    maps = torch.ones(4, 4, dtype=torch.float64).tril()
+    maps /= maps.sum(-1, keepdim=True)
+    bits = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64).log2()
+    torch.testing.assert_close(asc.attention_entropy(maps, base=2), bits)
+    torch.testing.assert_close(asc.attention_entropy(maps, normalized=True)[1:], torch.ones(3).double())
+    # a quarter of four keys is a window of one token
+    near, far = torch.tensor([1 + 1 + 2 / 3 + 1 / 2, 1 / 3 + 1 / 2], dtype=torch.float64)
+    torch.testing.assert_close(asc.local_global_ratio(maps, window=0.25), near / far)
+
+
+def test_a_window_of_more_digits_than_a_float_holds_is_refused_as_before():
+    with pytest.raises(TypeError, match="window must be a number"):
+        asc.local_global_ratio(torch.eye(4), window=10**400)

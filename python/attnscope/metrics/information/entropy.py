@@ -73,6 +73,11 @@ def attention_entropy(
         Shannon, A mathematical theory of communication, 1948. Ruscio et al., What are you sinking?, 2025.
     """
     name = "attention_entropy"
+    bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
+    if base is math.e and normalized is False and sink_mass is None and _checks.is_bare(*bare):
+        results = _checks.called_at_once(_core.attention_entropy, attention, support, normalized)
+        if results is not None and results[-1] == 0:
+            return results[0]
     _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)

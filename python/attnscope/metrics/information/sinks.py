@@ -29,22 +29,6 @@ class SinkShare(NamedTuple):
 _EVERY_QUERY = 2**62
 
 
-def _is_bare(
-    support: Any,
-    precision: str,
-    lengths: Any,
-    positions: Any,
-    query_lengths: Any,
-    cross: Any,
-    validate: Any,
-) -> bool:
-    """Return True where a call gives maps alone and no option that they are to be checked with."""
-    if not (lengths is positions is query_lengths is None and validate is cross is False):
-        return False
-    are_words = isinstance(support, str) and isinstance(precision, str)
-    return are_words and support == "auto" and precision == "exact"
-
-
 def incoming_attention(
     attention: torch.Tensor,
     *,
@@ -102,7 +86,7 @@ def incoming_attention(
     """
     name = "incoming_attention"
     options = (True, False, None, None, 0)
-    if _is_bare(support, precision, lengths, query_positions, query_lengths, cross, validate):
+    if _checks.is_bare(support, precision, lengths, query_positions, query_lengths, cross, validate):
         results = _checks.called_at_once(_core.sink_statistics, attention, support, *options)
         if results is not None and results[-1] == 0:
             return results[0]
@@ -398,7 +382,8 @@ def sink_share(
     """
     name = "sink_share"
     is_default = type(first) is int and first == 1 and queries is None and sink_mass is None
-    if is_default and _is_bare(support, precision, lengths, query_positions, query_lengths, cross, validate):
+    bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
+    if is_default and _checks.is_bare(*bare):
         options = (False, False, None, (first, _EVERY_QUERY), 0)
         results = _checks.called_at_once(_core.sink_statistics, attention, support, *options)
         if results is not None and results[-1] == 0:
