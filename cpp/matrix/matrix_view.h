@@ -132,7 +132,8 @@ using Wide = std::conditional_t<std::is_same_v<Scalar, double>, double, float>;
 // Scratch of what reads a matrix row by row: at most 16 rows of it, never the matrix.
 struct RowScratch {
   std::tuple<std::vector<float>, std::vector<double>> rows;
-  std::vector<double> sums;  // of columns
+  std::vector<double> sums;       // of columns
+  std::vector<float> block_sums;  // of columns over a few rows, for `fast`
 
   template <class T>
   std::vector<T>& of() {

@@ -134,10 +134,11 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
   const Result<double> tops = numbers(top > 0, {});
   Result<std::int64_t> positions{py::none()};
   if (asked.position) positions = make_result(batch.sizes, {}, std::int64_t{-1});
+  std::atomic<Index> fallbacks{0};
   const auto answer = [&](Index non_finite) {
     return with_fallbacks(py::make_tuple(incomings.tensor, entropies.tensor, positions.tensor,
                                          shares.tensor, uniforms.tensor, tops.tensor, non_finite),
-                          fast, 0);
+                          fast, fallbacks.load());
   };
   if (one_question && asked.first > 0 && !incoming)
     return answer(shares_of_layers(batch, supports, asked, shares.data, uniforms.data));
@@ -157,6 +158,7 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
           return false;
         }
         if (asked.position) positions.data[index] = answers.position;
+        if (answers.fell_back) fallbacks.fetch_add(1, std::memory_order_relaxed);
         if (asked.first > 0) {
           shares.data[index] = answers.share.share;
           uniforms.data[index] = answers.share.uniform;

@@ -22,23 +22,29 @@ Index required_queries(double share, Index n) {
   return static_cast<Index>(std::ceil(share * static_cast<double>(n) - 1e-9));
 }
 
-// The key of largest mass per query among those that enough queries see, the first on ties, or −1.
-Index position_of(double min_visibility, Index queries_of_map, const SinkWorkspace& workspace) {
+// The key of largest mass per query among those that enough queries see, the first on ties, or −1;
+// and whether another one comes within `error` of it, as a share.
+std::pair<Index, bool> position_of(double min_visibility, Index queries_of_map, double error,
+                                   const SinkWorkspace& workspace) {
   const std::vector<double>& mass = workspace.rows.sums;
   const auto n = static_cast<Index>(mass.size());
   const Index required = std::max<Index>(1, required_queries(min_visibility, queries_of_map));
   Index best = -1;
   double largest = 0.0;
+  double second = -std::numeric_limits<double>::infinity();
   for (Index j = 0; j < n; ++j) {
     const Index queries = workspace.queries[j];
     if (queries < required) continue;
     const double mean = mass[j] / static_cast<double>(queries);
     if (best < 0 || mean > largest) {
+      if (best >= 0) second = largest;
       best = j;
       largest = mean;
+    } else {
+      second = std::max(second, mean);
     }
   }
-  return best;
+  return {best, second >= largest * (1.0 - error)};
 }
 
 // The larger of the lanes, by halves.
@@ -171,7 +177,7 @@ SinkShare share_after_sums(const MatrixView<Scalar>& attention, const Support& s
 template <class Scalar>
 bool sums_and_entropies(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                         bool fast, double* entropy, SinkWorkspace& workspace) {
-  if (fast && entropy != nullptr && !std::is_same_v<Scalar, double>)
+  if (fast && !std::is_same_v<Scalar, double>)
     return fast_row_statistics(attention, find_support, support, entropy, workspace.rows);
   if (entropy != nullptr || !find_support || !has_summable_columns(attention))
     return row_statistics(attention, find_support, support, entropy, workspace.rows);
@@ -314,7 +320,20 @@ bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Sup
     const double* seeing = workspace.visible.queries.data();
     for (Index j = 0; j < n; ++j) answers.incoming[j] = mass[j] / seeing[j];
   }
-  if (asked.position) answers.position = position_of(asked.min_visibility, queries, workspace);
+  if (asked.position) {
+    const bool is_rounded = asked.fast && !std::is_same_v<Scalar, double>;
+    const auto position = [&] {
+      return position_of(asked.min_visibility, queries, 4.0 * kErrorOfFastSums, workspace);
+    };
+    auto [key, is_close] = position();
+    if (is_rounded && is_close) {
+      // of keys that float32 does not tell apart the exact sums decide
+      row_statistics(attention, false, support, nullptr, workspace.rows);
+      key = position().first;
+      answers.fell_back = true;
+    }
+    answers.position = key;
+  }
   if (asked.first > 0) answers.share = share_after_sums(attention, support, asked, workspace);
   if (asked.top > 0) answers.top_mass = top_mass_of(asked.top, mass);
   return true;

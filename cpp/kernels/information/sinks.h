@@ -136,7 +136,7 @@ struct SinkRequest {
   Index first = 0;    // of sink_share; 0: not asked for
   Index queries = 0;  // of sink_share
   Index top = 0;      // of top_mass; 0: not asked for
-  bool fast = false;  // entropies in float32, as attention_entropy has them
+  bool fast = false;  // sums and entropies as fast_row_statistics has them
 };
 
 //  incoming   α_j = (1/N_j) Σ_{i sees j} A_ij [n], the mean attention that a key receives from the
@@ -152,6 +152,7 @@ struct SinkAnswers {
   Index position = -1;
   double top_mass = kNaN;
   SinkShare share{kNaN, kNaN};
+  bool fell_back = false;  // whether `fast` left two keys so close that exact sums chose one
 };
 
 // All answers from one read of the matrix. With `find_support` that read also finds out the

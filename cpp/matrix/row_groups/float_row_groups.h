@@ -13,27 +13,13 @@ namespace attnscope {
 
 inline constexpr Index kRowsAhead = 8;
 
-// Adds kRows rows, one after another, to 2·kPackWidth column sums in float64; `x` holds their
-// entries, which lie at `rows` unless that is null.
-template <Index kRows, class Entry>
-[[gnu::always_inline]] inline void add_columns(const FloatVector (&x)[kRows],
-                                               [[maybe_unused]] const Entry* rows,
-                                               [[maybe_unused]] Index stride, double* sums) {
-  Lanes low = load(sums);
-  Lanes high = load(sums + kPackWidth);
-#pragma GCC unroll 4
-  for (Index r = 0; r < kRows; ++r) {
-    // read once more: taking a vector apart costs an instruction that memory does for nothing
-    if (std::is_same_v<Entry, float> && rows != nullptr) {
-      low += load(rows + r * stride);
-      high += load(rows + r * stride + kPackWidth);
-    } else {
-      low += low_lanes(x[r]);
-      high += high_lanes(x[r]);
-    }
-  }
-  store(sums, low);
-  store(sums + kPackWidth, high);
+// Adds the entries of kRows rows to kFloatWidth column sums in float32.
+template <Index kRows>
+[[gnu::always_inline]] inline void add_columns(const FloatVector (&x)[kRows], float* sums) {
+  static_assert(kRows == 1 || kRows == 4);
+  FloatVector rows = x[0];
+  if constexpr (kRows == 4) rows = (x[0] + x[1]) + (x[2] + x[3]);
+  put(sums, vector_at<FloatVector>(sums) + rows);
 }
 
 // Asks for the memory of rows that are read soon, at the place of an entry of each row of a group:
@@ -44,45 +30,50 @@ template <Index kRows, class Entry>
   for (Index r = 0; r < kRows; ++r) __builtin_prefetch(at + (r + kRowsAhead) * stride, 0, 2);
 }
 
+// What a read of rows is asked for.
+enum class RowsAnswer { entropies, sums, both };
+
 // One read of kRows rows, `stride` entries apart, over their first `end` <= n entries: to `entropy`
-// −Σ x log x of each, with the bits that float_row_entropy gives it. With kSums the rows are added,
-// one after another, to the first `end` of n column sums in float64. False where an entry has a
-// sign: then the entropies mean nothing. n >= kFloatWidth.
-template <Index kRows, bool kSums, class Entry>
-bool read_float_rows(const Entry* rows, Index stride, Index end, Index n, double* entropy,
-                     [[maybe_unused]] double* sums) {
+// −Σ x log x of each, with the bits that float_row_entropy gives it, and the rows are added to the
+// first `end` of n column sums in float32, as far as kAnswer asks for that. False where an entry
+// has a sign: then what was written means nothing. n >= kFloatWidth.
+template <Index kRows, RowsAnswer kAnswer, class Entry>
+bool read_float_rows(const Entry* rows, Index stride, Index end, Index n,
+                     [[maybe_unused]] double* entropy, [[maybe_unused]] float* sums) {
+  constexpr bool kSums = kAnswer != RowsAnswer::entropies;
+  constexpr bool kEntropies = kAnswer != RowsAnswer::sums;
   FloatVector even[kRows] = {};
   FloatVector odd[kRows] = {};
   IntVector signs{};
   Lanes totals[kRows] = {};
-  const auto add = [&](const FloatVector(&x)[kRows], FloatVector(&chains)[kRows]) {
+  const auto add = [&](const FloatVector(&x)[kRows], FloatVector(&chains)[kRows])
+                       __attribute__((always_inline)) {
 #pragma GCC unroll 4
-    for (Index r = 0; r < kRows; ++r) {
-      signs |= reinterpret_cast<IntVector>(x[r]);
-      chains[r] += x[r] * scaled_log2(x[r]);
-    }
-  };
-  const auto add_whole = [&](Index j, FloatVector(&chains)[kRows]) {
+                         for (Index r = 0; r < kRows; ++r) {
+                           signs |= reinterpret_cast<IntVector>(x[r]);
+                           if constexpr (kEntropies) chains[r] += x[r] * scaled_log2(x[r]);
+                         }
+                       };
+  const auto add_whole = [&](Index j, FloatVector(&chains)[kRows]) __attribute__((always_inline)) {
     FloatVector x[kRows];
     ask_ahead<kRows>(rows + j, stride);
 #pragma GCC unroll 4
     for (Index r = 0; r < kRows; ++r) x[r] = load_floats(rows + r * stride + j);
-    if constexpr (kSums) add_columns<kRows>(x, rows + j, stride, sums + j);
+    if constexpr (kSums) add_columns<kRows>(x, sums + j);
     add(x, chains);
   };
   // The entries from j on, fewer than a vector.
-  const auto add_rest = [&](Index j, FloatVector(&chains)[kRows]) {
+  const auto add_rest = [&](Index j, FloatVector(&chains)[kRows]) __attribute__((always_inline)) {
     // a vector that begins before j, so that no entry behind the row is read
     const Index first = std::min(j, n - kFloatWidth);
     FloatVector x[kRows];
 #pragma GCC unroll 4
     for (Index r = 0; r < kRows; ++r)
       x[r] = lanes_between(load_floats(rows + r * stride + first), j - first, end - first);
-    if constexpr (kSums)
-      add_columns<kRows>(x, static_cast<const Entry*>(nullptr), stride, sums + first);
+    if constexpr (kSums) add_columns<kRows>(x, sums + first);
     add(x, chains);
   };
-  const auto flush = [&] {
+  const auto flush = [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (Index r = 0; r < kRows; ++r) {
       totals[r] = plus_floats(totals[r], even[r] + odd[r]);
@@ -112,7 +103,8 @@ bool read_float_rows(const Entry* rows, Index stride, Index end, Index n, double
   flush();
   if (lane_bits(signs) != 0) return false;
 #pragma GCC unroll 4
-  for (Index r = 0; r < kRows; ++r) entropy[r] = entropy_of_terms(sum_by_halves(totals[r]));
+  for (Index r = 0; kEntropies && r < kRows; ++r)
+    entropy[r] = entropy_of_terms(sum_by_halves(totals[r]));
   return true;
 }
 

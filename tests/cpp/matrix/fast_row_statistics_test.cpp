@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
+#include <vector>
 
 #include "matrices.h"
 #include "matrix/row_statistics.h"
@@ -20,16 +22,18 @@ bool sees(const MatrixView<Scalar>& a, const Support& support, Index i, Index j)
   return j < support.end(i, a.cols());
 }
 
-// Sums of columns in the order of rows, to the last bit, and entropies to the bound.
+// Sums of columns and entropies to their bounds; sums of doubles to the last bit, in the order of
+// rows.
 template <class Scalar>
 void expect_plain_numbers(const MatrixView<Scalar>& a, const Support& support,
                           const std::vector<double>& sums, const std::vector<double>& entropy) {
+  const double error = std::is_same_v<Scalar, double> ? 0.0 : kErrorOfFastSums;
   for (Index j = 0; j < a.cols(); ++j) {
     double sum = 0.0;
     for (Index i = 0; i < a.rows(); ++i) {
       if (sees(a, support, i, j)) sum += static_cast<double>(a(i, j));
     }
-    EXPECT_EQ(sums[j], sum) << "key " << j;
+    EXPECT_NEAR(sums[j], sum, error * sum) << "key " << j;
   }
   for (Index i = 0; i < a.rows(); ++i) {
     double terms = 0.0;
@@ -60,6 +64,9 @@ void expect_plain_numbers_of_all_sizes() {
         ASSERT_TRUE(fast_row_statistics(a, true, support, entropy.data(), scratch));
         EXPECT_EQ(support.kind == Support::Kind::causal, is_seen_causal) << "n = " << n;
         expect_plain_numbers(a, support, scratch.sums, entropy);
+        const std::vector<double> sums = scratch.sums;
+        ASSERT_TRUE(fast_row_statistics(a, true, support, nullptr, scratch));
+        EXPECT_EQ(scratch.sums, sums) << "without entropies, n = " << n;
         ASSERT_TRUE(fast_entropies(a, true, support, alone.data(), scratch));
         EXPECT_EQ(alone, entropy) << "n = " << n;
         // A causal support hides entries of a full map, whatever they are.
@@ -108,6 +115,34 @@ TEST(FastRowStatistics, SeeASingleEntryBehindAnyQuery) {
       }
     }
   }
+}
+
+// 1 and −1 and a small number beside them: what float32 loses is what the exact sums hold.
+TEST(FastRowStatistics, AddExactlyWhereAnEntryIsNegative) {
+  RowScratch scratch;
+  for (const bool with_entropies : {false, true}) {
+    for (const Index n : {16, 40}) {
+      RowMatrix<float> a = RowMatrix<float>::Constant(n, n, 1e-9f);
+      a.row(1).setConstant(1.0f);
+      a.row(2).setConstant(-1.0f);
+      std::vector<double> entropy(n);
+      Support support;
+      double* out = with_entropies ? entropy.data() : nullptr;
+      ASSERT_TRUE(fast_row_statistics(view(a), true, support, out, scratch));
+      double sum = 0.0;
+      for (Index i = 0; i < n; ++i) sum += static_cast<double>(a(i, 0));
+      for (Index j = 0; j < n; ++j) EXPECT_EQ(scratch.sums[j], sum) << "key " << j;
+    }
+  }
+}
+
+// Finite entries whose sum float32 cannot hold.
+TEST(FastRowStatistics, AddLargeEntriesInDoubles) {
+  RowScratch scratch;
+  const RowMatrix<float> a = RowMatrix<float>::Constant(40, 40, 3e38f);
+  Support support;
+  ASSERT_TRUE(fast_row_statistics(view(a), true, support, nullptr, scratch));
+  EXPECT_DOUBLE_EQ(scratch.sums[7], 40.0 * static_cast<double>(3e38f));
 }
 
 // Shorter than any vector of float32 numbers.

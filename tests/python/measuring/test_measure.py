@@ -3,6 +3,8 @@
 
 import functools
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -431,3 +433,14 @@ def test_an_option_that_cuts_a_result_cuts_nothing_that_is_derived_from_it(deriv
     measured = asc.measure(maps, [derived, source, "top_mass"], **{"k": 1, **options})
     assert torch.equal(measured[derived], getattr(asc, derived)(maps))
     assert measured[source].shape == (2, 1)
+
+
+def test_a_first_call_loads_no_library_that_it_does_not_need():
+    script = """
+import sys, torch, attnscope as asc
+asc.measure(torch.eye(4)[None], ["attention_entropy"])
+heavy = ("scipy.stats", "scipy.linalg", "scipy.sparse", "pandas", "matplotlib", "transformers")
+print([name for name in heavy if name in sys.modules])
+"""
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"

@@ -3,6 +3,7 @@
 
 import inspect
 import re
+import warnings
 from collections import Counter
 
 import pytest
@@ -95,3 +96,31 @@ def test_a_fast_kernel_gets_the_keyword_and_its_count_is_noted() -> None:
     with _precision.count_fallbacks(counts):
         assert _precision.fast_kernel(kernel, "public_name")(None) == ("value", 0)
     assert counts == {"public_name": 4}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n", [16, 40, 100])
+def test_positions_and_rates_of_fast_are_those_of_exact_sums(n: int, dtype: torch.dtype) -> None:
+    # keys whose sums differ by less than float32 adds up, a tie, and a rate at the very limit
+    maps = torch.full((3, n, n), 1 / n, dtype=torch.float64)
+    maps[0, n // 2, 3] += 2**-40
+    maps[1, n // 3, 5] *= 1 + 2**-20
+    maps = maps.to(dtype)
+    epsilon = asc.incoming_attention(maps)[2, 0].item()
+    counts: Counter[str] = Counter()
+    with _precision.count_fallbacks(counts):
+        fast = asc.sink_position(maps, rule="largest", min_visibility=0, precision="fast")
+        rates = asc.sink_rate(maps, epsilon=epsilon, precision="fast")
+    assert torch.equal(fast, asc.sink_position(maps, rule="largest", min_visibility=0))
+    assert torch.equal(rates, asc.sink_rate(maps, epsilon=epsilon))
+    assert counts["sink_position"] == 3
+    assert counts["sink_rate"] >= 2
+
+
+def test_a_map_with_nan_leaves_the_rates_of_its_neighbours_alone() -> None:
+    maps = torch.full((3, 20, 20), 1 / 20)
+    maps[1, 4, 4] = torch.nan
+    epsilon = asc.incoming_attention(maps[:1])[0, 0].item() * (1 - 1e-9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert asc.sink_rate(maps, epsilon=epsilon, precision="fast").tolist() == [True, False, True]

@@ -19,8 +19,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy import linalg
 from torch import Tensor
 
 from attnscope import _core
@@ -238,7 +238,7 @@ def _largest_ritz_value(alphas: Tensor, betas: list[Tensor]) -> float:
     off = torch.stack(betas[: steps - 1]).numpy() if steps > 1 else np.zeros((0, alphas.shape[1]))
     last = (steps - 1, steps - 1)
     return max(
-        float(linalg.eigvalsh_tridiagonal(column, off[:, run], select="i", select_range=last)[0])
+        float(scipy.linalg.eigvalsh_tridiagonal(column, off[:, run], select="i", select_range=last)[0])
         for run, column in enumerate(alphas.T.contiguous().numpy())
     )
 

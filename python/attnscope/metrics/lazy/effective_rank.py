@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 
 from attnscope import _core
@@ -82,5 +82,5 @@ def _log_rank(measures: Quadrature, inside: int, outside: int) -> tuple[float, f
     slope = (1 + moment / total) / total
     moves = outside * (slope * sums[inside:] - entropies[inside:] / total)
     error = float(moves.std() / math.sqrt(len(moves)))
-    quantile = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(moves) - 1))
+    quantile = float(scipy.special.stdtrit(len(moves) - 1, 0.5 + _CONFIDENCE / 2))
     return math.log(total) - moment / total, quantile * error

@@ -14,8 +14,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 
 from attnscope import _core
@@ -210,7 +210,7 @@ def _supremum(differences: Differences, generator: torch.Generator) -> tuple[flo
     mean = differences.value.mean(0)
     deviations = (differences.value - mean) / math.sqrt(count * (count - 1))
     value, place = mean.abs().max(0)
-    half_width = float(deviations[:, place].norm() * stats.t.ppf(0.5 + _CONFIDENCE / 2, count - 1))
+    half_width = float(deviations[:, place].norm() * scipy.special.stdtrit(count - 1, 0.5 + _CONFIDENCE / 2))
     # noise lifts a supremum: by how much is seen where it is added once more
     factors = torch.randn(_DRAWS, count, generator=generator, dtype=torch.float64, device="cpu")
     lift = float((mean + factors @ deviations).abs().amax(-1).mean() - value)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 
 from attnscope.metrics.estimates import IntervalEstimate, LeadingSingularValues
@@ -87,7 +87,7 @@ def participation_ratio(
     inside = space.images.square().sum((-2, -1))
     mean, spread = _trace_outside(attention, space, seed)
     # the logarithm of a mean of squares is nearer to normal than the mean
-    quantile = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, _PROBES - 1))
+    quantile = float(scipy.special.stdtrit(_PROBES - 1, 0.5 + _CONFIDENCE / 2))
     factor = torch.exp(quantile * spread)
     rounding = 4 * weight_error(attention)
     value, low, high = (

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy import sparse
 
 from attnscope import _core
 from attnscope.metrics.lazy.lazy_attention import LazyAttention, SparseAttention
@@ -49,10 +49,10 @@ class Edges(NamedTuple):
         first[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
         return Edges(high[first], low[first], weights[first], self.n)
 
-    def adjacency(self) -> sparse.csr_matrix:
+    def adjacency(self) -> scipy.sparse.csr_matrix:
         """Return the symmetric matrix of the pairs, 1 where two tokens are joined."""
         ends = (np.concatenate([self.queries, self.keys]), np.concatenate([self.keys, self.queries]))
-        return sparse.csr_matrix((np.ones(len(ends[0])), ends), shape=(self.n, self.n))
+        return scipy.sparse.csr_matrix((np.ones(len(ends[0])), ends), shape=(self.n, self.n))
 
 
 def edges_of_maps(attention: LazyAttention, threshold: float) -> Iterator[Edges]:
@@ -107,14 +107,14 @@ def statistics_of_graph(edges: Edges) -> tuple[Any, ...]:
 def _count_strong_components(edges: Edges) -> int:
     """Return the number of strongly connected components of the directed graph of these entries."""
     ends = (edges.queries, edges.keys)
-    directed = sparse.csr_matrix((np.ones(len(edges.keys)), ends), shape=(edges.n, edges.n))
-    count, _ = sparse.csgraph.connected_components(directed, directed=True, connection="strong")
+    directed = scipy.sparse.csr_matrix((np.ones(len(edges.keys)), ends), shape=(edges.n, edges.n))
+    count, _ = scipy.sparse.csgraph.connected_components(directed, directed=True, connection="strong")
     return int(count)
 
 
 def components_of(pairs: Edges) -> tuple[int, Array]:
     """Return the number of connected components, and the component of each token."""
-    count, labels = sparse.csgraph.connected_components(pairs.adjacency(), directed=False)
+    count, labels = scipy.sparse.csgraph.connected_components(pairs.adjacency(), directed=False)
     return int(count), labels
 
 
@@ -127,15 +127,17 @@ def second_eigenvalue(edges: Edges, normalized: bool) -> float:
     return float(smallest_eigenvalues(pairs.adjacency(), 2, normalized)[1])
 
 
-def smallest_eigenvalues(adjacency: sparse.csr_matrix, k: int, normalized: bool = False) -> Array:
+def smallest_eigenvalues(adjacency: scipy.sparse.csr_matrix, k: int, normalized: bool = False) -> Array:
     """Return the k smallest eigenvalues of the Laplacian of a connected graph, ascending."""
-    laplacian = sparse.csgraph.laplacian(adjacency, normed=normalized).tocsc()
+    laplacian = scipy.sparse.csgraph.laplacian(adjacency, normed=normalized).tocsc()
     n = laplacian.shape[0]
     if n <= _MOST_OF_DENSE_SPECTRUM or k > n // 4:
         return np.linalg.eigvalsh(laplacian.toarray())[:k]
     start = np.random.default_rng(0).standard_normal(n)
     # A shift below all eigenvalues makes the matrix definite, and those next to 0 converge first.
-    values = sparse.linalg.eigsh(laplacian, k, sigma=-1e-2, v0=start, return_eigenvectors=False, tol=1e-12)
+    values = scipy.sparse.linalg.eigsh(
+        laplacian, k, sigma=-1e-2, v0=start, return_eigenvectors=False, tol=1e-12
+    )
     return np.maximum(np.sort(values), 0.0)
 
 
@@ -248,8 +250,8 @@ def _bars_of_forest(pairs: Edges, inside: Array) -> list[tuple[Any, ...]]:
     # ranks instead of weights, so that the order of equal ones is that of the filtration
     ranks = np.empty(len(order))
     ranks[order] = np.arange(1, len(order) + 1)
-    graph = sparse.csr_matrix((ranks, (high, low)), shape=(pairs.n, pairs.n))
-    chosen = order[sparse.csgraph.minimum_spanning_tree(graph).data.astype(np.int64) - 1]
+    graph = scipy.sparse.csr_matrix((ranks, (high, low)), shape=(pairs.n, pairs.n))
+    chosen = order[scipy.sparse.csgraph.minimum_spanning_tree(graph).data.astype(np.int64) - 1]
     deaths = 1.0 - np.minimum(weights[chosen], 1.0)
     return [
         (0, 0.0, float(death), (-1, -1), (int(high[edge]), int(low[edge])))
