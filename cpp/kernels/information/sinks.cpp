@@ -303,7 +303,8 @@ bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Sup
   const Index queries = attention.rows();
   const Index n = attention.cols();
   std::vector<double>& mass = workspace.rows.sums;
-  if (asks_for_share_alone(asked, answers)) {
+  // `fast` gives the share that it gives beside other answers
+  if (asks_for_share_alone(asked, answers) && !asked.fast) {
     if (!read_support(attention, find_support, support)) return false;
     answers.share = sink_share(attention, support, asked.first, asked.queries);
     return true;

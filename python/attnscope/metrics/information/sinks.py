@@ -367,8 +367,8 @@ def sink_share(
         first: how many leading keys count as the sink; a map that has fewer is taken whole.
         queries: so many last queries of each map, less those that see no key; None: all.
         sink_mass: what a learned sink takes of each row, [..., q]; share and uniform stay those of real keys.
-        precision: "fast" gives the exact value, and in `measure`, beside other metrics of one read, a sum in
-            float32 with a relative error below 1e-6.
+        precision: "fast" adds what the first key receives from all queries in float32, as in
+            `incoming_attention`; shares of more keys or of some queries are exact.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
