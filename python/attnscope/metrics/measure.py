@@ -454,7 +454,10 @@ def _plan_of(metrics: Metrics, options: Mapping[str, Any], n: int, precision: st
     """Return the plan of `measure`, cached where JSON can hold the request: making a plan costs a few small
     maps.
     """
-    if type(metrics) in (tuple, list) and not options and all(isinstance(name, str) for name in metrics):
+    are_names = type(metrics) in (tuple, list)
+    if type(metrics) is dict:
+        are_names = all(type(key_options) is dict and not key_options for key_options in metrics.values())
+    if are_names and not options and all(isinstance(name, str) for name in metrics):
         # names alone are their own words, and reading them as JSON costs as much as a small batch
         return _plan_of_names(tuple(metrics), n, precision)
     options_by_key = _options_by_key(metrics)
