@@ -7,6 +7,8 @@
 
 #include "linalg/bidiagonal.h"
 #include "linalg/float_packs.h"
+#include "linalg/gram.h"
+#include "linalg/panel_tridiagonal.h"
 #include "matrix/square_factor.h"
 #include "matrix/widen.h"
 #include "simd/lanes.h"
@@ -16,6 +18,8 @@ namespace {
 
 // Up to this size a pack of matrices stays in the second-level cache; beyond, one matrix does.
 constexpr Index kLargestPacked = 128;
+// Up to this size of a fast matrix, arithmetic in float32 takes less than a product in float64.
+constexpr Index kLargestInFloat32 = 96;
 
 // The power of two that brings a largest entry which float32 does not square to 1.
 double float_scale(double largest) {
@@ -75,10 +79,9 @@ void of_rectangles(std::span<const MatrixView<Scalar>> matrices, std::span<doubl
 // which is a tenth of what is taken for 0, leaves the effective rank within its bound of 1e-3 then.
 constexpr double kMostEntropyOfZeros = 2.5e-4;
 
-// Makes 0 of the values that float32's rounding may have made of 0, so that a rank can be read off.
-// Returns whether the effective rank would miss them.
-bool clear_noise(std::span<double> values) {
-  const double noise = 0x1p-24 * static_cast<double>(values.size()) * values[0];
+// Makes 0 of the values up to `noise`, which rounding may have made of 0, so that a rank can be
+// read off. Returns whether the effective rank would miss them.
+bool clear_noise(std::span<double> values, double noise) {
   double sum = 0.0;
   for (const double value : values) sum += value;
   double missed = 0.0;
@@ -132,8 +135,97 @@ std::vector<Index> in_float32(std::span<const MatrixView<Scalar>> matrices,
   }
   std::vector<Index> beyond;
   for (Index k = 0; k < count; ++k) {
-    if (clear_noise({out[k], static_cast<std::size_t>(n)})) beyond.push_back(k);
+    const double noise = 0x1p-24 * static_cast<double>(n) * out[k][0];
+    if (clear_noise({out[k], static_cast<std::size_t>(n)}, noise)) beyond.push_back(k);
     for (Index i = 0; i < n; ++i) out[k][i] /= scales[k];
+  }
+  return beyond;
+}
+
+// Values of AAᵀ are off by a few roundings of the largest: the root of one that is this share of
+// the largest is off by a tenth of itself at most.
+constexpr double kGramNoise = 0x1p-23;
+
+// Up to this size a pack of Gram matrices stays near the second-level cache.
+constexpr Index kLargestPackedGram = 256;
+
+// AAᵀ of up to kPackWidth matrices, tridiagonal in the lanes from `diagonal` and `beside` on.
+template <class Scalar>
+void reduce_gram_pack(std::span<const MatrixView<Scalar>> part, double* scales, double* diagonal,
+                      double* beside, SingularValuesWorkspace& workspace) {
+  const Index n = part.front().rows();
+  const Index room = bidiagonal_pack_row(n) / kPackWidth;
+  double* pack = workspace.matrices.resize(n * bidiagonal_pack_row(n));
+  interleave(part, pack, scales, safe_scale, workspace.rows);
+  const Lanes* rows = lanes_at(static_cast<const double*>(pack));
+  bool causal = true;
+  for (Index i = 0; causal && i < n; ++i) {
+    Lanes largest{};
+    for (Index j = i + 1; j < n; ++j) largest = larger(largest, magnitude(rows[i * room + j]));
+    causal = !any(largest != 0.0);
+  }
+  Lanes* gram = lane_buffer(workspace.rectangle, triangle_row(n));
+  packed_gram(
+      n, [=](Index i) { return rows + i * room; },
+      [=](Index i) { return causal ? std::min(n, i + 1) : n; }, gram);
+  tridiagonalize(gram, n, lanes_at(diagonal), lanes_at(beside), dqds_width() / kPackWidth,
+                 lane_buffer(workspace.vectors, 4 * n));
+}
+
+// The same of one matrix.
+template <class Scalar>
+double reduce_gram(const MatrixView<Scalar>& matrix, double* diagonal, double* beside,
+                   SingularValuesWorkspace& workspace) {
+  const Index n = matrix.rows();
+  double* rows = workspace.matrices.resize(n * n);
+  const double scale = widen(matrix, rows, n);
+  bool causal = true;
+  for (Index i = 0; causal && i < n; ++i) {
+    causal = largest_magnitude(rows + i * n + i + 1, n - i - 1) == 0.0;
+  }
+  double* gram = workspace.rectangle.resize(panel_offset(panels_of(n)));
+  panel_gram(rows, n, n, causal, gram, workspace.rows);
+  panel_tridiagonalize(gram, n, diagonal, beside, dqds_width(), workspace.vectors);
+  return scale;
+}
+
+// Of large square matrices, as roots of the eigenvalues of AAᵀ: a product and the reduction of a
+// symmetric matrix take less than the reduction of A. Returns those whose values near 0 are too
+// many for it.
+template <class Scalar>
+std::vector<Index> by_gram(std::span<const MatrixView<Scalar>> matrices,
+                           std::span<double* const> out, SingularValuesWorkspace& workspace) {
+  const Index n = matrices.front().rows();
+  const auto count = static_cast<Index>(matrices.size());
+  const Index width = dqds_width();
+  double* diagonal = workspace.bidiagonals.resize(2 * n * width);
+  double* beside = diagonal + n * width;
+  double* values = workspace.factors.resize(n * width);
+  std::vector<Index> beyond;
+  double scales[kMostTogether];
+  for (Index first = 0; first < count; first += width) {
+    const Index size = std::min(width, count - first);
+    std::fill(diagonal, diagonal + 2 * n * width, 0.0);
+    if (n <= kLargestPackedGram) {
+      for (Index lane = 0; lane < size; lane += kPackWidth) {
+        reduce_gram_pack(matrices.subspan(first + lane, std::min(kPackWidth, size - lane)),
+                         scales + lane, diagonal + lane, beside + lane, workspace);
+      }
+    } else {
+      for (Index lane = 0; lane < size; ++lane) {
+        scales[lane] =
+            reduce_gram(matrices[first + lane], diagonal + lane, beside + lane, workspace);
+      }
+    }
+    tridiagonal_eigenvalues(diagonal, beside, n, size, values, workspace.dqds);
+    for (Index lane = 0; lane < size; ++lane) {
+      double* sigma = out[first + lane];
+      for (Index i = 0; i < n; ++i) sigma[i] = std::sqrt(std::max(values[lane * n + i], 0.0));
+      if (clear_noise({sigma, static_cast<std::size_t>(n)}, kGramNoise * sigma[0])) {
+        beyond.push_back(first + lane);
+      }
+      for (Index i = 0; i < n; ++i) sigma[i] /= scales[lane];
+    }
   }
   return beyond;
 }
@@ -149,8 +241,10 @@ Index singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<do
                       SingularValuesWorkspace& workspace, Precision precision) {
   const auto together = static_cast<std::size_t>(dqds_width());
   const bool square = matrices.front().rows() == matrices.front().cols();
-  if (precision == Precision::fast && square && matrices.front().rows() <= kLargestPacked) {
-    const std::vector<Index> beyond = in_float32(matrices, out, workspace);
+  if (precision == Precision::fast && square) {
+    const std::vector<Index> beyond = matrices.front().rows() <= kLargestInFloat32
+                                          ? in_float32(matrices, out, workspace)
+                                          : by_gram(matrices, out, workspace);
     std::vector<MatrixView<Scalar>> again;
     std::vector<double*> places;
     for (const Index k : beyond) {

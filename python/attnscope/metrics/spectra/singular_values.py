@@ -37,9 +37,10 @@ def singular_values(
         attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries. Of `LazyAttention`
             the largest with certain bounds, as `LeadingSingularValues`.
         largest: how many, from the largest on; all when None, of `LazyAttention` 8.
-        precision: "fast" has an absolute error below 1e-5·σ1, and values that float32 cannot tell from 0 are
-            0; in less time for square maps of up to 128 tokens. Of a map with so many values near 0 that its
-            effective rank would miss them, the values are the exact ones.
+        precision: "fast" has an absolute error below 1e-5·σ1, and values that rounding cannot tell from 0 are
+            0: those of float32 up to 96 tokens, and beyond those below 2⁻²³·σ1, since σ² are the eigenvalues
+            of A·Aᵀ then; in less time for square maps. Of a map with so many values near 0 that its effective
+            rank would miss them, the values are the exact ones.
         lengths: keys per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
