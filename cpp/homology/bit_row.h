@@ -5,14 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #ifdef __AVX__
 #include <immintrin.h>
 #endif
 
 // Sets of vertices as rows of 64-bit words: 1 or 2 words, or a multiple of 4, on 32-byte
-// boundaries. kWords is the number of words where the compiler is to unroll, 0 where `words` tells
-// it at run time.
+// boundaries, or 64-byte boundaries where 8 divides it. kWords is the number of words where the
+// compiler is to unroll, 0 where `words` tells it at run time.
 namespace attnscope::bits {
 
 using Word = std::uint64_t;
@@ -27,19 +28,38 @@ inline bool any(Block block) {
 #endif
 }
 
+#ifdef __AVX512F__
+// Eight words at once where rows have them.
+typedef Word WideBlock __attribute__((vector_size(64)));
+inline bool any(WideBlock block) {
+  const auto words = reinterpret_cast<__m512i>(block);
+  return _mm512_test_epi64_mask(words, words) != 0;
+}
+template <int kWords>
+using BlockOf = std::conditional_t<kWords % 8 == 0 && kWords != 0, WideBlock, Block>;
+#else
+template <int kWords>
+using BlockOf = Block;
+#endif
+
 inline void insert(Word* row, std::size_t bit) { row[bit >> 6] |= Word{1} << (bit & 63); }
 
 inline bool contains(const Word* row, std::size_t bit) {
   return (row[bit >> 6] >> (bit & 63) & 1) != 0;
 }
 inline void erase(Word* row, std::size_t bit) { row[bit >> 6] &= ~(Word{1} << (bit & 63)); }
+// The same without a branch, for what cannot be foreseen.
+inline void erase_if(bool gone, Word* row, std::size_t bit) {
+  row[bit >> 6] &= ~(static_cast<Word>(gone) << (bit & 63));
+}
 
 template <int kWords>
 std::size_t count(std::size_t words) {
   return kWords > 0 ? static_cast<std::size_t>(kWords) : words;
 }
 
-// Whether any word of f(i-th words) is non-zero; f takes and returns a Word or a Block.
+// Whether any word of f(i-th words) is non-zero; f takes and returns words of one
+// type.
 template <int kWords, class F>
 bool any_of(std::size_t words, F f) {
   if constexpr (kWords == 1) {
@@ -47,8 +67,10 @@ bool any_of(std::size_t words, F f) {
   } else if constexpr (kWords == 2) {
     return (f(std::size_t{0}, Word{}) | f(std::size_t{1}, Word{})) != 0;
   } else {
-    Block seen{};
-    for (std::size_t k = 0; k < count<kWords>(words); k += 4) seen |= f(k, Block{});
+    using Words = BlockOf<kWords>;
+    Words seen{};
+    for (std::size_t k = 0; k < count<kWords>(words); k += sizeof(Words) / sizeof(Word))
+      seen |= f(k, Words{});
     return any(seen);
   }
 }
@@ -66,36 +88,51 @@ void put(Word* row, std::size_t k, T words) {
 
 inline constexpr std::uint32_t kNone = 0xffffffffu;
 
-// The smallest element of a ∩ b, kNone where there is none.
-template <int kWords>
-std::uint32_t first_common(const Word* a, const Word* b, std::size_t words) {
-  if constexpr (kWords == 2) {
-    const Word low = a[0] & b[0];
-    const Word high = a[1] & b[1];
-    if ((low | high) == 0) return kNone;
-    const int offset = low != 0 ? 0 : 64;
-    return static_cast<std::uint32_t>(offset + std::countr_zero(low != 0 ? low : high));
-  } else {
-    for (std::size_t k = 0; k < count<kWords>(words); ++k) {
-      const Word both = a[k] & b[k];
-      if (both != 0)
-        return static_cast<std::uint32_t>(k * 64) +
-               static_cast<std::uint32_t>(std::countr_zero(both));
-    }
-    return kNone;
+// The smallest element of the row whose k-th words are f(k, kind), kNone where there is none.
+template <int kWords, class F>
+std::uint32_t first_of(std::size_t words, F f) {
+#ifdef __AVX512F__
+  if constexpr (kWords == 8) {
+    const auto all = reinterpret_cast<__m512i>(f(std::size_t{0}, WideBlock{}));
+    const __mmask8 some = _mm512_test_epi64_mask(all, all);
+    if (some == 0) return kNone;
+    const auto word = static_cast<Word>(
+        _mm_cvtsi128_si64(_mm512_castsi512_si128(_mm512_maskz_compress_epi64(some, all))));
+    return static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(some)) * 64 +
+                                      std::countr_zero(word));
   }
+#endif
+  if constexpr (kWords == 2) {
+    const Word low = f(std::size_t{0}, Word{});
+    const Word high = f(std::size_t{1}, Word{});
+    if ((low | high) == 0) return kNone;
+    return static_cast<std::uint32_t>((low != 0 ? 0 : 64) +
+                                      std::countr_zero(low != 0 ? low : high));
+  }
+  for (std::size_t k = 0; k < count<kWords>(words); ++k) {
+    const Word word = f(k, Word{});
+    if (word != 0) return static_cast<std::uint32_t>(k * 64 + std::countr_zero(word));
+  }
+  return kNone;
 }
 
-// The smallest element of a ∩ b that is in one of c and d alone, kNone where there is none.
+// The smallest element of a row, of a ∩ b, and of a ∩ b in one of c and d alone; kNone where there
+// is none.
+template <int kWords>
+std::uint32_t first(const Word* row, std::size_t words) {
+  return first_of<kWords>(words, [=](std::size_t k, auto kind) { return at(row, k, kind); });
+}
+template <int kWords>
+std::uint32_t first_common(const Word* a, const Word* b, std::size_t words) {
+  return first_of<kWords>(
+      words, [=](std::size_t k, auto kind) { return at(a, k, kind) & at(b, k, kind); });
+}
 template <int kWords>
 std::uint32_t first_in_difference(const Word* a, const Word* b, const Word* c, const Word* d,
                                   std::size_t words) {
-  for (std::size_t k = 0; k < count<kWords>(words); ++k) {
-    const Word in_difference = a[k] & b[k] & (c[k] ^ d[k]);
-    if (in_difference != 0)
-      return static_cast<std::uint32_t>(k * 64 + std::countr_zero(in_difference));
-  }
-  return kNone;
+  return first_of<kWords>(words, [=](std::size_t k, auto kind) {
+    return at(a, k, kind) & at(b, k, kind) & (at(c, k, kind) ^ at(d, k, kind));
+  });
 }
 
 // a ∩ b ≠ ∅.
@@ -158,6 +195,45 @@ bool move(const Word* row, Word* from, Word* to, std::size_t words) {
     put(from, k, source & ~near);
     return source & ~near;
   });
+}
+
+// Calls f(k, kind) for the words of a row, as any_of.
+template <int kWords, class F>
+void for_each(std::size_t words, F f) {
+  any_of<kWords>(words, [&](std::size_t k, auto kind) {
+    f(k, kind);
+    return kind;
+  });
+}
+
+// in := from ∩ row, which leaves `from`.
+template <int kWords>
+void take(const Word* row, Word* from, Word* in, std::size_t words) {
+  for_each<kWords>(words, [=](std::size_t k, auto kind) {
+    const auto source = at(from, k, kind);
+    const auto near = at(row, k, kind);
+    put(in, k, source & near);
+    put(from, k, source & ~near);
+  });
+}
+
+// Moves from ∩ row into `a` and `b`.
+template <int kWords>
+void spread(const Word* row, Word* from, Word* a, Word* b, std::size_t words) {
+  for_each<kWords>(words, [=](std::size_t k, auto kind) {
+    const auto source = at(from, k, kind);
+    const auto near = at(row, k, kind);
+    put(a, k, at(a, k, kind) | (source & near));
+    put(b, k, at(b, k, kind) | (source & near));
+    put(from, k, source & ~near);
+  });
+}
+
+// to := to ∪ row.
+template <int kWords>
+void unite(const Word* row, Word* to, std::size_t words) {
+  for_each<kWords>(
+      words, [=](std::size_t k, auto kind) { put(to, k, at(to, k, kind) | at(row, k, kind)); });
 }
 
 }  // namespace attnscope::bits

@@ -5,6 +5,12 @@
 #include <bit>
 
 namespace attnscope {
+namespace {
+
+// Sums of so many classes are kept sorted while they are formed, longer ones are gathered in a set.
+constexpr std::size_t kFew = 24;
+
+}  // namespace
 
 void CycleLabels::reset() {
   labels_.assign(1, {0, 0, 0});
@@ -25,6 +31,7 @@ CycleLabels::Id CycleLabels::open() {
   arena_.push_back(entry);
   label_of_class_.push_back(id);
   is_closed_.push_back(0);
+  if (list_.size() < entry + kFew + 1) list_.resize(2 * entry + 2 * kFew);
   if (set_.size() * 64 <= entry) set_.push_back(0);
   if (marks_.size() * 64 < set_.size()) marks_.push_back(0);
   ++alive_;
@@ -44,8 +51,29 @@ void CycleLabels::toggle_all(Id id) {
   for (std::uint32_t k = 0; k < label.size; ++k) toggle(arena_[label.offset + k]);
 }
 
+void CycleLabels::toggle_in_list(Class entry) {
+  std::size_t at = 0;
+  while (at < listed_ && list_[at] > entry) ++at;
+  if (at < listed_ && list_[at] == entry) {
+    --listed_;
+    for (; at < listed_; ++at) list_[at] = list_[at + 1];
+    return;
+  }
+  for (std::size_t k = listed_++; k > at; --k) list_[k] = list_[k - 1];
+  list_[at] = entry;
+}
+
+void CycleLabels::store_list(Label& label) {
+  if (listed_ > label.size) {
+    label.offset = static_cast<std::uint32_t>(arena_.size());
+    arena_.resize(arena_.size() + listed_);
+  }
+  label.size = static_cast<std::uint32_t>(listed_);
+  for (std::size_t k = 0; k < listed_; ++k) arena_[label.offset + k] = list_[k];
+}
+
 void CycleLabels::drain() {
-  list_.clear();
+  listed_ = 0;
   while (top_ > 0) {
     std::uint64_t& mark = marks_[top_ - 1];
     if (mark == 0) {
@@ -61,7 +89,7 @@ void CycleLabels::drain() {
       if (is_closed_[entry] != 0) {
         toggle_all(label_of_class_[entry]);  // only older classes, so the sweep stays ahead of it
       } else {
-        list_.push_back(entry);
+        list_[listed_++] = entry;
       }
     }
     mark &= ~(std::uint64_t{1} << high);
@@ -74,13 +102,16 @@ void CycleLabels::rewrite(Id id) {
   while (!stack_.empty()) {
     const Id top = stack_.back();
     const Label label = labels_[top];
+    std::size_t total = 0;
     bool stale = false;
     bool waits = false;
     for (std::uint32_t k = 0; k < label.size; ++k) {
       const Class entry = arena_[label.offset + k];
+      ++total;
       if (is_closed_[entry] == 0) continue;
       stale = true;
       const Id became = label_of_class_[entry];
+      total += labels_[became].size;
       if (labels_[became].closed == closed_) continue;
       stack_.push_back(became);
       waits = true;
@@ -89,16 +120,22 @@ void CycleLabels::rewrite(Id id) {
     stack_.pop_back();
     labels_[top].closed = closed_;
     if (!stale) continue;
-    toggle_all(top);
-    drain();
-    Label& rewritten = labels_[top];
-    if (list_.size() > rewritten.size) {
-      rewritten.offset = static_cast<std::uint32_t>(arena_.size());
-      arena_.insert(arena_.end(), list_.begin(), list_.end());
+    if (total > kFew) {
+      toggle_all(top);
+      drain();
     } else {
-      std::copy(list_.begin(), list_.end(), arena_.begin() + rewritten.offset);
+      listed_ = 0;
+      for (std::uint32_t k = 0; k < label.size; ++k) {
+        const Class entry = arena_[label.offset + k];
+        if (is_closed_[entry] == 0) {
+          toggle_in_list(entry);
+          continue;
+        }
+        const Label& became = labels_[label_of_class_[entry]];
+        for (std::uint32_t m = 0; m < became.size; ++m) toggle_in_list(arena_[became.offset + m]);
+      }
     }
-    rewritten.size = static_cast<std::uint32_t>(list_.size());
+    store_list(labels_[top]);
   }
 }
 
@@ -109,18 +146,16 @@ CycleLabels::Id CycleLabels::sum(Id a, Id b) {
   if (labels_[a].size == 0) return labels_[b].size == 0 ? kZero : b;
   if (labels_[b].size == 0) return a;
   add({a, b});
-  if (list_.empty()) return kZero;
-  if (list_.size() == 1) return label_of_class_[list_[0]];
+  if (listed_ == 0) return kZero;
+  if (listed_ == 1) return label_of_class_[list_[0]];
   const auto id = static_cast<Id>(labels_.size());
-  labels_.push_back({static_cast<std::uint32_t>(arena_.size()),
-                     static_cast<std::uint32_t>(list_.size()), closed_});
-  arena_.insert(arena_.end(), list_.begin(), list_.end());
+  labels_.push_back({0, 0, closed_});
+  store_list(labels_.back());
   return id;
 }
 
 // The sum of labels that are up to date, to `list_`.
 void CycleLabels::add(std::initializer_list<Id> ids) {
-  constexpr std::size_t kFew = 24;
   std::size_t total = 0;
   for (const Id id : ids) total += labels_[id].size;
   if (total > kFew) {
@@ -128,44 +163,27 @@ void CycleLabels::add(std::initializer_list<Id> ids) {
     drain();
     return;
   }
-  Class sorted[kFew];
-  std::size_t size = 0;
+  listed_ = 0;
   for (const Id id : ids) {
     const Label& label = labels_[id];
-    for (std::uint32_t k = 0; k < label.size; ++k) {
-      const Class entry = arena_[label.offset + k];
-      std::size_t at = size;
-      while (at > 0 && sorted[at - 1] < entry) --at;
-      if (at > 0 && sorted[at - 1] == entry) {
-        std::copy(sorted + at, sorted + size, sorted + at - 1);
-        --size;
-      } else {
-        std::copy_backward(sorted + at, sorted + size, sorted + size + 1);
-        sorted[at] = entry;
-        ++size;
-      }
-    }
+    for (std::uint32_t k = 0; k < label.size; ++k) toggle_in_list(arena_[label.offset + k]);
   }
-  list_.assign(sorted, sorted + size);
 }
 
 CycleLabels::Class CycleLabels::close(Id a, Id b, Id c, Id d) {
+  if ((a == b && c == d) || (a == c && b == d) || (a == d && b == c)) return kNone;
   for (const Id id : {a, b, c, d}) refresh(id);
   add({a, b, c, d});
-  if (list_.empty()) return kNone;
+  if (listed_ == 0) return kNone;
   const Class youngest = list_[0];
   is_closed_[youngest] = 1;
   ++closed_;
   --alive_;
+  --listed_;
+  for (std::size_t k = 0; k < listed_; ++k) list_[k] = list_[k + 1];
   Label& label = labels_[label_of_class_[youngest]];
   label.closed = closed_;
-  label.size = static_cast<std::uint32_t>(list_.size() - 1);
-  if (label.size > 1) {
-    label.offset = static_cast<std::uint32_t>(arena_.size());
-    arena_.insert(arena_.end(), list_.begin() + 1, list_.end());
-  } else if (label.size == 1) {
-    arena_[label.offset] = list_[1];
-  }
+  store_list(label);
   return youngest;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <vector>
@@ -55,11 +56,15 @@ class CycleLabels {
   }
   void rewrite(Id id);
   void add(std::initializer_list<Id> ids);
+  // Adds a class to `list_`, or takes it out where it is there.
+  void toggle_in_list(Class entry);
   void toggle(Class entry);
   void toggle_all(Id id);
   // Empties the scratch set into `list_`, youngest first, closed classes replaced by what they
   // became.
   void drain();
+  // Makes `list_` the classes of a label.
+  void store_list(Label& label);
 
   std::vector<Label> labels_;
   std::vector<Class> arena_;
@@ -71,7 +76,9 @@ class CycleLabels {
   std::vector<std::uint64_t> set_;
   std::vector<std::uint64_t> marks_;
   std::size_t top_ = 0;  // one past the highest mark word that may be non-zero
+  // Classes, youngest first: the first `listed_` entries, with room for all.
   std::vector<Class> list_;
+  std::size_t listed_ = 0;
   std::vector<Id> stack_;
 };
 

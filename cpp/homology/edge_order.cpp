@@ -85,7 +85,7 @@ constexpr Index kColumnsAtOnce = 16;
 // The first batch aims at kFirst sixteenths of all pairs and later ones at kLater; keys are sampled
 // to know where that is. Few pairs are one batch.
 constexpr std::size_t kFirst = 5;
-constexpr std::size_t kLater = 3;
+constexpr std::size_t kLater = 2;
 constexpr std::size_t kSample = 128;
 constexpr std::size_t kOneBatch = 1024;
 
@@ -195,9 +195,11 @@ bool EdgeOrder::append(Sorter<Key>& sorter) {
   if (batches_ > 0 && sorter.taken == sorter.radius) return false;
   // Keys in [from, to] make the batch.
   const Key from = batches_ > 0 ? sorter.taken + 1 : 0;
-  const std::size_t part = (kFirst + kLater * batches_) * sorter.sample.size() / 16;
-  Key to = part < sorter.sample.size() ? sorter.sample[part] : sorter.radius;
-  if (sorter.triangle.size() < kOneBatch) to = sorter.radius;
+  const std::size_t size = sorter.sample.size();
+  const std::size_t part = (kFirst + kLater * batches_) * size / 16;
+  // What little would be left is taken too.
+  const bool is_last = part + size / 16 >= size || sorter.sample[part + size / 16] >= sorter.radius;
+  Key to = is_last || sorter.triangle.size() < kOneBatch ? sorter.radius : sorter.sample[part];
   to = std::clamp(to, from, sorter.radius);
   ++batches_;
   sorter.taken = to;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "homology/flag_homology.h"
 
+#include <algorithm>
 #include <bit>
 #include <numeric>
 
@@ -15,6 +16,9 @@ constexpr std::uint32_t kLabelled = 0x80000000u;
 
 // Whether a cell holds a label, not the neighbour from which it follows.
 bool is_known(std::uint32_t entry) { return entry == 0 || (entry & kLabelled) != 0; }
+
+// So many cells are asked for at once, because later they are looked at here and there: 1 MB.
+constexpr std::size_t kAskedFor = std::size_t{1} << 18;
 
 // Edges that see marks take the time in which this many marks are looked through.
 constexpr std::size_t kMarksPerVisit = 2;
@@ -39,12 +43,11 @@ void FlagHomology::reset(const std::vector<std::uint16_t>& by_connection) {
   patience_ = 16;
   reached_.resize(words_);
   rest_.resize(words_);
-  // Of a matrix of the same size only marked edges have cells that are not 0 yet.
-  if (const std::size_t pairs = n * (n - 1) / 2; cells_.size() != pairs) {
-    cells_.assign(pairs, 0);
-  } else {
-    for (const Marked& edge : marked_) cells_[edge.cell] = 0;
-  }
+  joined_.resize(words_);
+  fresh_.resize(words_);
+  cells_.resize(n * (n - 1) / 2);
+  const std::size_t asked = std::min(cells_.size(), kAskedFor);
+  for (std::size_t k = 0; k < asked; k += 16) __builtin_prefetch(cells_.data() + k, 1, 2);
   marked_.clear();
   parent_.resize(n);
   std::iota(parent_.begin(), parent_.end(), std::uint16_t{0});
@@ -61,40 +64,42 @@ std::uint32_t FlagHomology::root(std::uint32_t vertex) {
   return vertex;
 }
 
+std::uint32_t FlagHomology::entry(std::uint32_t u, std::uint32_t w) {
+  return bits::contains(labelled(u), w) ? cells_[cell_of(u, w)] : 0;
+}
+
 // The label of an edge: that of a triangle's third side is the sum of the other two, and the cell
 // names a triangle that the edge completed when it entered, so both other edges are older.
 CycleLabels::Id FlagHomology::label(std::uint32_t u, std::uint32_t w) {
-  const std::uint32_t wanted = cells_[cell_of_bits(u, w)];
+  const std::uint32_t wanted = entry(u, w);
   if (is_known(wanted)) return wanted & ~kLabelled;
   pending_.assign(1, {u, w});
   CycleLabels::Id result = CycleLabels::kZero;
   while (!pending_.empty()) {
     const auto [a, b] = pending_.back();
-    std::uint32_t& entry = cells_[cell_of_bits(a, b)];
-    if (is_known(entry)) {
+    const std::uint32_t here = entry(a, b);
+    if (is_known(here)) {
       pending_.pop_back();
       continue;
     }
-    const std::uint32_t apex = entry - 1;
-    const std::uint32_t first = cells_[cell_of_bits(a, apex)];
-    const std::uint32_t second = cells_[cell_of_bits(b, apex)];
+    const std::uint32_t apex = here - 1;
+    const std::uint32_t first = entry(a, apex);
+    const std::uint32_t second = entry(b, apex);
     if (!is_known(first)) pending_.push_back({a, apex});
     if (!is_known(second)) pending_.push_back({b, apex});
     if (!is_known(first) || !is_known(second)) continue;
     result = labels_.sum(first & ~kLabelled, second & ~kLabelled);
-    entry = result == CycleLabels::kZero ? 0 : kLabelled | result;
+    cells_[cell_of(a, b)] = result == CycleLabels::kZero ? 0 : kLabelled | result;
     pending_.pop_back();
   }
   return result;
 }
 
 void FlagHomology::mark(std::uint32_t u, std::uint32_t w, std::uint32_t entry) {
-  const std::size_t at = cell_of_bits(u, w);
-  cells_[at] = entry;
+  cells_[cell_of(u, w)] = entry;
   bits::insert(labelled(u), w);
   bits::insert(labelled(w), u);
-  marked_.push_back({static_cast<std::uint16_t>(u), static_cast<std::uint16_t>(w),
-                     static_cast<std::uint32_t>(at), entry});
+  marked_.push_back({static_cast<std::uint16_t>(u), static_cast<std::uint16_t>(w), entry});
 }
 
 void FlagHomology::drop_zero_labels() {
@@ -106,13 +111,11 @@ void FlagHomology::drop_zero_labels() {
   for (Marked edge : marked_) {
     // A label once known stays the edge's own, and cells are far apart.
     if (is_open && !is_known(edge.entry)) edge.entry = label(edge.u, edge.w) | kLabelled;
-    if (is_open && !labels_.is_zero(edge.entry & ~kLabelled)) {
-      marked_[kept++] = edge;
-      continue;
-    }
-    cells_[edge.cell] = 0;
-    bits::erase(labelled(edge.u), edge.w);
-    bits::erase(labelled(edge.w), edge.u);
+    const bool is_zero = !is_open || labels_.is_zero(edge.entry & ~kLabelled);
+    bits::erase_if(is_zero, labelled(edge.u), edge.w);
+    bits::erase_if(is_zero, labelled(edge.w), edge.u);
+    marked_[kept] = edge;
+    kept += is_zero ? 0 : 1;
   }
   marked_.resize(kept);
   patience_ = 16 + kept / kMarksPerVisit;
@@ -130,24 +133,32 @@ void FlagHomology::close(std::uint32_t u, std::uint32_t w, std::uint32_t first,
 }
 
 template <int kWords>
-bool FlagHomology::flood() {
+std::uint32_t FlagHomology::next_component() {
   const std::size_t words = bits::count<kWords>(words_);
-  Word* reached = reached_.data();
-  Word* rest = rest_.data();
-  bool left = true;
-  for (bool grew = true; grew && left;) {
-    grew = false;
-    for (std::size_t k = 0; k < words && left; ++k) {
-      for (Word open = rest[k]; open != 0 && left; open &= rest[k]) {
-        const std::size_t vertex = k * 64 + std::countr_zero(open);
-        open &= open - 1;
-        if (!bits::meet<kWords>(row(vertex), reached, words)) continue;
-        grew = true;
-        left = bits::move<kWords>(row(vertex), rest, reached, words);
-      }
+  Word* const reached = reached_.data();
+  Word* const rest = rest_.data();
+  Word* const joined = joined_.data();
+  Word* const fresh = fresh_.data();
+  for (;;) {
+    const std::uint32_t start = bits::first<kWords>(rest, words);
+    if (start == bits::kNone) return start;
+    if (bits::meet<kWords>(row(start), reached, words)) {
+      bits::move<kWords>(row(start), rest, reached, words);
+      continue;
     }
+    // `joined`: the component so far; `fresh`: those of it whose neighbours are not in it yet.
+    bits::take<kWords>(row(start), rest, joined, words);
+    std::copy(joined, joined + words, fresh);
+    bits::erase(fresh, start);
+    for (;;) {
+      const std::uint32_t vertex = bits::first<kWords>(fresh, words);
+      if (vertex == bits::kNone) return start;
+      if (bits::meet<kWords>(row(vertex), reached, words)) break;
+      bits::erase(fresh, vertex);
+      bits::spread<kWords>(row(vertex), rest, joined, fresh, words);
+    }
+    bits::unite<kWords>(joined, reached, words);
   }
-  return left;
 }
 
 // Vertices of the lune between which no path of the lune runs see (u, w) by two triangles, whose
@@ -171,13 +182,11 @@ void FlagHomology::add_labelled(std::uint32_t u, std::uint32_t w, std::uint32_t 
     }
     if (!bits::split<kWords>(row(u), row(w), row(first), reached, rest, words)) return;
   }
-  while (flood<kWords>()) {
-    std::size_t k = 0;
-    while (rest[k] == 0) ++k;
-    const auto vertex = static_cast<std::uint32_t>(k * 64 + std::countr_zero(rest[k]));
+  for (;;) {
+    const std::uint32_t vertex = next_component<kWords>();
+    if (vertex == bits::kNone) return;
     close(u, w, first, vertex, position);
     if (labels_.alive() == 0) return drop_zero_labels();
-    if (!bits::move<kWords>(row(vertex), rest, reached, words)) return;
   }
 }
 

@@ -61,14 +61,13 @@ class FlagHomology {
   const std::vector<Cycle>& classes() const { return classes_; }
 
  private:
-  // A row of adjacency bits lies on a 32-byte boundary, and where it can within one cache line.
+  // A row of adjacency bits lies on a boundary of 32 bytes, of 64 where they divide its length.
   using Rows = std::vector<std::uint64_t, Eigen::aligned_allocator<std::uint64_t>>;
 
-  // An edge by the bits of its ends, its cell, and what that held when it was last looked at.
+  // An edge by the bits of its ends, and what its cell held when it was last looked at.
   struct Marked {
     std::uint16_t u;
     std::uint16_t w;
-    std::uint32_t cell;
     std::uint32_t entry;
   };
 
@@ -83,9 +82,10 @@ class FlagHomology {
   // of the lune close.
   template <int kWords>
   void add_labelled(std::uint32_t u, std::uint32_t w, std::uint32_t position);
-  // Joins vertices of rest_ to those of reached_ that they are connected with; whether any is left.
+  // Takes vertices out of rest_ until they are a component that is not connected with reached_, and
+  // returns one of it; bits::kNone where there is none. What is connected joins reached_.
   template <int kWords>
-  bool flood();
+  std::uint32_t next_component();
   // The sum around the 4-cycle of (u, w) with two vertices of its lune is zero: closes a class
   // where it was not. A first vertex of bits::kNone stands for one whose edges have the label zero.
   void close(std::uint32_t u, std::uint32_t w, std::uint32_t first, std::uint32_t second,
@@ -96,14 +96,11 @@ class FlagHomology {
   std::uint64_t* row(std::size_t bit) { return rows_.data() + bit * words_; }
   std::uint64_t* labelled(std::size_t bit) { return labelled_.data() + bit * words_; }
   // The cell of an edge: one per unordered pair.
-  static std::size_t cell(std::size_t row, std::size_t column) {
-    return row * (row - 1) / 2 + column;
+  static std::size_t cell_of(std::size_t u, std::size_t w) {
+    return u > w ? u * (u - 1) / 2 + w : w * (w - 1) / 2 + u;
   }
-  std::size_t cell_of_bits(std::uint32_t u, std::uint32_t w) const {
-    const std::uint16_t a = vertex_[u];
-    const std::uint16_t b = vertex_[w];
-    return a > b ? cell(a, b) : cell(b, a);
-  }
+  // What is known of the label of an edge: its cell, 0 where it is not marked.
+  std::uint32_t entry(std::uint32_t u, std::uint32_t w);
   CycleLabels::Id label(std::uint32_t u, std::uint32_t w);
   std::uint32_t root(std::uint32_t vertex);
 
@@ -122,9 +119,11 @@ class FlagHomology {
   std::size_t closed_ = 0;             // classes that had closed then
   Rows reached_;                       // one row of scratch each
   Rows rest_;
-  // Per pair of vertices: 0 when the label of its edge is zero, kLabelled | label, or one more than
-  // the bit of a common neighbour that it had when it entered, from which the label follows when it
-  // is needed.
+  Rows joined_;
+  Rows fresh_;
+  // Per pair of vertices whose edge is marked: 0 when its label is zero, kLabelled | label, or one
+  // more than the bit of a common neighbour that it had when it entered, from which the label
+  // follows when it is needed. Cells of other pairs hold what they held last.
   std::vector<std::uint32_t> cells_;
   std::vector<std::uint16_t> parent_;
   std::vector<std::uint32_t> merges_;

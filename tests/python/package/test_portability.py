@@ -59,6 +59,7 @@ LOOP_AFTERWARDS = {
         "#if defined(__AVX512F__) && ATTNSCOPE_PACK_WIDTH == 8",
     ): "for (; k < count; ++k) to[k]",
     ("homology/edge_order.cpp", "#if defined(ATTNSCOPE_AVX512_PACKS)"): "for (; k < count; ++k) {",
+    ("homology/bit_row.h", "#ifdef __AVX512F__"): "for (std::size_t k = 0; k < count<kWords>(words); ++k) {",
     # called only where `takes_pairs` says so, whose `#else` is false
     ("linalg/tile_products.h", "#if defined(ATTNSCOPE_AVX512_PACKS) && !defined(__clang__)"): "",
 }
