@@ -61,12 +61,12 @@ def word_of(tokenizer: Any, text: str, ids: list[int], forms: list[str]) -> tupl
     if encoded["input_ids"] != ids:
         return None
     offsets = encoded["offset_mapping"]
-    runs = list(re.finditer(r"[^\W\d_]+", text))
+    runs = [run for run in re.finditer(r"[^\W_]+", text) if re.search(r"[^\W\d_]", run[0])]
     n, best = len(ids), None
     for place, run in enumerate(runs):
         if (
             place in (0, len(runs) - 1)
-            or len(run[0]) < 3
+            or not re.fullmatch(r"[^\W\d_]{3,}", run[0])
             or sum(other_run[0] == run[0] for other_run in runs) != 1
         ):
             continue

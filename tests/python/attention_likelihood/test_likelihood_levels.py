@@ -67,7 +67,7 @@ def verdicts(rng, effect, offset):
             for design, predictor in (("within", "log_likelihood"), ("swap", "at home"))
         ]
     )
-    evidence = Evidence(layers, moved(), pd.DataFrame(rows).set_index("statistic"), controls)
+    evidence = Evidence(layers, moved(), pd.DataFrame(rows), controls)
     measured = CLAIMS.measure({"": evidence}, OPTIONS)
     return {row.claim: row.verdict for row in CLAIMS.decide_measured(measured, Rule.of(OPTIONS))}
 

@@ -25,6 +25,7 @@ from attnscope.config.run_config import RunConfig
 from attnscope.config.study_folders import find_study, studies
 from attnscope.engine.run_study import run
 from attnscope.results.results import Results
+from attnscope.studies.attention_sinks.tables import PROFILES
 from attnscope.study_api.study import study_class
 from attnscope.study_api.tables import Table, arrow_type
 from folders import model_folder, sentences, series
@@ -126,13 +127,22 @@ RUNS: Mapping[str, Callable[..., Results]] = {
     "pretraining_writes": of_weights,
 }
 
+#: Tables that no other run of a study writes, by the study: measured without maps.
+WITHOUT_MAPS: Mapping[str, tuple[Callable[..., Results], Iterable[str]]] = {
+    "attention_sinks": (of_maps("attention_sinks", 12, options={"attention": "lazy"}), PROFILES),
+}
+
 
 def whole_run(name: str, home: Path) -> Results:
     """A study's tables in memory; what a tiny random model has none of is drawn at random."""
     if name not in RUNS:
         return Results(declared_tables(name), study={"study": name, "models": [{"path": "m"}]})
     results = RUNS[name](home)
-    tables = {table: _filled(results.table(table), keep_all=table in LEFT_OPEN) for table in results.tables()}
+    tables = {table: results.table(table) for table in results.tables()}
+    if name in WITHOUT_MAPS:
+        run_study, further = WITHOUT_MAPS[name]
+        tables |= {table: run_study(home / "without maps").table(table) for table in further}
+    tables = {table: _filled(rows, keep_all=table in LEFT_OPEN) for table, rows in tables.items()}
     return Results(tables, study=results.study, provenance=results.provenance)
 
 

@@ -14,6 +14,7 @@ from attnscope.plots.style import MUTED
 from attnscope.report.section import Page
 from attnscope.results.results import Results
 from attnscope.studies.pretraining_writes.figures import FIGURES
+from attnscope.studies.pretraining_writes.figures.declared import chosen_pairs
 from attnscope.studies.pretraining_writes.options import ROLES
 from attnscope.studies.pretraining_writes.sections import SECTIONS
 
@@ -175,3 +176,13 @@ def test_the_report_says_what_each_fraction_must_be_read_with():
     )
     assert float(row["± Haar"]) == pytest.approx(0.02 * 48 / 3, rel=5e-3)
     assert float(row["best possible"]) == pytest.approx(0.95 * 48 / 3, rel=5e-3)
+
+
+def test_pairs_without_a_tested_fraction_are_chosen_last():
+    table = pd.DataFrame(
+        {"pair": ["none", "near", "none", "far"], "tested": [True] * 4, "relative": [np.nan, 2.0, 0.0, 0.25]}
+    )
+    assert chosen_pairs(table, 2)[0] == ["near", "far"]
+    names, left_out = chosen_pairs(table.assign(relative=0.0), 2)
+    assert names == ["none", "near"]
+    assert left_out.endswith("left out: far.")

@@ -134,22 +134,18 @@ def residual_depth(results: Results, options: Options) -> Drawn:
 @figure("position")
 def residual_maps(results: Results, options: Options) -> Drawn:
     """Draw residual and advantage of key 0 of every head."""
-    table, subject = first_model(results, "position", "residual", "sink_advantage")
+    table, subject = first_model(results, "position", "residual", "sink_advantage", "p_adjusted")
     table = where(table, queries="early", arm="base", input="windows")
-    with_values(table, "position", ("residual", "sink_advantage"))
+    titles = {"residual": "residual (nats²)", "sink_advantage": "advantage of key 0 (nats)"}
+    columns = with_values(table, "position", tuple(titles))
     alpha = stored_options(results, PositionOptions).alpha
+    certain = table[(table["p_adjusted"] <= alpha) & table["residual"].notna()]
     layers, heads = table["layer"].nunique(), table["head"].nunique()
     height = min(6.5, 1.3 + 0.24 * layers)
-    figure_, axes = panels(1, 2, height=height, width=min(options.width, 2.4 + 0.5 * heads))
-    for ax, column, title in zip(
-        axes[0],
-        ("residual", "sink_advantage"),
-        ("residual (nats²)", "advantage of key 0 (nats)"),
-        strict=True,
-    ):
+    width = min(options.width, 2.4 + 0.5 * heads)
+    figure_, axes = panels(1, len(columns), height=height, width=width)
+    for ax, column in zip(axes[0], columns, strict=True):
         grid = table.pivot_table(index="layer", columns="head", values=column)
-        if grid.empty:
-            continue
         largest = float(np.nanmax(np.abs(grid.to_numpy()))) or 1.0
         if column == "residual":
             norm: Any = LogNorm(largest / 1000, largest)
@@ -158,20 +154,20 @@ def residual_maps(results: Results, options: Options) -> Drawn:
             norm, shown, cmap = TwoSlopeNorm(0, -largest, largest), grid, "RdBu_r"
         image = ax.imshow(shown, aspect="auto", cmap=cmap, norm=norm, interpolation="nearest")
         if column == "residual":
-            _dots(ax, table[table["p_adjusted"] <= alpha], list(grid.index), list(grid.columns))
-        ax.set_title(title)
+            _dots(ax, certain, list(grid.index), list(grid.columns))
+        ax.set_title(titles[column])
         ax.set_xlabel("head")
         sparse_ticks(ax.set_xticks, grid.columns)
         sparse_ticks(ax.set_yticks, grid.index, most=12)
         figure_.colorbar(image, ax=ax, shrink=0.9)
     axes[0][0].set_ylabel("layer")
-    count = int((table["p_adjusted"] <= alpha).sum())
     return captioned(
         figure_,
         f"Dots: heads whose residual is above 0 (sign flips of groups of texts, Benjamini–Hochberg, "
-        f"{alpha:g}): "
-        f"{count} of {len(table)}. What is negative or below a thousandth of the largest has the darkest "
-        f"colour.",
+        f"{alpha:g}): {len(certain)} of {len(table)}. What is negative or below a thousandth of the largest "
+        "has the darkest colour."
+        if "residual" in columns
+        else "No head has a residual.",
         subject,
     )
 
@@ -222,13 +218,17 @@ def score_split(results: Results, options: Options) -> Drawn:
         if abs(line) < largest:
             bar.ax.axhline(line, color=INK, linewidth=1.2)
     ends = interval_text(row_of_head.residual_low, row_of_head.residual_high, "{:.3g}".format)
+    pattern = (
+        ": the part of the picture that is pattern and not noise is their ratio, "
+        f"{row_of_head.residual / row_of_head.plain:.2f}"
+        if row_of_head.plain > 0
+        else ""
+    )
     return captioned(
         figure_,
         "Mean over texts, row constants removed, key 0 left out; lines on the bar: the noise of a cell, "
         f"{noise:.3g}. Unbiased variance {row_of_head.residual:.3g} nats² {ends}, not corrected for noise "
-        f"{row_of_head.plain:.3g}: the part "
-        f"of the picture that is pattern and not noise is their ratio, "
-        f"{row_of_head.residual / row_of_head.plain:.2f}.",
+        f"{row_of_head.plain:.3g}{pattern}.",
         subject,
     )
 

@@ -43,30 +43,30 @@ NO_LAYER = "0.75"
 def likelihood_map(results: Results, options: Options) -> Drawn:
     """Draw the correlation of likelihood and attention of a word to itself, models by layers."""
     table = final(results, "head_mean_associations", "estimate")
-    grids, modes = [], []
+    models = list(dict.fromkeys(table["model"]))
+    maps: list[tuple[str, pd.DataFrame]] = []
+    estimates: list[pd.Series[float]] = []
+    modes: list[str] = []
     for title, protocol, design, predictor, measure in MAPS:
         rows_of_design = where(table, protocol=protocol, design=design, predictor=predictor, measure=measure)
-        if rows_of_design["estimate"].notna().any():
-            grids.append((title, rows_of_design))
-    if not grids:
-        raise NotDrawable("no layer has a correlation")
-    models = list(dict.fromkeys(table["model"]))
-    norm = diverging([rows_of_design["estimate"] for _, rows_of_design in grids])
-    maps: list[tuple[str, pd.DataFrame]] = []
-    for title, rows_of_design in grids:
-        published = (rows_of_design["protocol"] == "ruscio2023").any()
+        published = protocol == "ruscio2023"
         # a mode chosen by its correlation would be shown on the texts that chose it
         best = (
             _best_modes(rows_of_design)
             if published
             else {str(model): _fixed_mode(rows_of_design) for model in rows_of_design["model"]}
         )
+        chosen = [where(rows_of_design, model=model, mode=mode) for model, mode in best.items()]
+        if not any(rows["estimate"].notna().any() for rows in chosen):
+            continue
         if published:
             modes += [f"{model} {mode}" for model, mode in best.items() if mode]
-        chosen = pd.concat([where(rows_of_design, model=model, mode=best[model]) for model in best])
-        maps.append(
-            (title, chosen.pivot_table(index="model", columns="layer", values="estimate").reindex(models))
-        )
+        estimates.append(rows_of_design["estimate"])
+        grid = pd.concat(chosen).pivot_table(index="model", columns="layer", values="estimate")
+        maps.append((title, grid.reindex(models)))
+    if not maps:
+        raise NotDrawable("no layer has a correlation")
+    norm = diverging(estimates)
     if len(models) == 1:  # one row a design, in one panel
         rows = pd.concat([grid.set_axis([title]) for title, grid in maps]).sort_index(axis=1)
         maps = [(str(models[0]), rows)]

@@ -91,7 +91,8 @@ def chosen_pairs(table: pd.DataFrame, most: int) -> tuple[list[str], str]:
     column = "relative" if "relative" in tested else "observed"
     tested = tested[tested[column] > 0]
     distances = np.log2(tested[column].astype(float)).groupby(tested["pair"]).mean().abs()
-    far = set(distances.sort_values(ascending=False).index[:most])
+    # pairs without a tested fraction come last
+    far = set(distances.reindex(names).sort_values(ascending=False, kind="stable").index[:most])
     left = [name for name in names if name not in far]
     text = f"The {most} of {len(names)} pairs farthest from isotropic; left out: {', '.join(left)}."
     return [name for name in names if name in far], text

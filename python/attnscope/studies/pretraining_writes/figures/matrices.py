@@ -83,44 +83,41 @@ def asymmetry(results: Results, options: Options) -> Drawn:
 @figure("fractions")
 def fraction_curves(results: Results, options: Options) -> Drawn:
     """Draw the fraction against the number of directions, between isotropic and the best possible."""
-    table = require_table(results, "fractions", "fraction", "ceiling")
-    table = with_pairs(where(table, role=ROLES))
+    table = require_table(results, "fractions", "fraction", "ceiling", "relative", "share_of_energy")
+    table = where(table, role=ROLES, subspace=list(dict(_SUBSPACES)))
+    share = table["k"] / (table["k"] * table["relative"] / table["fraction"]).round()
+    table = table.assign(share=share)[(table["fraction"] > 0) & (share > 0) & np.isfinite(share)]
+    if table.empty:
+        raise NotDrawable("the run has no fractions above 0 on own inputs or predictions")
+    table = with_pairs(table)
     names, left_out = chosen_pairs(table, 2)
-    drawn, axes = grid(2 * len(names), options, 2.3, 2)
-    for row, name in enumerate(names):
-        rows_of_pair = where(table, pair=name)
-        for column, (subspace, label) in enumerate(_SUBSPACES):
-            ax = axes[2 * row + column]
-            rows = where(rows_of_pair, subspace=subspace).copy()
-            rows = rows[rows["fraction"] > 0]
-            rows["share"] = rows["k"] / (rows["k"] * rows["relative"] / rows["fraction"]).round()
-            for role in ROLES:
-                curve = where(rows, role=role).groupby("share")[["fraction", "ceiling"]].mean()
-                if len(curve):
-                    ax.plot(curve.index, curve["fraction"], color=COLORS[role], label=role)
-                    ax.plot(curve.index, curve["ceiling"], color=COLORS[role], linestyle=":", linewidth=0.8)
-            ax.plot([], [], color=INK, linestyle=":", linewidth=0.8, label="best possible")
-            if len(rows):
-                # of one width: roles of another have other k/d
-                first = where(rows, role=next(role for role in ROLES if role in set(rows["role"])))
-                energy = first.groupby("share")["share_of_energy"].mean()
-                ax.plot(
-                    energy.index,
-                    energy,
-                    color=INK,
-                    linestyle="--",
-                    linewidth=0.9,
-                    label="own energy",
-                )
-                ends = np.geomspace(rows["share"].min(), rows["share"].max(), 50)
-                ax.plot(ends, ends, color=MUTED, linewidth=0.9, gid="isotropic", label="isotropic")
-            ax.set_xscale("log", base=2)
-            ax.xaxis.set_major_locator(LogLocator(base=2, numticks=6 if options.width > 4 else 4))
-            ax.xaxis.set_major_formatter(lambda value, _: f"1/{1 / value:g}" if value < 1 else f"{value:g}")
-            ax.set_yticks([0, 0.5, 1])
-            ax.set_title(f"{name}\n{label}" if len(names) > 1 else label)
-            ax.set_xlabel("k / d")
-            ax.set_ylabel("fraction" if not column else "")
+    curves = [
+        (name, label, where(table, pair=name, subspace=subspace))
+        for name in names
+        for subspace, label in _SUBSPACES
+    ]
+    curves = [(name, label, rows) for name, label, rows in curves if len(rows)]
+    drawn, axes = grid(len(curves), options, 2.3, 2)
+    for ax, (name, label, rows) in zip(axes, curves, strict=True):
+        for role in ROLES:
+            curve = where(rows, role=role).groupby("share")[["fraction", "ceiling"]].mean()
+            if len(curve):
+                ax.plot(curve.index, curve["fraction"], color=COLORS[role], label=role)
+                ax.plot(curve.index, curve["ceiling"], color=COLORS[role], linestyle=":", linewidth=0.8)
+        ax.plot([], [], color=INK, linestyle=":", linewidth=0.8, label="best possible")
+        # of one width: roles of another have other k/d
+        first = where(rows, role=next(role for role in ROLES if role in set(rows["role"])))
+        energy = first.groupby("share")["share_of_energy"].mean()
+        ax.plot(energy.index, energy, color=INK, linestyle="--", linewidth=0.9, label="own energy")
+        ends = np.geomspace(rows["share"].min(), rows["share"].max(), 50)
+        ax.plot(ends, ends, color=MUTED, linewidth=0.9, gid="isotropic", label="isotropic")
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_locator(LogLocator(base=2, numticks=6 if options.width > 4 else 4))
+        ax.xaxis.set_major_formatter(lambda value, _: f"1/{1 / value:g}" if value < 1 else f"{value:g}")
+        ax.set_yticks([0, 0.5, 1])
+        ax.set_title(f"{name}\n{label}" if len(names) > 1 else label)
+        ax.set_xlabel("k / d")
+        ax.set_ylabel("fraction" if ax.get_position().x0 == axes[0].get_position().x0 else "")
     legend_over(drawn, named_artists(axes[:1]), 9, loc="outside lower center")
     return captioned(
         drawn,
