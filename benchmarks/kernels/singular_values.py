@@ -53,15 +53,14 @@ def main() -> None:
             limit=10.0,
             **common,
         )
-        if n <= 128:  # beyond, fast is exact
-            benchmark.compare(
-                f"{name} fast",
-                len(maps),
-                lambda a=maps: asc.singular_values(a, precision="fast"),
-                {"torch": peers["torch"]},
-                agree=agree(1e-5),
-                **common,
-            )
+        benchmark.compare(
+            f"{name} fast",
+            len(maps),
+            lambda a=maps: asc.singular_values(a, precision="fast"),
+            {"torch": peers["torch"]},
+            agree=agree(1e-5),
+            **common,
+        )
     benchmark.finish()
 
 
