@@ -31,9 +31,11 @@ struct GraphOptions {
 // Scratch of reading a graph's weights row by row.
 struct GraphRows {
   std::vector<Index> queue;
-  std::vector<double> row;
-  std::vector<double> degree;
-  AlignedBuffer band;  // rows that are turned into columns together
+  AlignedBuffer row;
+  AlignedBuffer columns;  // some of them, as rows
+  AlignedBuffer band;     // rows that are turned into columns together
+  AlignedBuffer degrees;
+  double* degree = nullptr;  // of each node, zeros behind them, in `degrees`
   // The power of two that the weights and degrees were multiplied by; eigenvalues are divided by
   // it.
   double scale = 1.0;

@@ -81,62 +81,75 @@ void widen_columns(const MatrixView<Scalar>& matrix, Index first, Index rows, In
   }
 }
 
-// Calls visit(i, w) with the weights w[j] = scale·W_ij, j < i, of every row of one matrix and
-// writes their sums to workspace.degree. Returns the smallest weight, or 0 where none is below it.
-template <class Scalar, class Visit>
+// Where a row ends whose last vector holds entry i.
+inline Index padded_row(Index i) { return (i / kPackWidth + 1) * kPackWidth; }
+
+// Widens row i of a matrix in whole vectors, `count` numbers of which those behind entry i may be
+// anything: numbers that are stored one by one cannot be loaded as a vector at once.
+template <class Scalar>
+void widen_vectors(const MatrixView<Scalar>& matrix, Index i, Index count, double* out) {
+  if (matrix.innerStride() != 1 || count > matrix.cols()) {
+    widen_row(matrix, i, i, out);
+    return;
+  }
+  const Scalar* row = matrix.data() + i * matrix.outerStride();
+  for (Index j = 0; j < count; j += kPackWidth) store(out + j, load(row + j));
+}
+
+// Calls visit(i, w) with the weights w[j] = scale·W_ij, j < i, of every row of one matrix, which
+// are at place(i) and 0 from entry i to padded_row(i), and writes their sums to workspace.degree.
+// Returns the smallest weight, or 0 where none is below it.
+template <class Scalar, class Place, class Visit>
 double read_scaled_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
-                           double scale, GraphRows& workspace, Visit&& visit) {
+                           double scale, GraphRows& workspace, Place&& place, Visit&& visit) {
   const Index n = attention.rows();
   const bool causal = is_causal(attention);
-  const Index room = (n + kPackWidth - 1) / kPackWidth * kPackWidth;
-  workspace.row.resize((causal ? 1 : 1 + kColumnBlock) * room);
-  workspace.degree.assign(n, 0.0);
-  double* forward = workspace.row.data();
-  double* block = forward + room;  // columns i of the matrix, as rows
-  double* degree = workspace.degree.data();
+  const Index room = padded_row(n);
+  // Columns i of the matrix, as rows.
+  double* block = workspace.columns.resize(causal ? 0 : kColumnBlock * room);
+  double* degree = workspace.degrees.resize(room);
+  workspace.degree = degree;
+  std::fill(degree, degree + room, 0.0);
+  LaneMask places;
+  for (Index lane = 0; lane < kPackWidth; ++lane) places[lane] = lane;
   Lanes smallest{};
   for (Index i = 0; i < n; ++i) {
-    widen_row(attention, i, i, forward);
+    double* forward = place(i);
+    widen_vectors(attention, i, padded_row(i), forward);
     if (!causal && i % kColumnBlock == 0) {
       widen_columns(attention, i, std::min(n, i + kColumnBlock), room, block);
     }
-    const double* backward = block + i % kColumnBlock * room;
-    double sum = 0.0;
+    const double* backward = causal ? nullptr : block + i % kColumnBlock * room;
+    const Index last = padded_row(i) - kPackWidth;
+    const LaneMask inside = places < i - last;
     const auto combine = [&](auto&& weight) {
       Lanes sums{};
-      Index j = 0;
-      for (; j + kPackWidth <= i; j += kPackWidth) {
-        const Lanes w =
-            weight(scale * load(forward + j), causal ? Lanes{} : scale * load(backward + j));
+      const auto take = [&](Index j, Lanes w) {
         store(forward + j, w);
         smallest = smaller(smallest, w);
         sums += w;
         store(degree + j, load(degree + j) + w);
-      }
-      sum = sum_of_lanes(sums);
-      for (; j < i; ++j) {
-        forward[j] = weight(scale * forward[j], causal ? 0.0 : scale * backward[j]);
-        smallest[0] = std::min(smallest[0], forward[j]);
-        sum += forward[j];
-        degree[j] += forward[j];
-      }
+      };
+      const auto at = [&](Index j) {
+        return weight(scale * load(forward + j), causal ? Lanes{} : scale * load(backward + j));
+      };
+      for (Index j = 0; j < last; j += kPackWidth) take(j, at(j));
+      // What is behind the row may be anything.
+      take(last, inside ? at(last) : Lanes{});
+      degree[i] = sum_of_lanes(sums);
     };
-    // Of numbers or of lanes.
     if (options.threshold) {
       const double threshold = *options.threshold;
-      combine([=]<class Weight>(Weight a, Weight b) {
-        const Weight none{}, edge = none + 1.0;
-        return (a > b ? a : b) >= threshold ? edge : none;
-      });
+      combine(
+          [=](Lanes a, Lanes b) { return larger(a, b) >= threshold ? broadcast(1.0) : Lanes{}; });
     } else if (options.symmetrize == Symmetrize::mean) {
-      combine([](auto a, auto b) { return 0.5 * (a + b); });
+      combine([](Lanes a, Lanes b) { return 0.5 * (a + b); });
     } else if (options.symmetrize == Symmetrize::max) {
-      combine([](auto a, auto b) { return a > b ? a : b; });
+      combine([](Lanes a, Lanes b) { return larger(a, b); });
     } else {
-      combine([](auto a, auto b) { return a < b ? a : b; });
+      combine([](Lanes a, Lanes b) { return smaller(a, b); });
     }
-    degree[i] = sum;
-    visit(i, forward);
+    visit(i, static_cast<const double*>(forward));
   }
   double least = 0.0;
   for (Index lane = 0; lane < kPackWidth; ++lane) least = std::min(least, smallest[lane]);
@@ -147,22 +160,32 @@ double read_scaled_weights(const MatrixView<Scalar>& attention, const GraphOptio
 inline constexpr double kSmallestDegree = 1e-100;
 inline constexpr double kLargestDegree = 1e100;
 
-// Calls visit(i, w) with the weights w[j] = s·W_ij, j < i, of every row of one matrix and writes
-// the degrees, times s, to workspace.degree. The power of two s, in workspace.scale, is 1 unless
+// Calls visit(i, w) with the weights w[j] = s·W_ij, j < i, of every row of one matrix, which are
+// zeros from entry i to padded_row(i) and lie at place(i), and writes the degrees, times s, to
+// workspace.degree, zeros behind them. The power of two s, in workspace.scale, is 1 unless
 // squares of the weights would leave float64's range: then the rows are visited a second time.
 // Returns whether all weights are >= 0.
+template <class Scalar, class Place, class Visit>
+bool read_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                  GraphRows& workspace, Place&& place, Visit&& visit) {
+  workspace.scale = 1.0;
+  double least = read_scaled_weights(attention, options, 1.0, workspace, place, visit);
+  double largest = -least;
+  for (Index i = 0; i < attention.rows(); ++i)
+    largest = std::max(largest, std::abs(workspace.degree[i]));
+  if (largest != 0.0 && !(largest > kSmallestDegree && largest < kLargestDegree)) {
+    workspace.scale = unit_power(largest);
+    least = read_scaled_weights(attention, options, workspace.scale, workspace, place, visit);
+  }
+  return least >= 0.0;
+}
+
+// The same with one place for all rows.
 template <class Scalar, class Visit>
 bool read_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
                   GraphRows& workspace, Visit&& visit) {
-  workspace.scale = 1.0;
-  double least = read_scaled_weights(attention, options, 1.0, workspace, visit);
-  double largest = -least;
-  for (const double degree : workspace.degree) largest = std::max(largest, std::abs(degree));
-  if (largest != 0.0 && !(largest > kSmallestDegree && largest < kLargestDegree)) {
-    workspace.scale = unit_power(largest);
-    least = read_scaled_weights(attention, options, workspace.scale, workspace, visit);
-  }
-  return least >= 0.0;
+  double* row = workspace.row.resize(padded_row(attention.rows()));
+  return read_weights(attention, options, workspace, [=](Index) { return row; }, visit);
 }
 
 }  // namespace attnscope

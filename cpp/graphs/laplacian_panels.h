@@ -45,18 +45,15 @@ template <class Scalar>
 Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& options, double* panels,
                      GraphRows& workspace) {
   const Index n = matrix.rows();
-  const Index room = (n + kPackWidth - 1) / kPackWidth * kPackWidth;
+  const Index room = padded_row(n - 1);
   double* band = workspace.band.resize(kPackWidth * room);
-  const bool graph = read_weights(matrix, options, workspace, [&](Index i, const double* row) {
-    const Index part = i % kPackWidth, first = i - part;
-    const Index end = first + kPackWidth;
-    std::copy(row, row + i, band + part * room);
-    std::fill(band + part * room + i, band + part * room + end, 0.0);
-    if (i + 1 == n) {
-      for (Index r = part + 1; r < kPackWidth; ++r)
-        std::fill(band + r * room, band + r * room + end, 0.0);
-    }
-    if (part + 1 == kPackWidth || i + 1 == n) put_band(band, room, first, panels);
+  const auto place = [=](Index i) { return band + i % kPackWidth * room; };
+  const bool graph = read_weights(matrix, options, workspace, place, [&](Index i, const double*) {
+    const Index part = i % kPackWidth;
+    if (part + 1 < kPackWidth && i + 1 < n) return;
+    for (Index r = part + 1; r < kPackWidth; ++r)
+      std::fill(band + r * room, band + r * room + padded_row(i), 0.0);
+    put_band(band, room, i - part, panels);
   });
   // What lies behind the matrix in the last panel.
   const Index last = panels_of(n) - 1;
@@ -67,7 +64,7 @@ Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& optio
   }
   const Index components = components_of(
       graph, n, workspace, [&](Index i, Index j) { return -panels[panel_entry(j, i)]; });
-  const std::vector<double>& degree = workspace.degree;
+  const double* degree = workspace.degree;
   for (Index i = 0; i < n; ++i) {
     const double d = degree[i];
     panels[panel_entry(i, i)] = options.normalized && d > 0.0 ? 1.0 : d;

@@ -50,32 +50,30 @@ void put_diagonal(const LaplacianPanels& laplacian, const double* lifts, double 
   }
 }
 
-// The float32 panels of L + lifts·liftsᵀ − σ.
+// The float32 panels of L + lifts·liftsᵀ − σ. Diagonal blocks hold what those of the Laplacian do,
+// and 0 below that.
 void fill_factor(const LaplacianPanels& laplacian, const double* lifts, double sigma, float* out) {
   typedef float Half __attribute__((vector_size(kPackWidth * sizeof(float)), may_alias));
   constexpr Index kWidth = PanelShape<float>::kWidth;
   const Index n = laplacian.n;
-  const Index count = panels_of<float>(n);
-  for (Index s = 0; s < count; ++s) {
-    const Index first = s * kWidth;
+  const Index columns = panels_of(n) * kPanel;
+  for (Index first = 0; first < n; first += kWidth) {
     const Index end = std::min(n, first + kWidth);
-    float* row = out + panel_offset<float>(s);
-    for (Index k = 0; k < end; ++k, row += kWidth) {
-      const Lanes factor = broadcast(lifts[k]);
-      for (Index c = 0; c < kWidth; c += kPackWidth) {
-        // Below the diagonal nothing is read again.
-        const Index panel = (first + c) / kPanel;
-        Lanes entries{};
-        if (first + c < n && k < (panel + 1) * kPanel) {
-          const Index column = first + c - panel * kPanel;
-          entries = *lanes_at(laplacian.panels + panel_offset(panel) + k * kPanel + column) +
-                    factor * *lanes_at(lifts + first + c);
+    float* panel = out + panel_entry<float>(0, first);
+    for (Index column = first; column < first + kWidth; column += kPackWidth) {
+      float* to = panel + (column - first);
+      Index k = 0;
+      if (column < columns) {
+        const Index s = column / kPanel;
+        const double* from = laplacian.panels + panel_offset(s) + (column - s * kPanel);
+        const Lanes along = *lanes_at(lifts + column);
+        for (; k < std::min(end, (s + 1) * kPanel); ++k) {
+          const Lanes entries = *lanes_at(from + k * kPanel) + lifts[k] * along;
+          *reinterpret_cast<Half*>(to + k * kWidth) = __builtin_convertvector(entries, Half);
         }
-        *reinterpret_cast<Half*>(row + c) = __builtin_convertvector(entries, Half);
       }
-      std::fill(row + (end - first), row + kWidth, 0.0f);
+      for (; k < first + kWidth; ++k) *reinterpret_cast<Half*>(to + k * kWidth) = Half{};
     }
-    std::fill(row, out + panel_offset<float>(s + 1), 0.0f);
   }
   put_diagonal(laplacian, lifts, sigma, out);
 }
@@ -92,7 +90,8 @@ double begin(const LaplacianPanels& laplacian, const double* lifts, float* facto
   for (Index s = 0; s < padded; s += kWidth) {
     float* block = factor + panel_entry<float>(s, s);
     for (Index r = 0; r < kWidth; ++r) {
-      for (Index c = 0; c < r; ++c) block[r * kWidth + c] = block[c * kWidth + r];
+      const Index there = (s + r) / kPanel * kPanel - s;
+      for (Index c = 0; c < there; ++c) block[r * kWidth + c] = block[c * kWidth + r];
     }
   }
   float* x = preconditioner.vector(1);
@@ -140,7 +139,8 @@ std::optional<double> refined(const LaplacianPanels& laplacian, double sigma, do
       [&](const double* v, double* image) { panel_product(laplacian.panels, count, v, image); },
       [&](double* r, double value) {
         const double length = std::sqrt(inner_product(r, r, padded));
-        if (!(length > 0.0)) return 0.0;
+        // A bound that needs no solve.
+        if (length <= allowed(value)) return length;
         float* z = preconditioner.behind();
         for (Index i = 0; i < preconditioner.padded(); ++i)
           z[i] = i < n ? static_cast<float>(r[i] / length) : 0.0f;
@@ -149,7 +149,7 @@ std::optional<double> refined(const LaplacianPanels& laplacian, double sigma, do
         for (Index i = 0; i < n; ++i) product += r[i] * static_cast<double>(z[i]);
         const double bound = std::sqrt(std::max(0.0, product * length * (value - sigma)));
         if (bound <= allowed(value)) return bound;
-        const float* t = preconditioner.correct(z, std::max(1e-3, 0.2 * allowed(value) / bound));
+        const float* t = preconditioner.correct(z, std::max(3e-5, 0.4 * allowed(value) / bound));
         for (Index i = 0; i < n; ++i) r[i] = static_cast<double>(t[i]);
         return bound;
       },
@@ -205,7 +205,7 @@ std::optional<double> preconditioned_fiedler_value(const LaplacianPanels& laplac
     }
     below = sigma;
     const LanczosRound& found = preconditioner.grow(steps_worth_a_factor(n), [=](double theta) {
-      return std::min(1e-3, kFloatTolerance * (1.0 + sigma * theta));
+      return std::min(1e-3, std::max(kFloatTolerance, tolerance) * (1.0 + sigma * theta));
     });
     if (!(found.theta > 0.0)) return std::nullopt;
     const double value = sigma + 1.0 / found.theta;

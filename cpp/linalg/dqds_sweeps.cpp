@@ -68,6 +68,7 @@ void Sweeps::run(const double* diagonal, const double* superdiagonal, double* sc
         Chain& chain = chains[c];
         const LaneMask ends = at(state_.bottom, c) == number;
         chain.last = choose(ends, chain.d, chain.last);
+        chain.least_above = choose(ends, chain.least, chain.least_above);
         chain.whole_least = choose(ends, smaller(chain.least, chain.d), chain.whole_least);
         chain.sum_above = choose(ends, chain.sum, chain.sum_above);
         chain.squares_above = choose(ends, chain.squares, chain.squares_above);
@@ -114,12 +115,12 @@ Sweeps::Chain Sweeps::begin(Index number) {
   const Lanes after_failure =
       choose(failures < 2.0, larger(at(s.tau, number), lower), choose(failures < 3.0, lower, zero));
   Chain chain;
-  chain.tau = larger(choose(failures > 0.0, after_failure, tau), zero);
+  chain.tau = larger(choose(failures > 0.0, after_failure, tau), slack(number));
   chain.d = at(q_, number) - chain.tau;
   chain.least = broadcast(kOutside);
   chain.y = chain.w = chain.sum = chain.squares = zero;
   chain.last = chain.sum_above = chain.squares_above = zero;
-  chain.whole_sum = chain.whole_squares = chain.whole_least = zero;
+  chain.whole_sum = chain.whole_squares = chain.whole_least = chain.least_above = zero;
   return chain;
 }
 
@@ -127,9 +128,11 @@ Sweeps::Chain Sweeps::begin(Index number) {
 [[gnu::always_inline]] inline void Sweeps::step(Chain& c, const Arrays& arrays, Index offset) {
   const Lanes e = *reinterpret_cast<const Lanes*>(arrays.e + offset);
   const Lanes q_below = *reinterpret_cast<const Lanes*>(arrays.q + offset + kWidth);
-  // d itself is lifted, not d + e alone: the next d is q·d / (d + e), which would vanish beside a
-  // lifted sum, and an eigenvalue with it.
-  const Lanes d = larger(c.d, arrays.floor);
+  // A d below 0 by no more than the slack counts as 0, and so does every d after it: the eigenvalue
+  // that was found here leaves at the bottom, which in a cluster it would otherwise approach by a
+  // row a sweep. Beside an e that counts for nothing d itself is lifted, not d + e alone: the next
+  // d is q·d / (d + e), which would vanish beside a lifted sum, and an eigenvalue with it.
+  const Lanes d = larger(c.d, choose(e > arrays.floor, Lanes{}, arrays.floor));
   const Lanes q_next = d + e;
   const Lanes inverse = 1.0 / q_next;
   *reinterpret_cast<Lanes*>(arrays.next_q + offset) = q_next;
@@ -148,28 +151,28 @@ Sweeps::Chain Sweeps::begin(Index number) {
 void Sweeps::finish(const Chain& c, Index number) {
   LaneState& s = state_;
   const LaneMask live = at(s.bottom, number) >= 0.0;
-  const LaneMask good = live & (c.whole_least >= -kRounding);
+  const LaneMask good = live & (c.whole_least >= -(slack(number) + kRounding));
   at(s.shift, number) = choose(good, at(s.shift, number) + c.tau, at(s.shift, number));
   at(s.least, number) = choose(good, c.whole_least, at(s.least, number));
   at(s.failures, number) = choose(good, Lanes{}, at(s.failures, number) + 1.0);
   at(s.sweeps, number) += 1.0;
   // Laguerre's bound from below and a mean of the eigenvalues from above, from the traces S1 and S2
   // of the inverse and of its square. Where the eigenvalues crowd, the difference under the root
-  // cancels.
+  // cancels: the bound stays one when it is taken for larger than it is. Traces that overflow, as
+  // where an eigenvalue was just found, give the bound 0 and no mean.
   const auto bounds = [&](Lanes order, Lanes first, Lanes second, double* lower, double* upper) {
     const Lanes all = order * second;
-    const Lanes spread = larger(all - first * first, 1e-14 * all);
-    const Lanes safety = 1.0 - 1e-14 * (1.0 + all / spread);
-    const Lanes bound = safety * order / (first + square_root((order - 1.0) * spread));
+    const Lanes spread = larger(all - first * first, Lanes{}) + 1e-14 * all;
+    const Lanes bound = (1.0 - 1e-14) * order / (first + square_root((order - 1.0) * spread));
     at(lower, number) = choose(good, bound, at(lower, number));
     at(upper, number) = choose(good, first / second, at(upper, number));
   };
   const Lanes order = at(s.bottom, number) - at(s.top, number) + 1.0;
   bounds(order, c.whole_sum, c.whole_squares, s.lower, s.upper);
   bounds(order - 1.0, c.sum_above, c.squares_above, s.lower_next, s.upper_next);
-  // A d that is negative at the very end says how much too large the shift was.
+  // A d that is negative at the very end, and there alone, says how much too large the shift was.
   const Lanes repaired = c.tau + c.last;
-  const LaneMask usable = (repaired > 0.0) & (repaired < c.tau);
+  const LaneMask usable = (c.least_above >= 0.0) & (repaired > 0.0) & (repaired < c.tau);
   at(s.tau, number) = choose(usable, 0.9999 * repaired, 0.25 * c.tau);
 
   for (Index part = 0; part < kPackWidth; ++part) {

@@ -16,6 +16,10 @@ inline constexpr Index kWidth = kChains * kPackWidth;
 inline constexpr double kNegligible = 1e-29;
 inline constexpr double kFloor = 1e-36;
 inline constexpr double kRounding = 1e-29;
+// A shift is at least this share of the sum of shifts, a tenth of the sum's rounding, and this
+// much: see Sweeps::step.
+inline constexpr double kSlackShare = 1e-17;
+inline constexpr double kLeastSlack = 1e-32;
 // q in rows outside a lane's block, whose e are 0, so that no step asks which lanes it is for.
 // Above the block, a step leaves such a row as it is to rounding, starts the next row at q − τ, and
 // adds nothing to the sums of inverses; below it nothing that happens is looked at.
@@ -78,8 +82,9 @@ class Sweeps {
   // inverse and of its square are Σ y and Σ (y² + 2w).
   struct Chain {
     Lanes tau, d, y, w, sum, squares, least;
-    // What they were at each lane's last row: d, and the sums without that row and with it.
-    Lanes last, sum_above, squares_above, whole_sum, whole_squares, whole_least;
+    // What they were at each lane's last row: d, and the sums and the smallest d without that row
+    // and with it.
+    Lanes last, sum_above, squares_above, whole_sum, whole_squares, whole_least, least_above;
   };
 
   // The arrays of a sweep, which its stores cannot reach.
@@ -90,6 +95,8 @@ class Sweeps {
   };
 
   Chain begin(Index chain);
+  // By how much a shift may be too large: less than the rounding of what it is added to.
+  Lanes slack(Index chain) { return kSlackShare * at(state_.shift, chain) + kLeastSlack; }
   static void step(Chain& chain, const Arrays& arrays, Index offset);
   void finish(const Chain& chain, Index number);
   void settle(Index lane);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "linalg/panels.h"
 
@@ -15,32 +16,48 @@ Index panel_inverses(Index n) {
   return panels_of<Number>(n) * PanelShape<Number>::kWidth * PanelShape<Number>::kWidth;
 }
 
-// U⁻¹ of the diagonal block whose first row is `block`, to `inverse`.
+// U⁻¹ of the diagonal block whose first row is `block`, to `inverse`: kPanelRows rows at a time,
+// from the last, whose sums do not wait for each other but for the triangle of their own columns.
 template <class Number>
 void invert_block(const Number* block, Number* inverse) {
   using Shape = PanelShape<Number>;
-  constexpr Index kWidth = Shape::kWidth, kVectors = Shape::kVectors;
-  for (Index r = kWidth - 1; r >= 0; --r) {
-    // Every other row below to a sum of its own, since each waits for the last.
-    typename Shape::Vector even[kVectors] = {}, odd[kVectors] = {};
-    Index q = r + 1;
-    for (; q + 1 < kWidth; q += 2) {
-      const Number f = block[r * kWidth + q], g = block[r * kWidth + q + 1];
-      const auto* below = lanes_at(static_cast<const Number*>(inverse) + q * kWidth);
+  using Vector = typename Shape::Vector;
+  constexpr Index kWidth = Shape::kWidth, kVectors = Shape::kVectors, kLanes = Shape::kLanes;
+  using Place = std::remove_cvref_t<decltype(typename Shape::Places{}[0])>;
+  typename Shape::Places places;
+  for (Index lane = 0; lane < kLanes; ++lane) places[lane] = static_cast<Place>(lane);
+  for (Index first = kWidth - kPanelRows; first >= 0; first -= kPanelRows) {
+    const Number* rows = block + first * kWidth;
+    Vector c[kPanelRows][kVectors];
+#pragma GCC unroll 8
+    for (Index r = 0; r < kPanelRows; ++r) {
 #pragma GCC unroll 3
-      for (Index v = 0; v < kVectors; ++v) {
-        even[v] -= f * below[v];
-        odd[v] -= g * below[kVectors + v];
+      for (Index v = 0; v < kVectors; ++v)
+        c[r][v] =
+            places == static_cast<Place>(first + r - v * kLanes) ? broadcast(Number{1}) : Vector{};
+    }
+    for (Index q = first + kPanelRows; q < kWidth; ++q) {
+      const Vector* below = lanes_at(static_cast<const Number*>(inverse) + q * kWidth);
+#pragma GCC unroll 8
+      for (Index r = 0; r < kPanelRows; ++r) {
+        const Vector f = broadcast(rows[r * kWidth + q]);
+#pragma GCC unroll 3
+        for (Index v = 0; v < kVectors; ++v) c[r][v] -= f * below[v];
       }
     }
-    if (q < kWidth) {
-      const Number f = block[r * kWidth + q];
-      for (Index v = 0; v < kVectors; ++v) even[v] -= f * lanes_at(inverse + q * kWidth)[v];
+#pragma GCC unroll 8
+    for (Index r = kPanelRows - 1; r >= 0; --r) {
+      const Number scale = Number{1} / rows[r * kWidth + first + r];
+      for (Index v = 0; v < kVectors; ++v) {
+        c[r][v] *= scale;
+        lanes_at(inverse + (first + r) * kWidth)[v] = c[r][v];
+      }
+#pragma GCC unroll 8
+      for (Index p = 0; p < r; ++p) {
+        const Number f = rows[p * kWidth + first + r];
+        for (Index v = 0; v < kVectors; ++v) c[p][v] -= f * c[r][v];
+      }
     }
-    const Number scale = Number{1} / block[r * kWidth + r];
-    for (Index v = 0; v < kVectors; ++v)
-      lanes_at(inverse + r * kWidth)[v] = (even[v] + odd[v]) * scale;
-    inverse[r * kWidth + r] = scale;
   }
 }
 

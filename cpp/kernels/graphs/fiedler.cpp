@@ -109,7 +109,7 @@ Kind read_graph(const MatrixView<Scalar>& attention, const GraphOptions& options
   const Index components = read_laplacian(attention, options, panels, workspace.graph);
   if (components == 0) return Kind::signed_weights;
   if (components > 1) return Kind::disconnected;
-  const std::vector<double>& degree = workspace.graph.degree;
+  const double* degree = workspace.graph.degree;
   double sum = 0.0;
   for (Index i = 0; i < n; ++i) sum += degree[i];
   const auto nodes = static_cast<double>(n);
@@ -227,7 +227,7 @@ double by_any_factor(const MatrixView<Scalar>& attention, const GraphOptions& op
   if (kind == Kind::connected) {
     const bool exact = precision == Precision::exact;
     std::optional<double> value =
-        preconditioned_fiedler_value(laplacian, exact ? 1e-10 : 1e-7, workspace.preconditioned);
+        preconditioned_fiedler_value(laplacian, exact ? 5e-10 : 5e-7, workspace.preconditioned);
     if (value) return *value;
     workspace.exactly += exact ? 0 : 1;
     value = by_factor(laplacian, exact ? 1e-11 : 1e-8, workspace);
@@ -249,8 +249,8 @@ bool vector_by_factor(const LaplacianPanels& laplacian, bool normalized, double 
   const double* null = laplacian.null;
   double* x = workspace.basis.resize(2 * padded);
   double* y = x + padded;
-  const std::vector<double>& degree = workspace.graph.degree;
-  const double spread = normalized ? 2.0 : 2.0 * *std::max_element(degree.begin(), degree.end());
+  const double* degree = workspace.graph.degree;
+  const double spread = normalized ? 2.0 : 2.0 * *std::max_element(degree, degree + n);
   double below = 1e-7 * value;
   for (int attempt = 0; attempt < 3; ++attempt) {
     double* panels = shifted_panels(laplacian, value - below, workspace);
