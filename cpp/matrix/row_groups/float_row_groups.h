@@ -11,7 +11,11 @@
 // a small map are too short to hide them alone. Only this folder includes it.
 namespace attnscope {
 
-inline constexpr Index kRowsAhead = 8;
+// Rows between a read and what it asks for: as many as take longer to read than memory to answer,
+// but no more than the second-level cache holds.
+inline constexpr Index kRowsAhead = 32;
+inline constexpr Index kLongRowsAhead = 8;
+inline constexpr Index kLongRow = 4096;
 
 // Adds the entries of kRows rows to kFloatWidth column sums in float32.
 template <Index kRows>
@@ -26,8 +30,9 @@ template <Index kRows>
 // the processor asks by itself for too few lines at a time where rows come from main memory.
 template <Index kRows, class Entry>
 [[gnu::always_inline]] inline void ask_ahead(const Entry* at, Index stride) {
+  const Index ahead = stride < kLongRow ? kRowsAhead : kLongRowsAhead;
 #pragma GCC unroll 4
-  for (Index r = 0; r < kRows; ++r) __builtin_prefetch(at + (r + kRowsAhead) * stride, 0, 2);
+  for (Index r = 0; r < kRows; ++r) __builtin_prefetch(at + (r + ahead) * stride, 0, 2);
 }
 
 // What a read of rows is asked for.
