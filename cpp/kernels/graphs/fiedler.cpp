@@ -227,7 +227,7 @@ double by_any_factor(const MatrixView<Scalar>& attention, const GraphOptions& op
   if (kind == Kind::connected) {
     const bool exact = precision == Precision::exact;
     std::optional<double> value =
-        preconditioned_fiedler_value(laplacian, exact ? 5e-10 : 5e-7, workspace.preconditioned);
+        preconditioned_fiedler_value(laplacian, exact ? 5e-10 : 1e-7, workspace.preconditioned);
     if (value) return *value;
     workspace.exactly += exact ? 0 : 1;
     value = by_factor(laplacian, exact ? 1e-11 : 1e-8, workspace);
