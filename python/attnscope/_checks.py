@@ -152,7 +152,9 @@ def called_at_once(kernel: Callable[..., Any], attention: Any, *arguments: Any) 
     if torch.compiler.is_compiling() or _placement.takes_torch_on_cpu():
         return None
     settle_forked_child()
-    return _core.called_if_usual(kernel, attention, SMALLEST_MAP, SMALLEST_COUNT, TOLERANCE, arguments)
+    results = _core.called_if_usual(kernel, attention, SMALLEST_MAP, SMALLEST_COUNT, TOLERANCE, arguments)
+    # maps that are not finite are measured once more, with a warning
+    return results if results is not None and results[-1] == 0 else None
 
 
 def _queries_argument(function: str, places: Places, attention: Attention) -> Queries:

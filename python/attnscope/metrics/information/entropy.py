@@ -76,7 +76,7 @@ def attention_entropy(
     bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
     if base is math.e and normalized is False and sink_mass is None and _checks.is_bare(*bare):
         results = _checks.called_at_once(_core.attention_entropy, attention, support, normalized)
-        if results is not None and results[-1] == 0:
+        if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)

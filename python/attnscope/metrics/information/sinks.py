@@ -93,7 +93,7 @@ def incoming_attention(
     options = (True, False, None, None, 0)
     if _checks.is_bare(support, precision, lengths, query_positions, query_lengths, cross, validate):
         results = _checks.called_at_once(_core.sink_statistics, attention, support, *options)
-        if results is not None and results[-1] == 0:
+        if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
@@ -394,7 +394,7 @@ def sink_share(
     if is_default and _checks.is_bare(*bare):
         options = (False, False, None, (first, _EVERY_QUERY), 0)
         results = _checks.called_at_once(_core.sink_statistics, attention, support, *options)
-        if results is not None and results[-1] == 0:
+        if results is not None:
             share, uniform = results[3:5]
             return SinkShare(share, uniform, share / uniform, share - share)
     options_by_function = {name: {"first": first, "queries": queries}}
