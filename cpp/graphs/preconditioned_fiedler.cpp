@@ -19,6 +19,15 @@ constexpr int kMostRounds = 8;
 // to the entries of a row and a column (Demmel 1989, on the scaled condition number of Cholesky's
 // factor).
 constexpr double kClosestShift = 2e-6;
+// The share of the error allowed that a Rayleigh quotient may have: its bound is no larger than the
+// error, unlike that of a residual.
+constexpr double kQuotientShare = 0.1;
+// rᵀB⁻¹r that Lanczos steps and Davidson's aim at, as a share of λ2: far below the error that is
+// allowed, so that λ3 may be near.
+constexpr double kAimedSquare = 1e-13;
+// Below this share of λ2's eigenvalue of the inverse, a second start does not look for λ3's: it is
+// likely to find it there.
+constexpr double kLeastLevel = 0.5;
 // What Lanczos steps reach in float32, as a share of λ2.
 constexpr double kFloatTolerance = 2e-7;
 // Entries beyond these leave float32's range when they are multiplied.
@@ -117,9 +126,15 @@ double begin(const LaplacianPanels& laplacian, const double* lifts, float* facto
   return end.value - down;
 }
 
-// λ2 from the Ritz vector that the preconditioner has found, in float64.
+// λ2 from the Ritz vector that the preconditioner has come to, in float64. Eigenvalues of its
+// factor are those of the matrix but for `noise`.
+//
+// The Rayleigh quotient μ of a unit vector Σ c_i x_i with residual r = (A − μ)x has
+// c_2² (μ − λ2) = Σ c_i² (λ_i − μ) over i > 2, which is at most rᵀ(A − σ)⁻¹r / (1 − (μ − σ)/(λ3 −
+// σ)): where a second start says that λ3 is far enough, that is a bound of the error. Where others
+// crowd around λ2, the square root of rᵀ(A − σ)⁻¹r · (μ − σ) is one, see davidson_steps.
 std::optional<double> refined(const LaplacianPanels& laplacian, double sigma, double tolerance,
-                              double rounding, FloatPreconditioner& preconditioner,
+                              double rounding, double noise, FloatPreconditioner& preconditioner,
                               PreconditionedFiedlerWorkspace& workspace) {
   const Index n = laplacian.n;
   const Index count = panels_of(n);
@@ -134,27 +149,47 @@ std::optional<double> refined(const LaplacianPanels& laplacian, double sigma, do
   scale_vector(x, 1.0 / std::sqrt(inner_product(x, x, padded)), padded);
   preconditioner.prepare();
   const auto allowed = [=](double value) { return std::max(tolerance * value, rounding); };
+  // B⁻¹r / ‖r‖ to z, B = A − σ, and rᵀB⁻¹r.
+  const auto precondition = [&](const double* r, float* z) {
+    const double length = std::sqrt(inner_product(r, r, padded));
+    if (!(length > 0.0)) return 0.0;
+    for (Index i = 0; i < preconditioner.padded(); ++i)
+      z[i] = i < n ? static_cast<float>(r[i] / length) : 0.0f;
+    preconditioner.solve(z);
+    double product = 0.0;
+    for (Index i = 0; i < n; ++i) product += r[i] * static_cast<double>(z[i]);
+    return std::max(0.0, product * length);
+  };
+  enum class Next { unknown, far, near, missed } next = Next::unknown;
   const DavidsonEnd end = davidson_steps(
       padded, sigma, basis, images,
       [&](const double* v, double* image) { panel_product(laplacian.panels, count, v, image); },
       [&](double* r, double value) {
-        const double length = std::sqrt(inner_product(r, r, padded));
-        // A bound that needs no solve.
-        if (length <= allowed(value)) return length;
         float* z = preconditioner.behind();
-        for (Index i = 0; i < preconditioner.padded(); ++i)
-          z[i] = i < n ? static_cast<float>(r[i] / length) : 0.0f;
-        preconditioner.solve(z);
-        double product = 0.0;
-        for (Index i = 0; i < n; ++i) product += r[i] * static_cast<double>(z[i]);
-        const double bound = std::sqrt(std::max(0.0, product * length * (value - sigma)));
-        if (bound <= allowed(value)) return bound;
-        const float* t = preconditioner.correct(z, std::max(3e-5, 0.4 * allowed(value) / bound));
+        const double square = precondition(r, z);
+        const double bound = std::sqrt(square * (value - sigma));
+        const double top = 1.0 / (value - sigma);
+        const double level = top * (1.0 - square / (kQuotientShare * allowed(value)));
+        if (next == Next::unknown && level > kLeastLevel * top) {
+          const double highest = top / (1.0 + noise * top);
+          if (!preconditioner.may_miss_eigenvalue(std::min(level, highest))) {
+            next = Next::far;
+            return 0.0;
+          }
+          const bool missed = level >= highest || preconditioner.may_miss_eigenvalue(highest);
+          next = missed ? Next::missed : Next::near;
+          if (missed) return 0.0;
+          precondition(r, z);
+        }
+        if (next == Next::near && bound <= allowed(value)) return bound;
+        const double share = next == Next::unknown ? std::sqrt(kAimedSquare * value / square)
+                                                   : 0.4 * allowed(value) / bound;
+        const float* t = preconditioner.correct(z, std::max(3e-5, share));
         for (Index i = 0; i < n; ++i) r[i] = static_cast<double>(t[i]);
-        return bound;
+        return std::numeric_limits<double>::infinity();
       },
       allowed);
-  return end.converged ? std::optional(end.value) : std::nullopt;
+  return end.converged && next != Next::missed ? std::optional(end.value) : std::nullopt;
 }
 
 }  // namespace
@@ -182,7 +217,7 @@ std::optional<double> preconditioned_fiedler_value(const LaplacianPanels& laplac
   if (smallest <= kClosestShift * at_least) return std::nullopt;
   float* factor = floats(workspace.factor, panel_offset<float>(count));
   float* inverses = floats(workspace.inverses, panel_inverses<float>(n));
-  float* basis = floats(workspace.krylov, (kMostLanczosSteps + 6) * padded);
+  float* basis = floats(workspace.krylov, FloatPreconditioner::kVectors * padded);
   FloatPreconditioner preconditioner(n, factor, inverses, basis);
   for (Index i = 0; i < padded; ++i)
     basis[i] = i < n ? static_cast<float>(laplacian.null[i]) : 0.0f;
@@ -205,7 +240,9 @@ std::optional<double> preconditioned_fiedler_value(const LaplacianPanels& laplac
     }
     below = sigma;
     const LanczosRound& found = preconditioner.grow(steps_worth_a_factor(n), [=](double theta) {
-      return std::min(1e-3, std::max(kFloatTolerance, tolerance) * (1.0 + sigma * theta));
+      const double relative = 1.0 + sigma * theta;  // λ2 θ
+      return std::min(1e-3,
+                      std::max(kFloatTolerance * relative, std::sqrt(kAimedSquare * relative)));
     });
     if (!(found.theta > 0.0)) return std::nullopt;
     const double value = sigma + 1.0 / found.theta;
@@ -220,7 +257,7 @@ std::optional<double> preconditioned_fiedler_value(const LaplacianPanels& laplac
     if (found.converged || up - sigma < closest) {
       // The factor must be that of the matrix to some per cent, or the bound would say nothing.
       if (value - sigma < closest) return std::nullopt;
-      return refined(laplacian, sigma, tolerance, rounding, preconditioner, workspace);
+      return refined(laplacian, sigma, tolerance, rounding, closest, preconditioner, workspace);
     }
     std::copy(ritz, ritz + padded, start);
     sigma = up < above ? up : below + kBelowFailure * (above - below);

@@ -31,7 +31,8 @@ struct PreconditionedFiedlerWorkspace {
 // A float32 factor of L + lift·uuᵀ − σ takes half the time of a float64 one, and Lanczos steps with
 // its inverse give λ2 to about 1e-6; where they crawl, σ moves up to just below λ2. The rest is
 // done by Davidson's steps: residuals and Rayleigh quotients in float64, corrections from the
-// factor.
+// factor. Steps from a second start say that no other eigenvalue is so near that the first could
+// have come to it instead; nothing where one may be.
 std::optional<double> preconditioned_fiedler_value(const LaplacianPanels& laplacian,
                                                    double tolerance,
                                                    PreconditionedFiedlerWorkspace& workspace);

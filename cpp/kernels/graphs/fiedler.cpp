@@ -6,6 +6,7 @@
 
 #include "graphs/laplacian_panels.h"
 #include "linalg/eigenvalues.h"
+#include "linalg/missed_eigenvalue.h"
 #include "linalg/packed_tridiagonal.h"
 #include "linalg/panel_cholesky.h"
 #include "linalg/shifted_lanczos.h"
@@ -161,6 +162,10 @@ double value_direct(const MatrixView<Scalar>& attention, const GraphOptions& opt
 // A new factor, and the first steps with it, cost as much as so many steps.
 double steps_worth_a_shift(Index n) { return n < 192 ? 12.0 : n < 384 ? 16.0 : 24.0; }
 
+// How far below the value that steps come to, in units of their tolerance, another eigenvalue would
+// have to lie to matter.
+constexpr double kClosestMissed = 25.0;
+
 // λ2 of one matrix, times eigenvalue_scale, from Lanczos steps with the inverse of L − σ, σ = 0 at
 // first. Where eigenvalues crowd above λ2 and the steps crawl, the shift moves up to just below λ2,
 // as far as the residual allows: the new factor exists only if σ < λ2.
@@ -170,7 +175,7 @@ std::optional<double> by_factor(const LaplacianPanels& laplacian, double toleran
   const Index count = panels_of(n);
   const Index padded = count * kPanel;
   double* inverses = workspace.inverses.resize(panel_inverses(n));
-  double* basis = workspace.basis.resize((kMostLanczosSteps + 2) * padded);
+  double* basis = workspace.basis.resize((kMostLanczosSteps + 1 + kSecondVectors) * padded);
   std::copy(laplacian.null, laplacian.null + padded, basis);
   // What is no larger than a rounding of the largest degree cannot be told from 0. λ2 is at most
   // n/(n − 1) of the smallest entry of the diagonal (Fiedler 1973), and 1/θ.
@@ -197,20 +202,26 @@ std::optional<double> by_factor(const LaplacianPanels& laplacian, double toleran
       continue;
     }
     below = sigma;
+    // λ2 = σ + 1/θ: what the shift brings in is exact.
+    const auto share = [&](double of_value, double theta) {
+      const double absolute = sigma < 0.0 ? rounding * theta : 0.0;
+      return std::min(1e-3, std::max(of_value * (1.0 + sigma * theta), absolute));
+    };
+    const auto solve = [&](double* x) { panel_solve(panels, count, inverses, x); };
     const LanczosRound found = lanczos_round(
         padded, n - 1, steps_worth_a_shift(n), basis,
-        // λ2 = σ + 1/θ: what the shift brings in is exact.
-        [&](double theta) {
-          const double absolute = sigma < 0.0 ? rounding * theta : 0.0;
-          return std::min(1e-3, std::max(tolerance * (1.0 + sigma * theta), absolute));
-        },
-        [&](double* x) { panel_solve(panels, count, inverses, x); });
+        [&](double theta) { return share(tolerance, theta); }, solve);
     if (!(found.theta > 0.0)) break;
     const double value = std::max(0.0, sigma + 1.0 / found.theta);
-    if (found.converged || value <= rounding) return value;
-    double* free = basis + (found.size + 1) * padded;
-    form_ritz_vector(found, basis, padded, free);
-    std::copy(free, free + padded, start);
+    if (value <= rounding) return value;
+    double* ritz = basis + (found.size + 1) * padded;
+    form_ritz_vector(found, basis, padded, ritz);
+    if (found.converged) {
+      const double level = found.theta * (1.0 + share(kClosestMissed * tolerance, found.theta));
+      if (may_miss_eigenvalue(padded, n, basis, ritz, level, ritz, solve)) break;
+      return value;
+    }
+    std::copy(ritz, ritz + padded, start);
     sigma += 1.0 / (found.theta + 1.5 * found.residual);
   }
   return std::nullopt;

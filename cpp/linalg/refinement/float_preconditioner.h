@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "linalg/missed_eigenvalue.h"
 #include "linalg/panel_cholesky.h"
 #include "linalg/shifted_lanczos.h"
 
@@ -15,8 +16,10 @@ namespace attnscope {
 // round of Lanczos steps grew, on the complement of the first vector of `basis`.
 class FloatPreconditioner {
  public:
+  static constexpr Index kVectors = kMostLanczosSteps + 1 + kSecondVectors;
+
   // `factor`: panel_offset<float>(count) numbers, where the caller puts B; `inverses`:
-  // panel_inverses<float>; `basis`: kMostLanczosSteps + 6 vectors of count panels.
+  // panel_inverses<float>; `basis`: kVectors vectors of count panels.
   FloatPreconditioner(Index n, float* factor, float* inverses, float* basis)
       : n_(n),
         count_(panels_of<float>(n)),
@@ -47,6 +50,13 @@ class FloatPreconditioner {
     float* x = behind();
     form_ritz_vector(round_, basis_, padded_, x);
     return x;
+  }
+
+  // Whether B⁻¹ may have an eigenvalue of at least `level` besides that of the Ritz vector. Memory
+  // behind the space is used.
+  bool may_miss_eigenvalue(double level) const {
+    return attnscope::may_miss_eigenvalue(padded_, n_, vector(0), ritz_vector(), level, behind(),
+                                          [this](float* x) { solve(x); });
   }
 
   // Before `correct`: 1 − δT is factorised, T being the operator on the space and δ = 1/θ.
