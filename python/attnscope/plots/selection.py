@@ -185,7 +185,8 @@ def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: b
     The unit of replication is the sample: rows of one sample (its heads, its layers) are averaged first and
     samples are drawn with replacement, as `statistics.mean_intervals` does. Missing values are left out and
     counted. With `together` all intervals hold at once, as where the largest of the means is chosen; there
-    are none below ten samples, whose spread is too uncertain for that.
+    are none below ten samples, whose spread is too uncertain for that. An interval ends where the values that
+    the quantity can have do: a share of attention is not negative, and what lies outside covers nothing.
 
     Returns:
         One row per combination, sorted: the `by` columns, `mean`, `low`, `high` (NaN for fewer than five
@@ -208,7 +209,14 @@ def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: b
     values = wide.to_numpy(dtype=float)
     result = wide.index.to_frame(index=False)
     result["mean"] = np.ma.masked_invalid(values).mean(axis=1).filled(np.nan)
-    result["low"], result["high"] = mean_intervals(values, draws=1000, together=together)
+    low, high = mean_intervals(values, draws=1000, together=together)
+    least, most = quantity(metric).low, quantity(metric).high
+    # Another protocol's numbers may lie beyond the bounds of the exact ones.
+    if isinstance(least, (int, float)) and numbers[metric].min() >= least:
+        low = np.maximum(low, least)
+    if isinstance(most, (int, float)) and numbers[metric].max() <= most:
+        high = np.minimum(high, most)
+    result["low"], result["high"] = low, high
     result["samples"] = np.isfinite(values).sum(axis=1)
     if together:
         result.loc[result["samples"] < FEWEST_TOGETHER, ["low", "high"]] = np.nan

@@ -222,6 +222,18 @@ def test_estimate_averages_inside_a_sample_first_and_resamples_samples() -> None
         estimate(gaps, "y", ["k"])
 
 
+def test_interval_ends_where_the_values_of_a_quantity_do() -> None:
+    shares = [0.0, 0.0, 0.0, 0.001, 0.002, 0.9]
+    table = pd.DataFrame({"sample": range(6), "sink_share": shares, "x": shares, "k": 0})
+    free, bounded = (estimate(table, column, ["k"]).iloc[0] for column in ("x", "sink_share"))
+    assert free["low"] < 0.0
+    assert free["high"] > 1.0
+    assert (bounded["low"], bounded["high"]) == (0.0, 1.0)
+    # numbers that are not of this definition keep their interval
+    beyond = estimate(table.assign(sink_share=table["x"] - 0.5), "sink_share", ["k"]).iloc[0]
+    assert beyond["low"] == pytest.approx(free["low"] - 0.5)
+
+
 def test_interval_covers_as_often_as_it_says() -> None:
     draw_ = np.random.default_rng(0)
     values = draw_.normal(size=(400, 30))
