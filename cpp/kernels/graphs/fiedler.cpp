@@ -202,22 +202,22 @@ std::optional<double> by_factor(const LaplacianPanels& laplacian, double toleran
       continue;
     }
     below = sigma;
-    // λ2 = σ + 1/θ: what the shift brings in is exact.
-    const auto share = [&](double of_value, double theta) {
+    // A share of λ2 as one of θ. λ2 = σ + 1/θ: what the shift brings in is exact.
+    const auto of_theta = [&](double share, double theta) {
       const double absolute = sigma < 0.0 ? rounding * theta : 0.0;
-      return std::min(1e-3, std::max(of_value * (1.0 + sigma * theta), absolute));
+      return std::min(1e-3, std::max(share * (1.0 + sigma * theta), absolute));
     };
     const auto solve = [&](double* x) { panel_solve(panels, count, inverses, x); };
     const LanczosRound found = lanczos_round(
         padded, n - 1, steps_worth_a_shift(n), basis,
-        [&](double theta) { return share(tolerance, theta); }, solve);
+        [&](double theta) { return of_theta(tolerance, theta); }, solve);
     if (!(found.theta > 0.0)) break;
     const double value = std::max(0.0, sigma + 1.0 / found.theta);
     if (value <= rounding) return value;
     double* ritz = basis + (found.size + 1) * padded;
     form_ritz_vector(found, basis, padded, ritz);
     if (found.converged) {
-      const double level = found.theta * (1.0 + share(kClosestMissed * tolerance, found.theta));
+      const double level = found.theta * (1.0 + of_theta(kClosestMissed * tolerance, found.theta));
       if (may_miss_eigenvalue(padded, n, basis, ritz, level, ritz, solve)) break;
       return value;
     }

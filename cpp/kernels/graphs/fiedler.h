@@ -38,7 +38,8 @@ Index fiedler_pack_width(Index smallest);
 // L + s·uuᵀ − σ, u the null vector, and Lanczos steps with its inverse until the residual
 // says stop, σ moving up to λ2 where they crawl: in float32, with residuals and Rayleigh quotients
 // in float64 that say how far the value can be off, and where float32 does not hold that, in
-// float64. Where that does not converge, all eigenvalues directly. Cost n³/3 to 4/3 n³ operations.
+// float64. Steps from a second start say whether the first missed an eigenvalue. Where that may be,
+// or steps do not converge, all eigenvalues directly. Cost n³/3 to 4/3 n³ operations.
 template <class Scalar>
 void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
                     Precision precision, double* out, FiedlerWorkspace& workspace);
