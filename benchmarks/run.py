@@ -7,7 +7,8 @@ because others kept the machine busy, is an error: the exit code is 1.
 
 python benchmarks/run.py [NAME …] [OPTION …]
 
-Options go to every benchmark: --quick, --seconds S, --only TEXT, --threads N, --json FILE, --busy.
+Options go to every benchmark: --quick, --seconds S, --only TEXT, --threads N, --json FILE, --busy. Those that
+time a study from start to end (attention_likelihood, study, sweep) take --quick and --json alone.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ PEERS_WITH_AVX2 = {
 OF_THREADS = {"threads"}  # these ask for more than one
 # Models and whole analyses, which a quick run is too short for.
 LONG = {"attention_likelihood", "commits", "sensitivity", "study", "sweep", "whole"}
+# These time a study from start to end, once, and take no other options than these.
+STUDIES = {"attention_likelihood", "study", "sweep"}
+OPTIONS_OF_STUDIES = ("--quick", "--json")
 WHOLES = (*sorted({*LONG, "calls", "measure", "second_moments", "start", "threads", "weight_deltas"}),)
 
 
@@ -54,6 +58,15 @@ def instruction_sets(name: str) -> list[str]:
     best, *others = _isa.runnable()
     is_kernel = name not in WHOLES
     return [best, *(isa for isa in others if is_kernel and isa == AVX2 and best == AVX512)]
+
+
+def options_for(name: str, options: argparse.Namespace) -> list[str]:
+    """Return the options of a run that go to one benchmark."""
+    given = {f"--{option}": value for option, value in vars(options).items() if option != "names"}
+    if name in STUDIES:
+        given = {option: given[option] for option in OPTIONS_OF_STUDIES}
+    words = ([option] if value is True else [option, str(value)] for option, value in given.items() if value)
+    return [word for pair in words for word in pair]
 
 
 class Summary:
@@ -115,16 +128,21 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; all when none is given"
     )
-    options, passed = parser.parse_known_args()
+    parser.add_argument("--quick", action="store_true", help="the kernels alone, fewer sizes")
+    parser.add_argument("--seconds", type=float, metavar="S", help="of every contender in a row")
+    parser.add_argument("--only", metavar="TEXT", help="rows whose name holds this")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of every contender")
+    parser.add_argument("--json", metavar="FILE", help="where the rows go")
+    parser.add_argument("--busy", action="store_true", help="whatever else the machine does")
+    options = parser.parse_args()
     unknown = sorted(set(options.names) - set(names()))
     if unknown:
         parser.error(f"no benchmark is called {unknown[0]!r}; there are {', '.join(names())}")
-    quick = "--quick" in passed
     summary = Summary()
-    for name in options.names or [name for name in names() if not (quick and name in LONG)]:
+    for name in options.names or [name for name in names() if not (options.quick and name in LONG)]:
         sets = instruction_sets(name)
-        for isa in sets[:1] if "--json" in passed else sets:
-            summary.run(name, isa, passed)
+        for isa in sets[:1] if options.json else sets:
+            summary.run(name, isa, options_for(name, options))
     summary.print()
     return 1 if summary.is_error else 0
 

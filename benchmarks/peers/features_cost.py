@@ -1,33 +1,35 @@
 # SPDX-License-Identifier: MIT
-"""Cost of a table of features over that of `analyze` with the same metrics: 200 texts of 64 tokens."""
+"""A table of features against `analyze` with the same metrics, of texts of 64 tokens."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import attnscope as asc
+from harness import Benchmark
 
 METRICS = ("lookback", "prompt_divergence", "causal_spectrum", "pattern_share", "stable_rank")
-ROUNDS = 3
+#: At most 1.15 times the time of `analyze`.
+TARGET = 1 / 1.15
+TOKENS, ANSWER = 64, 24
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    """Return the processor time of one call."""
-    began = time.process_time()
-    call()
-    return time.process_time() - began
+def equal_heads(peer: str, ours: Any, theirs: Any) -> None:
+    """Assert that both have the same number for every text and head."""
+    del peer
+    heads = theirs.heads.sort_values(["sample", "layer", "head"])["stable_rank"].to_numpy()
+    columns = [name for name in ours.X.columns if name.startswith("stable_rank") and "mean" not in name]
+    np.testing.assert_allclose(ours.X[sorted(columns)].to_numpy().ravel(), heads, rtol=1e-9)
 
 
 def main() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    benchmark = Benchmark("features_cost", __doc__ or "", peers_compete=False)
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     config = LlamaConfig(
         vocab_size=256,
         hidden_size=64,
@@ -36,21 +38,19 @@ def main() -> None:
         num_attention_heads=8,
     )
     model = LlamaForCausalLM(config).eval()
-    ids = np.random.default_rng(0).integers(3, 256, (200, 64)).tolist()
-    spans = [(40, 64)] * len(ids)
-
-    def analyze() -> Any:
-        return asc.analyze(model, ids, list(METRICS), answer=spans)
-
-    def features() -> Any:
-        return asc.features(model, ids, list(METRICS), answers=spans)
-
-    rounds = [(seconds(analyze), seconds(features)) for _ in range(ROUNDS)]
-    ratio = statistics.median(other / first for first, other in rounds)
-    print(
-        f"analyze {min(pair[0] for pair in rounds):.2f} s, features {min(pair[1] for pair in rounds):.2f} s"
+    texts = 20 if benchmark.quick else 200
+    ids = np.random.default_rng(0).integers(3, 256, (texts, TOKENS)).tolist()
+    spans = [(TOKENS - ANSWER, TOKENS)] * texts
+    benchmark.compare(
+        f"{len(METRICS)} metrics n={TOKENS}",
+        texts,
+        lambda: asc.features(model, ids, list(METRICS), answers=spans),
+        {"analyze": lambda: asc.analyze(model, ids, list(METRICS), answer=spans)},
+        agree=equal_heads,
+        target=TARGET,
+        facts={"tokens": TOKENS, "metrics": METRICS},
     )
-    print(f"features / analyze: {ratio:.3f} (target: at most 1.15)")
+    benchmark.finish()
 
 
 if __name__ == "__main__":
