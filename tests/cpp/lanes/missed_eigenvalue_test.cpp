@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "linalg/missed_eigenvalue.h"
+#include "linalg/refinement/missed_eigenvalue.h"
 
 #include <gtest/gtest.h>
 
