@@ -62,10 +62,10 @@ def instruction_sets(name: str) -> list[str]:
 
 def options_for(name: str, options: argparse.Namespace) -> list[str]:
     """Return the options of a run that go to one benchmark."""
-    given = {f"--{option}": value for option, value in vars(options).items() if option != "names"}
+    values = {f"--{option}": value for option, value in vars(options).items() if option != "names"}
     if name in STUDIES:
-        given = {option: given[option] for option in OPTIONS_OF_STUDIES}
-    words = ([option] if value is True else [option, str(value)] for option, value in given.items() if value)
+        values = {option: values[option] for option in OPTIONS_OF_STUDIES}
+    words = ([option] if value is True else [option, str(value)] for option, value in values.items() if value)
     return [word for pair in words for word in pair]
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What the pages and docstrings show is what happens: examples are run, tables are made again."""
 
+import argparse
 import doctest
 import importlib.util
 import json
@@ -98,6 +99,26 @@ def test_links_and_make_targets_exist(page):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for name in re.findall(r"`make ([a-z-]+)", text):
         assert re.search(rf"^{name}:", makefile, re.MULTILINE), f"{page} names make {name}"
+
+
+def test_a_benchmark_gets_the_options_that_it_takes(monkeypatch):
+    folder = ROOT / "benchmarks"
+    monkeypatch.syspath_prepend(str(folder))
+    specification = importlib.util.spec_from_file_location("benchmarks_run", folder / "run.py")
+    run = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(run)
+    options = argparse.Namespace(
+        names=["sweep"], quick=True, seconds=0.5, only="n=64", threads=None, json="x.json", busy=True
+    )
+    words = ["--quick", "--seconds", "0.5", "--only", "n=64", "--json", "x.json", "--busy"]
+    for name in run.names():
+        script = next(folder.rglob(f"{name}.py")).read_text("utf-8")
+        if name in run.STUDIES:
+            assert run.options_for(name, options) == ["--quick", "--json", "x.json"]
+            assert all(f'"{option}"' in script for option in run.OPTIONS_OF_STUDIES), name
+        else:
+            assert run.options_for(name, options) == words
+            assert "Benchmark(" in script, f"{name} has another parser"
 
 
 def test_the_table_of_benchmarks_is_that_of_the_stored_measurements():
