@@ -140,7 +140,7 @@ def is_bare(
     if not (lengths is positions is query_lengths is None and validate is cross is False):
         return False
     are_words = isinstance(support, str) and isinstance(precision, str)
-    return are_words and support == "auto" and precision == "exact"
+    return are_words and support == "auto" and precision in PRECISIONS
 
 
 def called_at_once(

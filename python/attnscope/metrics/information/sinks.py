@@ -88,7 +88,8 @@ def incoming_attention(
     name = "incoming_attention"
     options = (True, False, None, None, 0, None)
     if _checks.is_bare(support, precision, lengths, query_positions, query_lengths, cross, validate):
-        results = _checks.called_at_once(_core.sink_statistics, attention, support, *options)
+        fast = name if precision == "fast" else None
+        results = _checks.called_at_once(_core.sink_statistics, attention, support, *options, fast_for=fast)
         if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)
@@ -389,7 +390,8 @@ def sink_share(
     bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
     if is_default and _checks.is_bare(*bare):
         arguments = (False, False, None, (first, _EVERY_QUERY), 0, None)
-        values = _checks.called_at_once(_core.sink_statistics, attention, support, *arguments)
+        fast = name if precision == "fast" else None
+        values = _checks.called_at_once(_core.sink_statistics, attention, support, *arguments, fast_for=fast)
         if values is not None:
             share, uniform = values[3:5]
             return SinkShare(share, uniform, share / uniform, share - share)
@@ -528,13 +530,13 @@ def from_one_read(
     """Evaluate several functions named in FROM_ONE_READ, each with all its options, in one read of the
     maps.
     """
-    _checks.precision_argument(function, precision, attention)
     kernel = _core.sink_statistics
-    if _checks.is_bare(support, "exact", lengths, *places, validate):
+    if _checks.is_bare(support, precision, lengths, *places, validate):
         fast = function if precision == "fast" else None
         values = _checks.called_at_once(kernel, attention, support, *options, fast_for=fast)
         if values is not None:
             return _checks.Attention(attention, None, None, True), options.results(values)
+    _checks.precision_argument(function, precision, attention)
     checked = _checks.attention_argument(function, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(function, support, checked)
     values = _checks.call_kernel(kernel, checked, seen, *options, function=function, precision=precision)
