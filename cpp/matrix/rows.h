@@ -127,7 +127,7 @@ void widen_run(const Scalar* from, Index count, Wide<Scalar>* to) {
 template <class Scalar>
 class RowReader {
  public:
-  // Rows that are read together where columns are contiguous: those from the first one asked for.
+  // Rows that are read together where columns are contiguous, those from the first one asked for.
   static constexpr Index kPanelRows = 16;
 
   RowReader(const MatrixView<Scalar>& matrix, const Support& support, RowScratch& scratch)
@@ -137,8 +137,9 @@ class RowReader {
     in_place_ = std::is_same_v<Scalar, Wide<Scalar>> && column_stride == 1 && !masked;
     if (in_place_) return;
     // A matrix whose columns are contiguous is read 16 rows at a time, so that a cache line is used
-    // whole.
-    panel_rows_ = column_stride == 1 ? 1 : kPanelRows;
+    // whole; in one whose rows are, or lie between those of other matrices, the same places of 16
+    // rows would take turns in the same place of the cache.
+    panel_rows_ = column_stride <= matrix.outerStride() ? 1 : kPanelRows;
     auto& storage = scratch.of<Wide<Scalar>>();
     const auto size = static_cast<std::size_t>(panel_rows_ * matrix.cols());
     if (storage.size() < size) storage.resize(size);
@@ -172,6 +173,9 @@ class RowReader {
     const Scalar* data = matrix_.data() + first_ * row_stride;
     if (column_stride == 1) {
       widen_run(data, end, panel_);
+    } else if (panel_rows_ == 1) {
+      for (Index j = 0; j < end; ++j)
+        panel_[j] = static_cast<Wide<Scalar>>(data[j * column_stride]);
     } else {
       for (Index j = 0; j < end; ++j) {
         for (Index r = 0; r < rows; ++r) {

@@ -24,7 +24,7 @@ from attnscope._evaluation import plain_defaults
 from attnscope._memory import SMALLEST_BATCH, SMALLEST_COUNT, SMALLEST_MAP, warn_if_too_large
 from attnscope._precision import PRECISIONS as PRECISIONS
 from attnscope._precision import Precision as Precision
-from attnscope._precision import fast_kernel
+from attnscope._precision import fast_kernel, note_fallbacks
 from attnscope._warn import warn
 from attnscope.arguments.maps import DEFAULT_PLACES as DEFAULT_PLACES
 from attnscope.arguments.maps import Attention as Attention
@@ -140,21 +140,33 @@ def is_bare(
     if not (lengths is positions is query_lengths is None and validate is cross is False):
         return False
     are_words = isinstance(support, str) and isinstance(precision, str)
-    return are_words and support == "auto" and precision == "exact"
+    return are_words and support == "auto" and precision in PRECISIONS
 
 
-def called_at_once(kernel: Callable[..., Any], attention: Any, *arguments: Any) -> Any:
+def called_at_once(
+    kernel: Callable[..., Any], attention: Any, *arguments: Any, fast_for: str | None = None
+) -> Any:
     """Return what a function of the core gives for maps as most calls hand them over, None for all others.
 
     For calls without an option that needs a check. The core looks at the maps itself, as in `_is_usual`:
     between a check and a measurement Python takes longer than the core does on maps of few tokens.
+    `fast_for` is the public function that asks for the fast way.
     """
     if torch.compiler.is_compiling() or _placement.takes_torch_on_cpu():
         return None
     settle_forked_child()
+    if fast_for is not None:
+        arguments = (*arguments, "fast")
     results = _core.called_if_usual(kernel, attention, SMALLEST_MAP, SMALLEST_COUNT, TOLERANCE, arguments)
+    fallbacks = 0
+    if fast_for is not None and results is not None:
+        *results, fallbacks = results
     # maps that are not finite are measured once more, with a warning
-    return results if results is not None and results[-1] == 0 else None
+    if results is None or results[-1] != 0:
+        return None
+    if fallbacks:
+        note_fallbacks(str(fast_for), fallbacks)
+    return results
 
 
 def _queries_argument(function: str, places: Places, attention: Attention) -> Queries:

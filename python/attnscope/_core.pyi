@@ -112,6 +112,7 @@ def sink_statistics(
     min_visibility: float | None,
     first_and_queries: tuple[int, int] | None,
     top: int,
+    rate: tuple[float, int] | None,
     precision: str = "exact",
 ) -> tuple[Any, ...]: ...
 def sink_tokens(

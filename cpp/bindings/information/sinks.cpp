@@ -3,9 +3,12 @@
 
 #include <pybind11/stl.h>
 
+#include <cmath>
+
 #include "bindings/batched.h"
 #include "bindings/options.h"
 #include "matrix/columns/column_sums.h"
+#include "matrix/row_groups/fast_row_statistics.h"
 
 namespace attnscope {
 namespace {
@@ -106,12 +109,39 @@ bool sums_layers(const Batch& batch) {
   return is_summable;
 }
 
-// (incoming, entropy, position, share, uniform share, top mass, non_finite), None for what is not
-// asked for.
+// Whether key `key` of each matrix receives more than `epsilon`, to `rates`, from what keys
+// receive. Under `fast` exact sums decide where the error of the others does not; returns how many
+// they did.
+Index rates_of(const Batch& batch, const SupportBatch& supports, double epsilon, Index key,
+               bool fast, const double* incoming, bool* rates) {
+  Index decided = 0;
+  SinkWorkspace workspace;
+  std::vector<double> exact(fast ? batch.n : 0);
+  for (Index index = 0; index < batch.count; ++index) {
+    double received = key < batch.n ? incoming[index * batch.n + key] : kNaN;
+    if (fast && std::abs(received - epsilon) <= kErrorOfFastSums * epsilon) {
+      visit_matrix(batch, index, [&](const auto& view, Index) {
+        SinkAnswers answers;
+        answers.incoming = exact.data();
+        Support own = supports.given(index);
+        sink_statistics(view, supports.automatic, own, SinkRequest{}, answers, workspace);
+      });
+      received = exact[key];
+      ++decided;
+    }
+    rates[index] = received > epsilon;
+  }
+  return decided;
+}
+
+// (incoming, entropy, position, share, uniform share, top mass, rate, non_finite), None for what is
+// not asked for; a rate, of (epsilon, key), comes with what keys receive.
 py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument support, bool incoming,
                              bool entropy, std::optional<double> min_visibility,
                              std::optional<std::pair<Index, Index>> first_and_queries, Index top,
+                             std::optional<std::pair<double, Index>> rate,
                              const std::string& precision) {
+  incoming = incoming || rate.has_value();
   const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const auto [first, queries] = first_and_queries.value_or(std::pair<Index, Index>(0, 0));
@@ -136,9 +166,17 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
   if (asked.position) positions = make_result(batch.sizes, {}, std::int64_t{-1});
   std::atomic<Index> fallbacks{0};
   const auto answer = [&](Index non_finite) {
-    return with_fallbacks(py::make_tuple(incomings.tensor, entropies.tensor, positions.tensor,
-                                         shares.tensor, uniforms.tensor, tops.tensor, non_finite),
-                          fast, fallbacks.load());
+    Result<bool> rates{py::none()};
+    Index decided = 0;
+    if (rate) {
+      rates = make_empty<bool>(batch.sizes, {});
+      decided =
+          rates_of(batch, supports, rate->first, rate->second, fast, incomings.data, rates.data);
+    }
+    return with_fallbacks(
+        py::make_tuple(incomings.tensor, entropies.tensor, positions.tensor, shares.tensor,
+                       uniforms.tensor, tops.tensor, rates.tensor, non_finite),
+        fast, fallbacks.load() + decided);
   };
   if (one_question && asked.first > 0 && !incoming)
     return answer(shares_of_layers(batch, supports, asked, shares.data, uniforms.data));
@@ -204,7 +242,8 @@ py::tuple far(Argument attention, Argument lengths, Argument support) {
 
 void bind_sinks(py::module_& module) {
   define(module, "sink_statistics", &sink_statistics_of, "attention", "lengths", "support",
-         "incoming", "entropy", "min_visibility", "first_and_queries", "top", precision_argument());
+         "incoming", "entropy", "min_visibility", "first_and_queries", "top", "rate",
+         precision_argument());
   define(module, "sink_tokens", &tokens, "attention", "lengths", "support", "tau", "gamma",
          "min_visibility");
   define(module, "far_attention", &far, "attention", "lengths", "support");

@@ -7,6 +7,7 @@ The definitions are those of `attnscope.incoming_attention`, `sink_share`, `top_
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +55,13 @@ def _top_mass(slab: Slab, mass: Tensor, k: int) -> Tensor:
     return slab.undefined_where_not_finite(torch.where(total == 0, math.nan, top / total))
 
 
+def _is_above(slab: Slab, incoming: Tensor, epsilon: float, key: int) -> Tensor:
+    """Return whether a key receives more than epsilon; False for one that a map does not have."""
+    if key >= slab.n:
+        return torch.zeros_like(slab.finite)
+    return (incoming[:, key] > epsilon) & slab.inside[:, key] & slab.finite
+
+
 def sink_statistics(
     attention: Tensor,
     lengths: Tensor | Extent | None,
@@ -63,10 +71,12 @@ def sink_statistics(
     min_visibility: float | None,
     first_and_queries: tuple[int, int] | None,
     top: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, int]:
-    """Return incoming attention, entropy, strongest key, share, uniform share and top mass of every map.
+    rate: tuple[float, int] | None,
+) -> tuple[Any, ...]:
+    """Return incoming attention, entropy, strongest key, share, uniform share, top mass, rate of every map.
 
-    Each is None where it is not asked for; the last number counts the maps that are not finite.
+    Each is None where it is not asked for; the last number counts the maps that are not finite. A rate says
+    whether a key receives more than epsilon.
     """
 
     def compute(slab: Slab) -> list[Tensor]:
@@ -83,14 +93,15 @@ def sink_statistics(
             results += _share(slab, *first_and_queries)
         if top > 0:
             results.append(_top_mass(slab, mass, top))
+        if rate is not None:
+            results.append(_is_above(slab, received, *rate))
         return [*results, slab.finite]
 
     *results, non_finite = per_map(compute, attention, lengths, support, needs_entropy=entropy)
     share = first_and_queries is not None
-    is_asked_for = (incoming, entropy, min_visibility is not None, share, share, top > 0)
+    is_asked_for = (incoming, entropy, min_visibility is not None, share, share, top > 0, rate is not None)
     answers = iter(results)
-    fields = [next(answers) if is_asked else None for is_asked in is_asked_for]
-    return fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], non_finite
+    return (*(next(answers) if is_asked else None for is_asked in is_asked_for), non_finite)
 
 
 def sink_tokens(

@@ -17,7 +17,7 @@ def _incoming(
     maps: Tensor, lengths: Tensor | None, support: str, visible: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     seen = operators.joined_support(support, visible)
-    options = (seen, True, False, None, None, 0)
+    options = (seen, True, False, None, None, 0, None)
     results = operators.evaluate("sink_statistics", maps, lengths, *options)
     return results[0], results[-1]
 
@@ -45,7 +45,7 @@ def _share(
     maps: Tensor, lengths: Tensor | None, support: str, visible: Tensor | None, first: int, queries: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     seen = operators.joined_support(support, visible)
-    options = (seen, False, False, None, (first, queries), 0)
+    options = (seen, False, False, None, (first, queries), 0, None)
     results = operators.evaluate("sink_statistics", maps, lengths, *options)
     return results[3], results[4], results[-1]
 
@@ -84,7 +84,7 @@ def _top_mass(
     maps: Tensor, lengths: Tensor | None, support: str, visible: Tensor | None, top: int
 ) -> tuple[Tensor, Tensor]:
     seen = operators.joined_support(support, visible)
-    results = operators.evaluate("sink_statistics", maps, lengths, seen, False, False, None, None, top)
+    results = operators.evaluate("sink_statistics", maps, lengths, seen, False, False, None, None, top, None)
     return results[5], results[-1]
 
 
@@ -121,7 +121,8 @@ def sink_statistics(
     min_visibility: float | None,
     first_and_queries: tuple[int, int] | None,
     top: int,
-) -> tuple[Tensor | None, None, None, Tensor | None, Tensor | None, Tensor | None, Tensor]:
+    rate: tuple[float, int] | None,
+) -> tuple[Tensor | None, None, None, Tensor | None, Tensor | None, Tensor | None, None, Tensor]:
     """Return what the core's function of that name returns, for one of the three measures at a time."""
     seen = operators.split_support(support)
     received = share = uniform = mass = None
@@ -131,4 +132,4 @@ def sink_statistics(
         share, uniform, non_finite = _SHARE(maps, lengths, *seen, *first_and_queries)
     else:
         mass, non_finite = _TOP_MASS(maps, lengths, *seen, top)
-    return received, None, None, share, uniform, mass, non_finite
+    return received, None, None, share, uniform, mass, None, non_finite

@@ -81,15 +81,11 @@ class SharedRead:
 
     Attributes:
         calls: by the names of their functions.
-        options: of the calls, likewise.
         precision: of the read.
-        prepared: its checked options, by the size of the maps.
     """
 
     calls: Mapping[str, Call]
-    options: Mapping[str, Mapping[str, Any]]
     precision: _checks.Precision
-    prepared: dict[tuple[int, int], sinks.ReadOptions] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, group: Mapping[str, Call], entropies: Mapping[Call, Call]) -> SharedRead:
@@ -98,7 +94,12 @@ class SharedRead:
         # a divergence is the small difference of this entropy and another sum
         shared = any(call in entropies.values() for call in group.values())
         precision: _checks.Precision = "exact" if shared else first.options["precision"]
-        return cls(group, {source: call.options for source, call in group.items()}, precision)
+        return cls(group, precision)
+
+    @functools.cached_property
+    def options(self) -> sinks.ReadOptions:
+        """Checked options of the calls."""
+        return sinks.ReadOptions.of("measure", {source: call.options for source, call in self.calls.items()})
 
     def results(
         self, sites: Mapping[str, Tensor], lengths: _checks.Lengths, places: _checks.Places
@@ -109,7 +110,7 @@ class SharedRead:
         support = sites[support.name] if isinstance(support, Site) else support
         maps, validate = sites[first.of], first.options["validate"]
         return sinks.from_one_read(
-            "measure", maps, self.options, support, lengths, validate, places, self.precision, self.prepared
+            "measure", maps, self.options, support, lengths, validate, places, self.precision
         )[1]
 
 

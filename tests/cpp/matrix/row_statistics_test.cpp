@@ -34,7 +34,13 @@ void expect_plain_sums() {
       const RowMatrix<Scalar> square =
           testing::random_attention(n, causal, static_cast<unsigned>(n)).template cast<Scalar>();
       const RowMatrix<Scalar> turned = square.transpose();
-      for (const MatrixView<Scalar>& whole : {view(square), matrix_view(turned.data(), n, 1, n)}) {
+      // Between the entries of other matrices, as those of a head are where heads lie together.
+      RowMatrix<Scalar> apart = RowMatrix<Scalar>::Constant(n, 3 * n, Scalar(7));
+      for (Index i = 0; i < n; ++i) {
+        for (Index j = 0; j < n; ++j) apart(i, 3 * j) = square(i, j);
+      }
+      for (const MatrixView<Scalar>& whole : {view(square), matrix_view(turned.data(), n, 1, n),
+                                              matrix_view(apart.data(), n, n, 3 * n, Index{3})}) {
         for (const Index rows : {n, (n + 1) / 2}) {
           // The last `rows` queries, which stand at the last keys.
           const Index shift = n - rows;

@@ -161,6 +161,36 @@ def test_the_ends_of_every_range_are_in_it(causal):
     assert asc.sink_rate(halves, epsilon=np.nextafter(0.5, 0))
 
 
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("way", ["contiguous", "head-fastest", "transposed", "torch", "lazy"])
+def test_keys_that_maps_have_and_have_not(way, precision):
+    generator = torch.Generator().manual_seed(3)
+    query, key = (torch.randn(2, 3, 9, 4, generator=generator) for _ in range(2))
+    lazy = asc.LazyAttention(query, key, causal=True, precision=precision)
+    maps_of_heads = lazy.dense().float()
+    attention = {
+        "head-fastest": maps_of_heads.movedim(1, -1).contiguous().movedim(-1, 1),
+        "transposed": maps_of_heads.mT.contiguous().mT,
+        "lazy": lazy,
+    }.get(way, maps_of_heads)
+    mass = maps_of_heads.double().sum(-2)
+    received = mass / torch.arange(9, 0, -1)
+    with asc.devices.use("torch" if way == "torch" else "core"):
+        for position in (0, 8):
+            epsilon = received[..., position].mean().item()
+            rate = asc.sink_rate(attention, epsilon=epsilon, position=position, precision=precision)
+            assert torch.equal(rate, received[..., position] > epsilon)
+            assert rate.any()
+            assert not rate.all()
+        together = asc.measure(
+            attention,
+            {"beyond": {"metric": "sink_rate", "position": 9, "epsilon": 1e-9}, "top_mass": {"k": 30}},
+            precision=precision,
+        )
+    assert together["beyond"].tolist() == [[False] * 3] * 2
+    assert together["top_mass"].numpy() == pytest.approx(1.0, abs=1e-6)
+
+
 def test_ties_at_the_percentile_count():
     attention = torch.zeros(10, 10, dtype=torch.float64)
     attention[:, 0] = 0.5

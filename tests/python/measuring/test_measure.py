@@ -281,18 +281,17 @@ def test_betti_numbers_of_a_non_finite_map_are_its_own_call():
 )
 def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
     attention, reads_made, entropies = maps(2, 3, 9, 9), [], []
-    read, divergence = planning.sinks.from_one_read, planning.divergence_of
+    read, divergence = planning.SharedRead.results, planning.divergence_of
 
-    def reading(function, tensor, options, *arguments):
-        if function == "measure":
-            reads_made.append(sorted(options))
-        return read(function, tensor, options, *arguments)
+    def reading(shared_read, *arguments):
+        reads_made.append(sorted(shared_read.calls))
+        return read(shared_read, *arguments)
 
     def diverging(tensor, entropy, **options):
         entropies.append(entropy)
         return divergence(tensor, entropy, **options)
 
-    monkeypatch.setattr(planning.sinks, "from_one_read", reading)
+    monkeypatch.setattr(planning.SharedRead, "results", reading)
     monkeypatch.setattr(planning, "divergence_of", diverging)
     result = asc.measure(attention, metrics)
     assert reads_made == reads

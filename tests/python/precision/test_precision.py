@@ -124,3 +124,18 @@ def test_a_map_with_nan_leaves_the_rates_of_its_neighbours_alone() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert asc.sink_rate(maps, epsilon=epsilon, precision="fast").tolist() == [True, False, True]
+
+
+def test_a_map_that_is_not_finite_does_not_count_its_neighbours_twice() -> None:
+    maps = torch.full((3, 20, 20), 1 / 20)
+    epsilon = asc.incoming_attention(maps[:1])[0, 0].item() * (1 - 1e-9)
+    counts: Counter[str] = Counter()
+    metrics = {"sink_rate": {"epsilon": epsilon}, "top_mass": {}}
+    with warnings.catch_warnings(), _precision.count_fallbacks(counts):
+        warnings.simplefilter("ignore")
+        assert asc.measure(maps, metrics, precision="fast")["sink_rate"].all()
+        assert counts == {"measure": 3}
+        maps[1, 4, 4] = torch.nan
+        rates = asc.measure(maps, metrics, precision="fast")["sink_rate"]
+    assert rates.tolist() == [True, False, True]
+    assert counts == {"measure": 5}

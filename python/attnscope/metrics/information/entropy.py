@@ -75,7 +75,10 @@ def attention_entropy(
     name = "attention_entropy"
     bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
     if base is math.e and normalized is False and sink_mass is None and _checks.is_bare(*bare):
-        results = _checks.called_at_once(_core.attention_entropy, attention, support, normalized)
+        fast = name if precision == "fast" else None
+        results = _checks.called_at_once(
+            _core.attention_entropy, attention, support, normalized, fast_for=fast
+        )
         if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)

@@ -37,7 +37,8 @@ def _keys_by_percentile(
     """
     name = "incoming_attention"
     places = _checks.Places(query_positions, query_lengths, cross)
-    checked, results = sinks.from_one_read(name, attention, {name: {}}, support, lengths, False, places)
+    options = sinks.ReadOptions.of(name, {name: {}})
+    checked, results = sinks.from_one_read(name, attention, options, support, lengths, False, places)
     incoming, n = results[name], checked.n
     seen = visible_pairs(checked, _checks.support_argument(name, support, checked))
     views = seen.sum(-2).expand(incoming.shape).reshape(-1, n).numpy()

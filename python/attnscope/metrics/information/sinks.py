@@ -9,8 +9,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope._precision import note_fallbacks
-from attnscope.gradients import dispatch
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.information._learned_sink import learned_share, top_mass_with
@@ -27,8 +25,6 @@ class SinkShare(NamedTuple):
     learned: torch.Tensor
 
 
-#: Above the relative error of what a key receives, where float32 sums of rows give it.
-ERROR_OF_FAST_SUMS = 1e-6
 #: More queries than a map has.
 _EVERY_QUERY = 2**62
 
@@ -90,9 +86,10 @@ def incoming_attention(
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
     """
     name = "incoming_attention"
-    options = (True, False, None, None, 0)
+    options = (True, False, None, None, 0, None)
     if _checks.is_bare(support, precision, lengths, query_positions, query_lengths, cross, validate):
-        results = _checks.called_at_once(_core.sink_statistics, attention, support, *options)
+        fast = name if precision == "fast" else None
+        results = _checks.called_at_once(_core.sink_statistics, attention, support, *options, fast_for=fast)
         if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)
@@ -147,11 +144,11 @@ def sink_rate(
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
     """
     name = "sink_rate"
-    options_by_function = {name: {"epsilon": epsilon, "position": position}}
+    options = ReadOptions.of(name, {name: {"epsilon": epsilon, "position": position}})
     places = _checks.Places(query_positions, query_lengths, cross)
-    return from_one_read(name, attention, options_by_function, support, lengths, validate, places, precision)[
-        1
-    ][name]
+    _, results = from_one_read(name, attention, options, support, lengths, validate, places, precision)
+    rates: torch.Tensor = results[name]
+    return rates
 
 
 def sink_tokens(
@@ -291,10 +288,10 @@ def sink_position(
                 f"{name}: min_visibility belongs to rule='largest', got {visibility!r} with rule='test'"
             )
         return tested_sinks(name, attention, alpha, support, lengths, validate, places).position
-    options_by_function = {name: {"min_visibility": visibility}}
-    return from_one_read(name, attention, options_by_function, support, lengths, validate, places, precision)[
-        1
-    ][name]
+    options = ReadOptions.of(name, {name: {"min_visibility": visibility}})
+    _, results = from_one_read(name, attention, options, support, lengths, validate, places, precision)
+    positions: torch.Tensor = results[name]
+    return positions
 
 
 @without_derivative("it compares with a bound of a test")
@@ -392,16 +389,15 @@ def sink_share(
     is_default = type(first) is int and first == 1 and queries is None and sink_mass is None
     bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
     if is_default and _checks.is_bare(*bare):
-        options = (False, False, None, (first, _EVERY_QUERY), 0)
-        results = _checks.called_at_once(_core.sink_statistics, attention, support, *options)
-        if results is not None:
-            share, uniform = results[3:5]
+        arguments = (False, False, None, (first, _EVERY_QUERY), 0, None)
+        fast = name if precision == "fast" else None
+        values = _checks.called_at_once(_core.sink_statistics, attention, support, *arguments, fast_for=fast)
+        if values is not None:
+            share, uniform = values[3:5]
             return SinkShare(share, uniform, share / uniform, share - share)
-    options_by_function = {name: {"first": first, "queries": queries}}
+    options = ReadOptions.of(name, {name: {"first": first, "queries": queries}})
     places = _checks.Places(query_positions, query_lengths, cross)
-    checked, results = from_one_read(
-        name, attention, options_by_function, support, lengths, validate, places, precision
-    )
+    checked, results = from_one_read(name, attention, options, support, lengths, validate, places, precision)
     result: SinkShare = results[name]
     if sink_mass is None:
         return result
@@ -447,13 +443,12 @@ def top_mass(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "top_mass"
-    _checks.precision_argument(name, precision, attention)
+    options = ReadOptions.of(name, {name: {"k": k}})
     places = _checks.Places(query_positions, query_lengths, cross)
-    checked, results = from_one_read(
-        name, attention, {name: {"k": k}}, support, lengths, validate, places, precision
-    )
+    checked, results = from_one_read(name, attention, options, support, lengths, validate, places, precision)
+    mass: torch.Tensor = results[name]
     if sink_mass is None:
-        return results[name]
+        return mass
     seen = _checks.support_argument(name, support, checked)
     return top_mass_with(name, checked, seen, sink_mass, int(k))
 
@@ -465,140 +460,85 @@ FROM_ONE_READ = frozenset(
 
 
 class ReadOptions(NamedTuple):
-    """The checked options of functions that one read of maps answers, for maps of one size.
+    """The checked options of functions that one read of maps answers, as the core takes them.
 
     Attributes:
-        names: of the functions.
-        epsilon, position: of `sink_rate`; a position that the maps do not have is None.
-        wants: whether incoming attention and entropies are asked for.
+        wants_incoming, wants_entropy: whether these are asked for.
         visibility: of `sink_position`, None where it is not asked for.
         first_and_queries: of `sink_share`, likewise.
         k: of `top_mass`, 0 where it is not asked for.
+        rate: epsilon and position of `sink_rate`, None where it is not asked for.
     """
 
-    names: tuple[str, ...]
-    epsilon: float | None
-    position: int | None
-    wants: tuple[bool, bool]
+    wants_incoming: bool
+    wants_entropy: bool
     visibility: float | None
     first_and_queries: tuple[int, int] | None
     k: int
+    rate: tuple[float, int] | None
 
     @classmethod
-    def of(
-        cls, function: str, options_by_function: Mapping[str, Mapping[str, Any]], queries: int, n: int
-    ) -> ReadOptions:
-        """Return the options for maps of so many queries and keys; errors begin with the function's name."""
-        epsilon = at = visibility = first_and_queries = None
-        if (rate := options_by_function.get("sink_rate")) is not None:
-            epsilon = _checks.fraction_argument(function, "epsilon", rate["epsilon"])
-            at = _checks.at_least(function, "position", rate["position"], 0)
-        if (share := options_by_function.get("sink_share")) is not None:
-            first = _checks.at_least(function, "first", share["first"], 1)
-            last = queries if share["queries"] is None else share["queries"]
+    def of(cls, function: str, options_by_function: Mapping[str, Mapping[str, Any]]) -> ReadOptions:
+        """Return the checked options; errors begin with the function's name."""
+        visibility = first_and_queries = rate = None
+        if (options := options_by_function.get("sink_rate")) is not None:
+            epsilon = _checks.fraction_argument(function, "epsilon", options["epsilon"])
+            rate = (epsilon, _checks.at_least(function, "position", options["position"], 0))
+        if (options := options_by_function.get("sink_share")) is not None:
+            first = _checks.at_least(function, "first", options["first"], 1)
+            last = _EVERY_QUERY if options["queries"] is None else options["queries"]
             last = _checks.at_least(function, "queries", last, 1, "None or at least")
-            first_and_queries = (min(first, n), min(last, queries))
+            first_and_queries = (first, last)
         k = 0
-        if (top := options_by_function.get("top_mass")) is not None:
-            k = min(_checks.at_least(function, "k", top["k"], 1), n)
-        if (largest := options_by_function.get("sink_position")) is not None:
-            visibility = _checks.between(function, "min_visibility", largest["min_visibility"], 0, 1)
-        wants = (epsilon is not None or "incoming_attention" in options_by_function,)
+        if (options := options_by_function.get("top_mass")) is not None:
+            k = _checks.at_least(function, "k", options["k"], 1)
+        if (options := options_by_function.get("sink_position")) is not None:
+            visibility = _checks.between(function, "min_visibility", options["min_visibility"], 0, 1)
         return cls(
-            tuple(options_by_function),
-            epsilon,
-            at if at is not None and at < n else None,
-            (*wants, "attention_entropy" in options_by_function),
+            "incoming_attention" in options_by_function,
+            "attention_entropy" in options_by_function,
             visibility,
             first_and_queries,
             k,
+            rate,
         )
 
-    def received(self, checked: _checks.Attention, incoming: torch.Tensor) -> torch.Tensor:
-        """Return what the key of `sink_rate` receives, NaN where the maps do not have it."""
-        if self.position is None:
-            return torch.full(checked.leading, torch.nan, device="cpu")
-        return incoming.select(-1, self.position)
-
-    def results(self, values: Sequence[torch.Tensor], received: torch.Tensor | None) -> dict[str, Any]:
-        """Return the result of every function, from what the core gives and what a key receives."""
-        incoming, entropy, positions, shares, uniform, top = values
-        results: dict[str, Any] = {
+    def results(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Return the result of every function from what the core gives, None for what is not asked for."""
+        incoming, entropy, positions, share, uniform, top, rates, *_ = values
+        is_asked = self.first_and_queries is not None
+        return {
             "incoming_attention": incoming,
             "attention_entropy": entropy,
             "sink_position": positions,
+            "sink_share": SinkShare(share, uniform, share / uniform, share - share) if is_asked else None,
             "top_mass": top,
+            "sink_rate": rates,
         }
-        if self.epsilon is not None and received is not None:
-            results["sink_rate"] = received > self.epsilon
-        if self.first_and_queries is not None:
-            results["sink_share"] = SinkShare(shares, uniform, shares / uniform, shares * 0.0)
-        return {name: results[name] for name in self.names}
 
 
 def from_one_read(
     function: str,
     attention: torch.Tensor,
-    options_by_function: Mapping[str, Mapping[str, Any]],
+    options: ReadOptions,
     support: Any,
     lengths: _checks.Lengths,
     validate: bool,
-    places: _checks.Places | None = None,
+    places: _checks.Places = _checks.DEFAULT_PLACES,
     precision: _checks.Precision = "exact",
-    prepared: dict[tuple[int, int], ReadOptions] | None = None,
 ) -> tuple[_checks.Attention, dict[str, Any]]:
     """Evaluate several functions named in FROM_ONE_READ, each with all its options, in one read of the
     maps.
-
-    `prepared` keeps the checked options by the size of the maps, for calls with the same options.
     """
+    kernel = _core.sink_statistics
+    if _checks.is_bare(support, precision, lengths, *places, validate):
+        fast = function if precision == "fast" else None
+        values = _checks.called_at_once(kernel, attention, support, *options, fast_for=fast)
+        if values is not None:
+            return _checks.Attention(attention, None, None, True), options.results(values)
     _checks.precision_argument(function, precision, attention)
-    places = places or _checks.DEFAULT_PLACES
     checked = _checks.attention_argument(function, attention, lengths, validate=validate, places=places)
-    size = (checked.query_count, checked.n)
-    options = None if prepared is None else prepared.get(size)
-    if options is None:
-        options = ReadOptions.of(function, options_by_function, *size)
-        if prepared is not None:
-            prepared[size] = options
     seen = _checks.support_argument(function, support, checked)
-    values = _checks.call_and_warn(
-        _core.sink_statistics,
-        function,
-        checked,
-        seen,
-        *options.wants,
-        options.visibility,
-        options.first_and_queries,
-        options.k,
-        precision=precision,
-    )
-    received = None if options.epsilon is None else options.received(checked, values[0])
-    results = options.results(values, received)
-    if precision == "fast" and received is not None:
-        _decide_rates(function, checked, seen, options, received, results)
-    return checked, results
-
-
-def _decide_rates(
-    function: str,
-    checked: _checks.Attention,
-    support: Any,
-    options: ReadOptions,
-    received: torch.Tensor,
-    results: dict[str, Any],
-) -> None:
-    """Put the exact rates into `results` where float32 sums come too near to `epsilon` to tell."""
-    if not isinstance(checked.tensor, torch.Tensor) or dispatch.needs_operator(checked.tensor):
-        return
-    assert options.epsilon is not None
-    # numbers of Python: a handful of tensor operations takes as long as the read of a small batch
-    bound = ERROR_OF_FAST_SUMS * options.epsilon
-    near = [abs(value - options.epsilon) <= bound for value in received.reshape(-1).tolist()]
-    undecided = sum(near)
-    if undecided:
-        exact, *_ = _checks.call_kernel(
-            _core.sink_statistics, checked, support, True, False, None, None, 0, function=function
-        )
-        results["sink_rate"] = options.received(checked, exact) > options.epsilon
-        note_fallbacks(function, undecided)
+    values = _checks.call_kernel(kernel, checked, seen, *options, function=function, precision=precision)
+    _checks.warn_non_finite(function, checked, None, values[-1])
+    return checked, options.results(values)

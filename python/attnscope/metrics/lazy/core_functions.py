@@ -42,16 +42,17 @@ def sink_statistics(
     min_visibility: float | None,
     first_and_queries: tuple[int, int] | None,
     top: int,
-) -> tuple[Any, Any, Any, Any, Any, Any, int]:
-    """Return incoming attention, entropy, position, share, uniform share, top mass; None if not asked."""
+    rate: tuple[float, int] | None,
+) -> tuple[Any, ...]:
+    """Return incoming attention, entropy, position, two shares, top mass and rate; None if not asked."""
     attention = prepare(attention, lengths, support)
-    by_columns = incoming or min_visibility is not None or top > 0
+    by_columns = incoming or min_visibility is not None or top > 0 or rate is not None
     keys: list[Key] = [("log_z", None)]
     keys += [("entropy", None)] if entropy else []
     keys += [("incoming", None)] if by_columns else []
     keys += [("first", first_and_queries[0])] if first_and_queries is not None else []
     results = dict(zip(keys, attention.take(keys), strict=True))
-    mean = positions = shares = uniform = mass = None
+    mean = positions = shares = uniform = mass = rates = None
     if by_columns:
         sums = results["incoming", None]
         seen = attention.visibility.query_counts()
@@ -60,7 +61,11 @@ def sink_statistics(
             positions = _largest_key(attention, mean, seen, min_visibility)
         if top > 0:
             received = sums.nan_to_num(0.0) if attention.lengths is not None else sums
-            mass = received.topk(top).values.sum(-1) / received.sum(-1)
+            mass = received.topk(min(top, received.shape[-1])).values.sum(-1) / received.sum(-1)
+        if rate is not None:
+            epsilon, key = rate
+            rates = torch.zeros(mean.shape[:-1], dtype=torch.bool, device="cpu")
+            rates = mean[..., key] > epsilon if key < mean.shape[-1] else rates
     if first_and_queries is not None:
         first, queries = first_and_queries
         shares, uniform = _share(attention, results["first", first], first, queries)
@@ -72,6 +77,7 @@ def sink_statistics(
         shares,
         uniform,
         mass,
+        rates,
         non_finite,
     )
 

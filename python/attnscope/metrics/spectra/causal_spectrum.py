@@ -13,7 +13,7 @@ from attnscope import _checks, _core
 from attnscope._placement import Unmaterialized
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_causal_map
-from attnscope.metrics.information.sinks import from_one_read
+from attnscope.metrics.information.sinks import ReadOptions, from_one_read
 from attnscope.metrics.quantity import ClosedForm, Quantity
 
 #: Eigenvalues that columns hold, from the largest down.
@@ -86,7 +86,8 @@ def causal_spectrum(
     is_lazy = isinstance(maps, Unmaterialized)
     # numbers of a tensor of a class of its own are plain tensors
     maps = maps if is_lazy else maps.as_subclass(Tensor)
-    _, sums = from_one_read(name, maps, {"incoming_attention": {}}, support, checked.lengths, False)
+    incoming = ReadOptions.of(name, {"incoming_attention": {}})
+    _, sums = from_one_read(name, maps, incoming, support, checked.lengths, False)
     received = sums["incoming_attention"]
     inside = checked.inside()
     diagonal = maps.diagonal() if is_lazy else maps.diagonal(dim1=-2, dim2=-1)
