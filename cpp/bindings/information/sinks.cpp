@@ -123,8 +123,8 @@ Index rates_of(const Batch& batch, const SupportBatch& supports, double epsilon,
       visit_matrix(batch, index, [&](const auto& view, Index) {
         SinkAnswers answers;
         answers.incoming = exact.data();
-        Support own = supports.given(index);
-        sink_statistics(view, supports.automatic, own, SinkRequest{}, answers, workspace);
+        Support seen = supports.given(index);
+        sink_statistics(view, supports.automatic, seen, SinkRequest{}, answers, workspace);
       });
       received = exact[key];
       ++decided;
