@@ -6,9 +6,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from attnscope.untrusted.safe_text import list_names
+
 #: Likeness from which a name is taken for a slip of the pen; below it the suggestion would be another word.
 _LIKENESS = 0.6
 _MOST = 8  # names that are suggested at once
+#: Letters of a list of right names: those of this package are shown whole, those of a file may be thousands.
+_LETTERS = 2_000
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -26,4 +30,4 @@ def nearest(name: str, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, right, n=1, cutoff=_LIKENESS) or longer[:1]
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; there are: {', '.join(right)}" if right else "; there are none"
+    return f"; there are: {list_names(right, _LETTERS)}" if right else "; there are none"

@@ -30,6 +30,7 @@ from attnscope.config.packaged_configs import analyses
 from attnscope.config.study_folders import default_study, find_study, load_study
 from attnscope.errors import ConfigError
 from attnscope.untrusted.names import file_name_fault, name_fault, path_fault
+from attnscope.untrusted.safe_text import show_name
 
 
 def check_name(value: str) -> str:
@@ -362,19 +363,13 @@ def _fault_in(value: Any, where: str = "") -> str:
         for key in value:
             if isinstance(key, str) and (fault := path_fault(key, "strict")):
                 return f"{where} has a key that {fault}".lstrip()
-        shown = ((part, _shown_key(key)) for key, part in value.items())
+        shown = ((part, show_name(key)) for key, part in value.items())
         parts = [(part, f"{where}.{key}" if where else key) for part, key in shown]
     elif isinstance(value, (list, tuple)):
         parts = [(part, f"{where}[{place}]") for place, part in enumerate(value)]
     else:
         return ""
     return next(filter(None, (_fault_in(part, inside) for part, inside in parts)), "")
-
-
-def _shown_key(key: Any) -> str:
-    """Return a key as a message shows it: in one line, short, without control characters."""
-    text = str(key)
-    return text if text.isprintable() and len(text) <= 80 else f"{text[:80]!a}"
 
 
 def refuse_stored_trust(settings: RunConfig, function: str) -> None:

@@ -37,6 +37,7 @@ from attnscope.errors import ConfigError, DocumentError
 from attnscope.texts.wordnet import wordnet_rows
 from attnscope.untrusted.documents import parse_json
 from attnscope.untrusted.limits import MAX_PARQUET_COLUMNS, MAX_ROW_CHARACTERS
+from attnscope.untrusted.safe_text import list_names
 
 if TYPE_CHECKING:
     from attnscope.texts.sentence import Row
@@ -342,7 +343,7 @@ def _column(source: TextSource, names: list[str], path: Path) -> str:
         return source.column
     columns = names if len(names) == 1 else [name for name in USUAL_COLUMNS if name in names]
     if not columns:
-        raise ConfigError(f"texts: {path}: which column? there are: {', '.join(names[:20]) or 'none'}")
+        raise ConfigError(f"texts: {path}: which column? there are: {list_names(names)}")
     return columns[0]
 
 

@@ -14,6 +14,7 @@ Example:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,6 +49,31 @@ def mark_controls(text: str, mark: str = "·") -> str:
     'a·b·c\td'
     """
     return _CONTROLS.sub(mark, text)
+
+
+def show_name(name: Any) -> str:
+    r"""Return a name as a message shows it: in one line, short, without control characters.
+
+    >>> show_name("head"), show_name("a\x1fb")
+    ('head', "'a\\x1fb'")
+    """
+    text = str(name)
+    return text if text.isprintable() and len(text) <= 80 else f"{text[:80]!a}"
+
+
+def list_names(names: Iterable[Any], letters: int = 300) -> str:
+    r"""Return names as a message lists them: in one line of about so many letters, or "none".
+
+    >>> list_names(["a", "\x1f", 3]), list_names([]), list_names(range(10_000), letters=10)
+    ("a, '\\x1f', 3", 'none', '0, 1, 2, 3, ...')
+    """
+    line = ""
+    for name in names:
+        longer = f"{line}, {show_name(name)}" if line else show_name(name)
+        if line and len(longer) > letters:
+            return f"{line}, ..."
+        line = longer
+    return line or "none"
 
 
 def quote_formula(cell: str) -> str:

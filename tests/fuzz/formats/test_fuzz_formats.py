@@ -276,6 +276,7 @@ def test_studies(finished, tmp_path, amount):
             assert RunConfig.from_yaml(file).models
 
     check(json.dumps(stored).encode())
+    check(json.dumps(stored | {"texts": [{"\x1f": []}]}).encode())
     fuzz(amount, changed(stored))(check)
 
 

@@ -183,10 +183,12 @@ def test_the_support_of_every_family_agrees_with_its_maps(name):
 @pytest.mark.parametrize("name", models.few((*models.CAUSAL, "gptj"), ("llama", "mistral", "gptj")))
 def test_the_callers_own_mask_is_what_queries_see(name):
     model = models.tiny(name, sharpness=1.0)
-    inputs = models.text(model)
-    seen = user_mask(*inputs["input_ids"].shape)
+    ids = models.text(model)["input_ids"]
+    seen = user_mask(*ids.shape)
+    # Without positions OPT counts them along its mask, and fails by itself where that is no mask of padding.
+    positions = {"position_ids": torch.arange(ids.shape[1]).expand(*ids.shape)} if name == "opt" else {}
     with capture(model) as recording:
-        for layer in recording.run(input_ids=inputs["input_ids"], attention_mask=seen):
+        for layer in recording.run(input_ids=ids, attention_mask=seen, **positions):
             must_agree(layer)
             assert layer.visibility.kind == "mask"
 

@@ -96,6 +96,8 @@ def test_groups_are_numbered_through(tmp_path):
         ("a.txt", b"\n \n", {}, "holds no sentence"),
         ("a.csv", b"text,field\none,f\n", {"column": "txt"}, r"no column 'txt' in .*; did you mean 'text'\?"),
         ("a.csv", b"a,b\n1,2\n", {}, "which column.? there are: a, b"),
+        ("a.csv", b"a\x1f,b\n1,2\n", {}, r"which column.? there are: 'a\\x1f', b"),
+        ("a.csv", b"\x1b[m,b\n1,2\n", {"column": "txt"}, r"no column 'txt' in .*; there are: '\\x1b\[m', b"),
         ("a.csv", b"text,field\na,b\n\none\n", {}, "row 3: 1 fields, the header names 2"),
         pytest.param(
             *("a.csv", b"text,field\na,b\none,f,\n", {}, "Expected 2 fields in line 3, saw 3"),
@@ -164,6 +166,9 @@ def test_a_line_of_a_megabyte_and_many_columns(tmp_path):
     with pytest.raises(ConfigError, match="which column") as caught:
         read(tmp_path / "b.csv")
     assert len(str(caught.value)) < 500
+    with pytest.raises(ConfigError, match="no column 'text'") as caught:
+        read(tmp_path / "b.csv", column="text")
+    assert len(str(caught.value)) < 3_000
 
 
 def test_sentences_are_chosen_by_their_number_of_words(tmp_path):

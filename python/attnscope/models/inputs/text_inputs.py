@@ -24,6 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from attnscope.models.inputs.forward_inputs import MAIN, ForwardInputs
+from attnscope.untrusted.safe_text import list_names, show_name
 
 #: Columns of a table that are texts, the first that it has.
 TEXT_COLUMNS = ("text", "sentence", "content")
@@ -166,9 +167,7 @@ def _entry(function: str, place: int, item: Any) -> Entry:
     if isinstance(item, Mapping) or _is_encoding(item):
         mapping = dict(item.items())
         if not set(MAIN) & set(mapping):
-            raise ValueError(
-                f"{function}: {name} is a mapping of {', '.join(map(str, mapping))}, not of inputs"
-            )
+            raise ValueError(f"{function}: {name} is a mapping of {list_names(mapping)}, not of inputs")
         return mapping
     if isinstance(item, (Tensor, np.ndarray)) and item.ndim == 1 and _is_whole(item):
         return [int(token) for token in item.tolist()]
@@ -277,7 +276,7 @@ def _of_columns(function: str, table: Any, column: str, kind: str = "") -> list[
     names = _column_names(table) or []
     kind = kind or type(table).__name__
     if column and column not in names:
-        raise ValueError(f"{function}: the {kind} has no column {column!r}, only {', '.join(names)}")
+        raise ValueError(f"{function}: the {kind} has no column {column!r}, only {list_names(names)}")
     if not column and "input_ids" in names:
         fields = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "bbox")
         return [{name: _values(function, table, name) for name in names if name in fields}]
@@ -297,7 +296,7 @@ def _text_column(function: str, table: Any, names: Sequence[str], kind: str, col
         if len(texts) != 1:
             raise ValueError(
                 f"{function}: which column of the {kind} holds the texts? It has "
-                f"{', '.join(names) or 'none'}; hand over that column alone"
+                f"{list_names(names)}; hand over that column alone"
             )
         chosen = texts[0]
     return chosen
@@ -306,7 +305,8 @@ def _text_column(function: str, table: Any, names: Sequence[str], kind: str, col
 def _cell(function: str, column: str, row: int, cell: Any) -> Entry:
     if isinstance(cell, str):
         if not cell.strip():
-            raise ValueError(f"{function}: row {row} of column {column} is an empty text: {cell!r}")
+            where = f"row {row} of column {show_name(column)}"
+            raise ValueError(f"{function}: {where} is an empty text: {cell!r}")
         return cell
     return _entry(function, row, cell)
 

@@ -27,6 +27,7 @@ from attnscope.study_api.study import Names, Options, Study
 from attnscope.study_api.tables import Table
 from attnscope.study_api.units import Unit
 from attnscope.texts.sentence import Sentence
+from attnscope.untrusted.safe_text import list_names
 
 if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun
@@ -171,7 +172,7 @@ def _read_span(sentence: Sentence, name: str) -> Any:
     """Return the start and stop that a row of the file says, None where it says none."""
     columns, row = sentence.extra, sentence.source_row
     if name not in columns:
-        raise ConfigError(f"options.answer: row {row} has no column {name!r}, got {', '.join(columns)}")
+        raise ConfigError(f"options.answer: row {row} has no column {name!r}, got {list_names(columns)}")
     cell = columns[name]
     if isinstance(cell, str):
         try:
