@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 
 #include "linalg/shifted_lanczos.h"
 
@@ -19,7 +18,8 @@ inline constexpr Index kSecondVectors = kMostSecondSteps + 3;
 // is the largest one: where two all but agree and the start has little of the one, the steps come
 // to the other. Steps from a second start, orthogonal to the unit vectors `null` and `ritz`, tell:
 // false where it has less than a ten-thousandth of a random direction's part along every
-// eigenvector whose eigenvalue is at least `level`. `memory` may begin with `ritz`.
+// eigenvector whose eigenvalue is, up to rounding, at least `level`. `memory` may begin with
+// `ritz`.
 //
 // With the characteristic polynomial p_j of the tridiagonal matrix T_j of j steps with A and its
 // off-diagonal entries β, a unit start with the part c along such an eigenvector has
@@ -29,8 +29,6 @@ template <class Number, class Apply>
 bool may_miss_eigenvalue(Index padded, Index n, const Number* null, const Number* ritz,
                          double level, Number* memory, Apply&& apply) {
   constexpr double kLeastShare = 1e-4;
-  // A pivot that is a smaller share of the level is rounding.
-  constexpr double kLeastPivot = std::is_same_v<Number, float> ? 1e-5 : 1e-12;
   constexpr Index kRemoved = 2;
   if (n <= kRemoved) return false;
   std::copy(ritz, ritz + padded, memory);
@@ -51,7 +49,7 @@ bool may_miss_eigenvalue(Index padded, Index n, const Number* null, const Number
     const double alpha = inner_product<Number>(next, q, padded);
     remove_parts(memory, kRemoved + j + 1, padded, next);
     pivot = level - alpha - beside * beside / pivot;
-    if (!(pivot > kLeastPivot * level)) return true;
+    if (!(pivot > 0.0)) return true;
     beside = std::sqrt(static_cast<double>(inner_product<Number>(next, next, padded)));
     share *= beside / pivot;
     if (share < kLeastShare) return false;
