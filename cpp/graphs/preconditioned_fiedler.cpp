@@ -27,7 +27,7 @@ constexpr double kQuotientShare = 0.1;
 constexpr double kAimedSquare = 1e-13;
 // Below this share of λ2's eigenvalue of the inverse, a second start does not look for λ3's: it is
 // likely to find it there.
-constexpr double kLeastLevel = 0.5;
+constexpr double kLeastLevel = 0.9;
 // What Lanczos steps reach in float32, as a share of λ2.
 constexpr double kFloatTolerance = 2e-7;
 // Entries beyond these leave float32's range when they are multiplied.

@@ -10,7 +10,7 @@
 namespace attnscope {
 
 // Steps from a second start at most.
-inline constexpr Index kMostSecondSteps = 24;
+inline constexpr Index kMostSecondSteps = 48;
 // Vectors of memory that may_miss_eigenvalue takes.
 inline constexpr Index kSecondVectors = kMostSecondSteps + 3;
 
