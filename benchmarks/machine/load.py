@@ -13,17 +13,20 @@ _STAT = Path("/proc/stat")
 
 
 def load_of_others() -> float:
-    """Return how many processors are busy while this process sleeps.
+    """Return how many processors others keep busy while this process sleeps.
+
+    What threads of its own still spin, as OpenMP's do for a while after their last work, is taken off.
 
     The load average would count the benchmark itself, and what ended a minute ago. It is taken where the
     system does not tell the time of its processors.
     """
     if not _STAT.is_file():
         return os.getloadavg()[0]
-    busy, began = _busy_seconds(), time.perf_counter()
+    busy, spun, began = _busy_seconds(), time.process_time(), time.perf_counter()
     time.sleep(WATCHED)
-    later, watched = _busy_seconds(), time.perf_counter() - began
-    return max(0.0, later - busy) / watched
+    watched = time.perf_counter() - began
+    of_others = _busy_seconds() - busy - (time.process_time() - spun)
+    return max(0.0, of_others) / watched
 
 
 def _busy_seconds() -> float:
