@@ -144,28 +144,28 @@ def is_bare(
 
 
 def called_at_once(
-    kernel: Callable[..., Any], attention: Any, *arguments: Any, fast_for: str | None = None
+    kernel: Callable[..., Any], function: str, attention: Any, *arguments: Any, precision: Precision = "exact"
 ) -> Any:
     """Return what a function of the core gives for maps as most calls hand them over, None for all others.
 
     For calls without an option that needs a check. The core looks at the maps itself, as in `_is_usual`:
     between a check and a measurement Python takes longer than the core does on maps of few tokens.
-    `fast_for` is the public function that asks for the fast way.
+    Fallbacks of the fast way are noted for `function`.
     """
     if torch.compiler.is_compiling() or _placement.takes_torch_on_cpu():
         return None
     settle_forked_child()
-    if fast_for is not None:
+    if precision == "fast":
         arguments = (*arguments, "fast")
     results = _core.called_if_usual(kernel, attention, SMALLEST_MAP, SMALLEST_COUNT, TOLERANCE, arguments)
     fallbacks = 0
-    if fast_for is not None and results is not None:
+    if precision == "fast" and results is not None:
         *results, fallbacks = results
     # maps that are not finite are measured once more, with a warning
     if results is None or results[-1] != 0:
         return None
     if fallbacks:
-        note_fallbacks(str(fast_for), fallbacks)
+        note_fallbacks(function, fallbacks)
     return results
 
 

@@ -75,10 +75,8 @@ def attention_entropy(
     name = "attention_entropy"
     bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
     if base is math.e and normalized is False and sink_mass is None and _checks.is_bare(*bare):
-        fast = name if precision == "fast" else None
-        results = _checks.called_at_once(
-            _core.attention_entropy, attention, support, normalized, fast_for=fast
-        )
+        call = (_core.attention_entropy, name, attention, support, normalized)
+        results = _checks.called_at_once(*call, precision=precision)
         if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)

@@ -88,8 +88,8 @@ def incoming_attention(
     name = "incoming_attention"
     options = (True, False, None, None, 0, None)
     if _checks.is_bare(support, precision, lengths, query_positions, query_lengths, cross, validate):
-        fast = name if precision == "fast" else None
-        results = _checks.called_at_once(_core.sink_statistics, attention, support, *options, fast_for=fast)
+        call = (_core.sink_statistics, name, attention, support, *options)
+        results = _checks.called_at_once(*call, precision=precision)
         if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)
@@ -390,8 +390,8 @@ def sink_share(
     bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
     if is_default and _checks.is_bare(*bare):
         arguments = (False, False, None, (first, _EVERY_QUERY), 0, None)
-        fast = name if precision == "fast" else None
-        values = _checks.called_at_once(_core.sink_statistics, attention, support, *arguments, fast_for=fast)
+        call = (_core.sink_statistics, name, attention, support, *arguments)
+        values = _checks.called_at_once(*call, precision=precision)
         if values is not None:
             share, uniform = values[3:5]
             return SinkShare(share, uniform, share / uniform, share - share)
@@ -532,8 +532,7 @@ def from_one_read(
     """
     kernel = _core.sink_statistics
     if _checks.is_bare(support, precision, lengths, *places, validate):
-        fast = function if precision == "fast" else None
-        values = _checks.called_at_once(kernel, attention, support, *options, fast_for=fast)
+        values = _checks.called_at_once(kernel, function, attention, support, *options, precision=precision)
         if values is not None:
             return _checks.Attention(attention, None, None, True), options.results(values)
     _checks.precision_argument(function, precision, attention)

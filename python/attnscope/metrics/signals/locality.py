@@ -64,7 +64,9 @@ def local_global_ratio(
     name = "local_global_ratio"
     bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
     if type(window) is int and 0 <= window < 2**53 and drop_first is False and _checks.is_bare(*bare):
-        results = _checks.called_at_once(_core.local_global_ratio, attention, support, window, drop_first)
+        results = _checks.called_at_once(
+            _core.local_global_ratio, "local_global_ratio", attention, support, window, drop_first
+        )
         if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)
