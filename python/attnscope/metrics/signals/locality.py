@@ -65,7 +65,7 @@ def local_global_ratio(
     bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
     if type(window) is int and 0 <= window < 2**53 and drop_first is False and _checks.is_bare(*bare):
         results = _checks.called_at_once(
-            _core.local_global_ratio, "local_global_ratio", attention, support, window, drop_first
+            _core.local_global_ratio, name, attention, support, window, drop_first
         )
         if results is not None:
             return results[0]
