@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What executors spend around units of ten seconds, and what a plan of 100,000 units takes.
 
-python benchmarks/run.py sweep [--units 40] [--seconds 10] [--workers 2] [--quick]
+python benchmarks/run.py sweep [--units 16] [--seconds 10] [--workers 2] [--quick]
 
 Units sleep, so that the number of processors does not matter. A speed-up is the time that the units sleep,
 divided by the time of the run: once of the whole run, the start of its workers included, and once between its
@@ -123,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--units", type=int, default=40)
+    parser.add_argument("--units", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="8 units of a second")

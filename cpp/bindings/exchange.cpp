@@ -135,7 +135,7 @@ NewTensor allocated_by_torch(const std::vector<Index>& shape, dlpack::DataType t
 
 }  // namespace
 
-ArrayView::ArrayView(py::object owner, const dlpack::Tensor& tensor, const char* what)
+ArrayView::ArrayView(py::object owner, const dlpack::Tensor& tensor, const char* name)
     : owner_(std::move(owner)), tensor_(tensor), strides_(tensor.strides) {
   if (strides_ == nullptr) {
     contiguous_.resize(static_cast<std::size_t>(rank()));
@@ -146,7 +146,7 @@ ArrayView::ArrayView(py::object owner, const dlpack::Tensor& tensor, const char*
     }
     strides_ = contiguous_.data();
   }
-  if (tensor.data == nullptr && count() > 0) throw NoMemory(std::string(what) + " holds no memory");
+  if (tensor.data == nullptr && count() > 0) throw NoMemory(std::string(name) + " holds no memory");
   data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
 }
 
@@ -197,19 +197,19 @@ const char* exchange_name() {
   return torch.api == nullptr ? "DLPack capsules" : "DLPack's C exchange interface";
 }
 
-ArrayView view_array(const py::object& object, const char* what) {
+ArrayView view_array(const py::object& object, const char* name) {
   if (const auto* api = api_of(Py_TYPE(object.ptr()))) {
     dlpack::Tensor tensor;
     if (api->tensor_from_object(object.ptr(), &tensor) != 0) throw py::error_already_set();
-    return ArrayView(object, tensor, what);
+    return ArrayView(object, tensor, name);
   }
   if (!PyObject_TypeCheck(object.ptr(), torch.tensor) && !py::hasattr(object, "__dlpack__")) {
-    throw py::type_error(std::string(what) + " must be a torch.Tensor, got " +
+    throw py::type_error(std::string(name) + " must be a torch.Tensor, got " +
                          std::string(py::str(py::type::of(object))));
   }
   py::object capsule = capsule_of(object);
   const dlpack::Tensor& tensor = tensor_in(capsule);
-  return ArrayView(std::move(capsule), tensor, what);
+  return ArrayView(std::move(capsule), tensor, name);
 }
 
 bool is_plain_tensor(const py::object& object) {

@@ -35,7 +35,7 @@ struct NoMemory : py::type_error {
 class ArrayView {
  public:
   // `what` names it in a NoMemory.
-  ArrayView(py::object owner, const dlpack::Tensor& tensor, const char* what);
+  ArrayView(py::object owner, const dlpack::Tensor& tensor, const char* name);
   ArrayView(const ArrayView&) = delete;
   ArrayView& operator=(const ArrayView&) = delete;
 
@@ -70,7 +70,7 @@ const char* exchange_name();
 
 // The memory of a tensor of torch, or of another array that speaks DLPack; `what` names it in a
 // TypeError.
-ArrayView view_array(const py::object& object, const char* what);
+ArrayView view_array(const py::object& object, const char* name);
 
 // Whether `object` is a torch.Tensor of no other class, without a gradient or a sign beside its
 // memory.

@@ -68,9 +68,9 @@ Index per_layer(const Batch& batch, const SupportBatch& supports, Kernel&& kerne
       for (Index h = 0; h < heads; ++h) {
         views.push_back(view_of(batch, data, block.layer * heads + h));
       }
-      const std::span<const Support> own(status.supports.data() + block.layer * heads, heads);
-      kernel(std::span<const MatrixView<Scalar>>(views), own, block.layer, block.begin, block.end,
-             workspaces[worker]);
+      const std::span<const Support> of_layer(status.supports.data() + block.layer * heads, heads);
+      kernel(std::span<const MatrixView<Scalar>>(views), of_layer, block.layer, block.begin,
+             block.end, workspaces[worker]);
     });
   });
   return non_finite;

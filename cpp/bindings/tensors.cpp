@@ -19,8 +19,8 @@ Dtype dtype_of(const ArrayView& array) {
 }
 
 // Where the matrices of an array lie: its last two axes, and the leading ones.
-void read_matrices(const ArrayView& array, const char* what, Strided& batch) {
-  if (!array.on_cpu()) throw py::value_error(std::string(what) + " must be on the CPU");
+void read_matrices(const ArrayView& array, const char* name, Strided& batch) {
+  if (!array.on_cpu()) throw py::value_error(std::string(name) + " must be on the CPU");
   batch.owner = array.owner();
   batch.data = array.data();
   batch.dtype = dtype_of(array);
@@ -36,7 +36,7 @@ void read_matrices(const ArrayView& array, const char* what, Strided& batch) {
 // The strides with which `array` reads as one of that shape; an axis that it does not have, or that
 // has one entry, has stride 0.
 std::vector<Index> broadcast_strides(const ArrayView& array, const std::vector<Index>& shape,
-                                     const std::string& what) {
+                                     const std::string& name) {
   const Index rank = array.rank();
   const Index missing = static_cast<Index>(shape.size()) - rank;
   std::vector<Index> strides(shape.size(), 0);
@@ -49,19 +49,19 @@ std::vector<Index> broadcast_strides(const ArrayView& array, const std::vector<I
       fits = array.size(axis) == 1;
     }
   }
-  if (!fits) throw py::value_error(what + " does not broadcast to the shape of the attention");
+  if (!fits) throw py::value_error(name + " does not broadcast to the shape of the attention");
   return strides;
 }
 
 // Where the flags of an array lie that broadcasts to leading + trailing, the last axis being
 // columns.
-void read_flags(const ArrayView& array, const std::string& what, const std::vector<Index>& leading,
+void read_flags(const ArrayView& array, const std::string& name, const std::vector<Index>& leading,
                 const std::vector<Index>& trailing, Strided& flags) {
   if (array.type() != kBoolType || !array.on_cpu())
-    throw py::value_error(what + " must be a boolean CPU tensor");
+    throw py::value_error(name + " must be a boolean CPU tensor");
   std::vector<Index> shape = leading;
   shape.insert(shape.end(), trailing.begin(), trailing.end());
-  flags.strides = broadcast_strides(array, shape, what);
+  flags.strides = broadcast_strides(array, shape, name);
   flags.owner = array.owner();
   flags.data = array.data();
   flags.column_stride = flags.strides.back();
@@ -86,11 +86,11 @@ bool is_plain_list(const ArrayView& array, dlpack::DataType type) {
 // The memory of such a list of `size` numbers, null where it is None; an error says `what` must be
 // which `list`.
 template <class T>
-const T* list_of(Argument object, Index size, const char* what, const char* list) {
+const T* list_of(Argument object, Index size, const char* name, const char* list) {
   if (object.is_none()) return nullptr;
-  const ArrayView array = view_array(object, what);
+  const ArrayView array = view_array(object, name);
   if (!is_plain_list(array, type_of<T>()) || array.count() != size) {
-    throw py::value_error(std::string(what) + " must be a contiguous " + list);
+    throw py::value_error(std::string(name) + " must be a contiguous " + list);
   }
   return static_cast<const T*>(array.data());
 }
@@ -183,21 +183,21 @@ Support Batch::places(Index index) const {
   } else if (positions == nullptr) {
     support.shift = length(index) - query_length(index);
   } else {
-    const std::int64_t* own = positions + index * queries;
-    support.shift = queries == 0 ? 0 : static_cast<Index>(own[0]);
+    const std::int64_t* of_map = positions + index * queries;
+    support.shift = queries == 0 ? 0 : static_cast<Index>(of_map[0]);
     for (Index i = 1; i < query_length(index); ++i) {
-      if (own[i] != own[0] + i) support.positions = own;
+      if (of_map[i] != of_map[0] + i) support.positions = of_map;
     }
   }
   return support;
 }
 
-MatrixBatch make_matrices(Argument matrices, const char* what) {
-  const ArrayView array = view_array(matrices, what);
+MatrixBatch make_matrices(Argument matrices, const char* name) {
+  const ArrayView array = view_array(matrices, name);
   if (array.rank() < 2)
-    throw py::value_error(std::string(what) + " must have at least two dimensions");
+    throw py::value_error(std::string(name) + " must have at least two dimensions");
   MatrixBatch batch;
-  read_matrices(array, what, batch);
+  read_matrices(array, name, batch);
   batch.rows = array.size(-2);
   batch.columns = array.size(-1);
   return batch;
@@ -227,16 +227,16 @@ SupportBatch make_support(const Batch& batch, Argument support) {
 
 Thresholds make_thresholds(const Batch& batch, Argument thresholds) {
   const ArrayView array = view_array(thresholds, "thresholds");
-  const bool each = array.rank() == 2;
+  const bool per_map = array.rank() == 2;
   if (!is_plain_list(array, kDoubleType) ||
-      !(array.rank() == 1 || (each && array.size(0) == batch.count))) {
+      !(array.rank() == 1 || (per_map && array.size(0) == batch.count))) {
     throw py::value_error("thresholds must be a contiguous float64 tensor [T] or [count, T]");
   }
   Thresholds result;
   result.owner = array.owner();
   result.data = static_cast<const double*>(array.data());
   result.size = array.size(-1);
-  result.stride = each ? result.size : 0;
+  result.stride = per_map ? result.size : 0;
   return result;
 }
 
@@ -297,14 +297,14 @@ Result<T> make_empty(const std::vector<Index>& leading, const std::vector<Index>
   if (bytes >= kLargeResult) {
     py::module_::import("attnscope._memory").attr("announce_results")(bytes, sizes());
   }
-  NewTensor made = new_tensor(shape, type_of<T>());
-  if (!made.tensor) {
+  NewTensor tensor = new_tensor(shape, type_of<T>());
+  if (!tensor.tensor) {
     PyErr_Format(PyExc_MemoryError,
                  "results of shape (%s) and %d bytes an entry do not fit in memory",
                  sizes().c_str(), static_cast<int>(sizeof(T)));
     throw py::error_already_set();
   }
-  return {std::move(made.tensor), static_cast<T*>(made.data)};
+  return {std::move(tensor.tensor), static_cast<T*>(tensor.data)};
 }
 template Result<double> make_empty(const std::vector<Index>&, const std::vector<Index>&);
 template Result<std::int64_t> make_empty(const std::vector<Index>&, const std::vector<Index>&);

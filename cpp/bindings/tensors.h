@@ -148,7 +148,7 @@ Batch make_batch(Argument attention, Argument lengths);
 Batch make_rectangles(Argument attention, Argument extent);
 
 // `matrices`: a CPU float tensor [..., m, n]; `what` names it in an error.
-MatrixBatch make_matrices(Argument matrices, const char* what = "matrices");
+MatrixBatch make_matrices(Argument matrices, const char* name = "matrices");
 
 // `support`: "auto", "causal", "full", or a boolean tensor broadcast to the batch's shape.
 SupportBatch make_support(const Batch& batch, Argument support);

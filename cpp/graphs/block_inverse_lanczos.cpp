@@ -99,7 +99,7 @@ PairRound block_round(Steps& steps, Enough&& enough, Apply&& apply) {
       Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, 0, 2 * kMostBlocks, 2 * kMostBlocks>;
   const Index padded = steps.padded;
   const Index most = std::min(kMostBlocks, (steps.order - steps.locked) / 2 - 1);
-  Matrix whole = Matrix::Zero(2 * most, 2 * most);
+  Matrix projection = Matrix::Zero(2 * most, 2 * most);
   PairRound round;
   for (Index j = 0; j < most; ++j) {
     double* q[2] = {steps.vector(2 * j), steps.vector(2 * j + 1)};
@@ -108,11 +108,11 @@ PairRound block_round(Steps& steps, Enough&& enough, Apply&& apply) {
       std::copy(q[k], q[k] + padded, w[k]);
       apply(w[k]);
     }
-    whole(2 * j, 2 * j) = inner_product(q[0], w[0], padded);
-    whole(2 * j + 1, 2 * j) = whole(2 * j, 2 * j + 1) = inner_product(q[1], w[0], padded);
-    whole(2 * j + 1, 2 * j + 1) = inner_product(q[1], w[1], padded);
+    projection(2 * j, 2 * j) = inner_product(q[0], w[0], padded);
+    projection(2 * j + 1, 2 * j) = projection(2 * j, 2 * j + 1) = inner_product(q[1], w[0], padded);
+    projection(2 * j + 1, 2 * j + 1) = inner_product(q[1], w[1], padded);
     // The block of the next two: upper triangular.
-    const double none = 1e-12 * whole(0, 0);
+    const double none = 1e-12 * projection(0, 0);
     double beta[2][2] = {};
     beta[0][0] = orthonormalize(steps.basis, steps.locked + 2 * j + 2, padded, w[0]);
     if (!(beta[0][0] > none)) {
@@ -131,7 +131,7 @@ PairRound block_round(Steps& steps, Enough&& enough, Apply&& apply) {
     const bool full = j + 1 == most;
     const bool closed = beta[0][0] == 0.0 && beta[1][1] == 0.0;
     if (full || (closed && j > 0) || (j >= 4 && (j - 4) % kLook == 0)) {
-      const SymmetricEigen pairs = symmetric_eigen(whole.topLeftCorner(size, size));
+      const SymmetricEigen pairs = symmetric_eigen(projection.topLeftCorner(size, size));
       const Eigen::MatrixXd& s = pairs.vectors;
       for (Index k = 0; k < 2; ++k) {
         const Index at = size - 1 - k;
@@ -154,9 +154,9 @@ PairRound block_round(Steps& steps, Enough&& enough, Apply&& apply) {
       }
     }
     if (j + 1 < most) {
-      whole(2 * j + 2, 2 * j) = whole(2 * j, 2 * j + 2) = beta[0][0];
-      whole(2 * j + 2, 2 * j + 1) = whole(2 * j + 1, 2 * j + 2) = beta[0][1];
-      whole(2 * j + 3, 2 * j + 1) = whole(2 * j + 1, 2 * j + 3) = beta[1][1];
+      projection(2 * j + 2, 2 * j) = projection(2 * j, 2 * j + 2) = beta[0][0];
+      projection(2 * j + 2, 2 * j + 1) = projection(2 * j + 1, 2 * j + 2) = beta[0][1];
+      projection(2 * j + 3, 2 * j + 1) = projection(2 * j + 1, 2 * j + 3) = beta[1][1];
     }
   }
   return round;
@@ -180,9 +180,9 @@ bool block_inverse_lanczos(const LevelGraph& graph, BlockInverseLanczosWorkspace
   Steps steps{padded, m, 1, basis};
   const bool in_two = !graph.one_piece.empty();
   if (in_two) {
-    const auto one = static_cast<double>(graph.one_piece.size());
-    const double inside = std::sqrt((nodes - one) / (nodes * one));
-    std::fill(lifted, lifted + m, -std::sqrt(one / (nodes * (nodes - one))));
+    const auto piece = static_cast<double>(graph.one_piece.size());
+    const double inside = std::sqrt((nodes - piece) / (nodes * piece));
+    std::fill(lifted, lifted + m, -std::sqrt(piece / (nodes * (nodes - piece))));
     for (const Index i : graph.one_piece) lifted[i] = inside;
     *mu2 = 0.0;
     steps.locked = 2;
@@ -192,8 +192,8 @@ bool block_inverse_lanczos(const LevelGraph& graph, BlockInverseLanczosWorkspace
   double lift = 2.0 * nodes;
   double sigma = 0.0, below = 0.0;
   for (int attempt = 0; attempt < kMostRounds; ++attempt) {
-    const bool alone = steps.locked == 2;  // μ3 is what is left to find
-    fill_panels(graph, alone ? lifted : nullptr, lift, sigma, panels);
+    const bool seeks_third = steps.locked == 2;  // μ3 is what is left to find
+    fill_panels(graph, seeks_third ? lifted : nullptr, lift, sigma, panels);
     if (!panel_factorize(panels, count, inverses)) {
       if (sigma == below) return false;
       sigma = sigma - below > 1e-9 * nodes ? below + 0.25 * (sigma - below) : below;
@@ -205,27 +205,27 @@ bool block_inverse_lanczos(const LevelGraph& graph, BlockInverseLanczosWorkspace
     // How far an eigenvalue can be from its Ritz value, the gap being that to the next one, in
     // units of μ.
     const auto close = [&](const PairRound& at, int k) {
-      const double own = at.residual[k], apart = at.theta[0] - at.theta[1];
+      const double residual = at.residual[k], apart = at.theta[0] - at.theta[1];
       const double beyond = at.theta[k] - at.third;
-      const double both = std::hypot(at.residual[0], at.residual[1]);
+      const double joint = std::hypot(at.residual[0], at.residual[1]);
       const double next = k == 0 ? apart : std::min(apart, beyond);
-      double bound = own;
-      if (own < 0.1 * next) bound = std::min(bound, own * own / next);
-      if (both < 0.1 * beyond) bound = std::min(bound, both * both / beyond);
+      double bound = residual;
+      if (residual < 0.1 * next) bound = std::min(bound, residual * residual / next);
+      if (joint < 0.1 * beyond) bound = std::min(bound, joint * joint / beyond);
       bound += 0x1p-50 * at.theta[0];  // rounding of the largest reaches all
       return bound <= allowed(value(at.theta[k])) * at.theta[k] * at.theta[k];
     };
     // An eigenvalue closer by than that may have gone unseen: were it as close as the residual, the
     // error would be the residual's size.
-    const auto wanted = [&](double theta) {
+    const auto largest_residual = [&](double theta) {
       return std::max(1e-10 * value(theta), 1e-14 * nodes) * theta * theta;
     };
-    const auto found = [&](const PairRound& at, int k) {
-      return close(at, k) && at.residual[k] <= wanted(at.theta[k]);
+    const auto is_accurate = [&](const PairRound& at, int k) {
+      return close(at, k) && at.residual[k] <= largest_residual(at.theta[k]);
     };
     // A vector that is wrong by ε lifts the others by ε² of the lift. The factor behind it tells
     // that no other eigenvalue lies below the shift, so that the gap is as it seems.
-    const auto known = [&](const PairRound& at) {
+    const auto is_lockable = [&](const PairRound& at) {
       const double apart = at.theta[0] - at.theta[1];
       const double wrong = at.residual[0] / apart;
       const double rise = 4.0 * (value(at.theta[1]) - value(at.theta[0]));
@@ -233,23 +233,24 @@ bool block_inverse_lanczos(const LevelGraph& graph, BlockInverseLanczosWorkspace
              rise * wrong * wrong < 0.1 * allowed(value(at.theta[1]));
     };
     // Residuals fall by the same factor from look to look; a new factor costs so many steps.
-    const int last = alone ? 0 : 1;
+    const int last = seeks_third ? 0 : 1;
     const double patience = nodes / 40.0 + 5.0;
     double before = 0.0;
     const PairRound round = block_round(
         steps,
         [&](const PairRound& at) {
-          if (found(at, 0) && (alone || found(at, 1))) return true;
+          if (is_accurate(at, 0) && (seeks_third || is_accurate(at, 1))) return true;
           const double rest = at.residual[last], fall = std::log(before / rest);
           const bool crawls =
-              before > 0.0 && kLook * std::log(rest / wanted(at.theta[last])) > patience * fall;
+              before > 0.0 &&
+              kLook * std::log(rest / largest_residual(at.theta[last])) > patience * fall;
           before = rest;
           return crawls;
         },
         [&](double* x) { panel_solve(panels, count, inverses, x); });
     if (!(round.theta[0] > 0.0) || !(round.theta[1] > 0.0)) return false;
-    if (alone) {
-      if (found(round, 0)) {
+    if (seeks_third) {
+      if (is_accurate(round, 0)) {
         *mu3 = value(round.theta[0]);
         return true;
       }
@@ -257,11 +258,11 @@ bool block_inverse_lanczos(const LevelGraph& graph, BlockInverseLanczosWorkspace
       continue;
     }
     *mu2 = value(round.theta[0]);
-    if (found(round, 0) && found(round, 1)) {
+    if (is_accurate(round, 0) && is_accurate(round, 1)) {
       *mu3 = value(round.theta[1]);
       return true;
     }
-    if (known(round)) {
+    if (is_lockable(round)) {
       lift = 4.0 * (value(round.theta[1]) - *mu2);
       sigma += 1.0 / (round.theta[1] + 1.5 * round.residual[1]);
       // Vector 0 becomes the lifted one, and 1 and 2 the start, by one place of the basis.

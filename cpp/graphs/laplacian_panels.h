@@ -27,8 +27,8 @@ inline void put_band(const double* band, Index room, Index first, double* panels
     Lanes tile[kPackWidth];
     for (Index r = 0; r < kPackWidth; ++r) tile[r] = -*lanes_at(band + r * room + j);
     if (j >= begin && j < first) {
-      double* own = panels + panel_offset(s) + first * kPanel + (j - begin);
-      for (Index r = 0; r < kPackWidth; ++r) *lanes_at(own + r * kPanel) = tile[r];
+      double* of_block = panels + panel_offset(s) + first * kPanel + (j - begin);
+      for (Index r = 0; r < kPackWidth; ++r) *lanes_at(of_block + r * kPanel) = tile[r];
     }
     Lanes turned[kPackWidth];
     std::copy(tile, tile + kPackWidth, turned);

@@ -99,8 +99,8 @@ double begin(const LaplacianPanels& laplacian, const double* lifts, float* facto
   for (Index s = 0; s < padded; s += kWidth) {
     float* block = factor + panel_entry<float>(s, s);
     for (Index r = 0; r < kWidth; ++r) {
-      const Index there = (s + r) / kPanel * kPanel - s;
-      for (Index c = 0; c < there; ++c) block[r * kWidth + c] = block[c * kWidth + r];
+      const Index before_block = (s + r) / kPanel * kPanel - s;
+      for (Index c = 0; c < before_block; ++c) block[r * kWidth + c] = block[c * kWidth + r];
     }
   }
   float* x = preconditioner.vector(1);
@@ -239,13 +239,13 @@ std::optional<double> preconditioned_fiedler_value(const LaplacianPanels& laplac
       continue;
     }
     below = sigma;
-    const LanczosRound& found = preconditioner.grow(steps_worth_a_factor(n), [=](double theta) {
+    const LanczosRound& lanczos = preconditioner.grow(steps_worth_a_factor(n), [=](double theta) {
       const double relative = 1.0 + sigma * theta;  // λ2 θ
       return std::min(1e-3,
                       std::max(kFloatTolerance * relative, std::sqrt(kAimedSquare * relative)));
     });
-    if (!(found.theta > 0.0)) return std::nullopt;
-    const double value = sigma + 1.0 / found.theta;
+    if (!(lanczos.theta > 0.0)) return std::nullopt;
+    const double value = sigma + 1.0 / lanczos.theta;
     const float* ritz = preconditioner.ritz_vector();
     double closest = 0.0;
     for (Index i = 0; i < n; ++i) {
@@ -253,8 +253,9 @@ std::optional<double> preconditioned_fiedler_value(const LaplacianPanels& laplac
       closest +=
           kClosestShift * entry * static_cast<double>(ritz[i]) * static_cast<double>(ritz[i]);
     }
-    const double up = std::min(sigma + 1.0 / (found.theta + 1.5 * found.residual), value - closest);
-    if (found.converged || up - sigma < closest) {
+    const double up =
+        std::min(sigma + 1.0 / (lanczos.theta + 1.5 * lanczos.residual), value - closest);
+    if (lanczos.converged || up - sigma < closest) {
       // The factor must be that of the matrix to some per cent, or the bound would say nothing.
       if (value - sigma < closest) return std::nullopt;
       return refined(laplacian, sigma, tolerance, rounding, closest, preconditioner, workspace);

@@ -119,11 +119,11 @@ void SimpleGraphSpectra::solve(Index size, Queue& queue) {
   const LaneMask one = std::bit_cast<LaneMask>(broadcast(1.0));
   for (Index i = 0; i < size; ++i) {
     Lanes* row = a + triangle_row(i);
-    Lanes own = broadcast(far);
+    Lanes diagonal_entry = broadcast(far);
     LaneMask inside{};
     for (Index lane = 0; lane < count; ++lane) {
       if (i >= queue.pending[lane].nodes) continue;
-      own[lane] = queue.degree[lane * size + i] + 1.0;
+      diagonal_entry[lane] = queue.degree[lane * size + i] + 1.0;
       inside[lane] = -1;
     }
     for (Index begin = 0; begin < i; begin += 64) {
@@ -139,7 +139,7 @@ void SimpleGraphSpectra::solve(Index size, Queue& queue) {
         bits >>= 1;
       }
     }
-    row[i] = own;
+    row[i] = diagonal_entry;
   }
   Lanes* diagonal = lane_buffer(vectors_, 6 * size);
   Lanes* beside = diagonal + size;

@@ -13,10 +13,10 @@ static_assert(kLevelBlock == kWord);
 // Whether an edge of the lowest graph leads to a later vertex.
 bool leads_forward(const LevelTable& directed) {
   for (Index i = 0; i < directed.n; ++i) {
-    Level any = 0;
+    Level levels = 0;
     const Level* row = directed.row(i);
-    for (Index j = i + 1; j < directed.n; ++j) any |= row[j];
-    if (any != 0) return true;
+    for (Index j = i + 1; j < directed.n; ++j) levels |= row[j];
+    if (levels != 0) return true;
   }
   return false;
 }

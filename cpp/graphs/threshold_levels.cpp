@@ -112,17 +112,17 @@ void symmetrize_levels(const LevelTable& directed, LevelTable& level) {
   level.resize(directed.n);
   for (Index i = 0; i < directed.n; i += kByteTile) {
     for (Index j = 0; j <= i; j += kByteTile) {
-      std::uint64_t here[kByteTile], there[kByteTile];
-      load_tile(directed, i, j, here);
-      load_tile(directed, j, i, there);
-      transpose(there);
-      auto* const a = reinterpret_cast<Level*>(here);
-      const auto* const b = reinterpret_cast<const Level*>(there);
+      std::uint64_t tile[kByteTile], mirror[kByteTile];
+      load_tile(directed, i, j, tile);
+      load_tile(directed, j, i, mirror);
+      transpose(mirror);
+      auto* const a = reinterpret_cast<Level*>(tile);
+      const auto* const b = reinterpret_cast<const Level*>(mirror);
       for (Index k = 0; k < kByteTile * kByteTile; ++k) a[k] = std::max(a[k], b[k]);
-      store_tile(level, i, j, here);
+      store_tile(level, i, j, tile);
       if (i == j) continue;
-      transpose(here);
-      store_tile(level, j, i, here);
+      transpose(tile);
+      store_tile(level, j, i, tile);
     }
   }
 }
@@ -162,8 +162,8 @@ void count_levels(const LevelTable& table, Index count, std::vector<std::int64_t
           }
         }
         for (Index t = 0; t < std::min(kTogether, count - t0); ++t) {
-          std::int64_t* own = counts.data() + (t0 + t) * n + j0;
-          for (Index j = 0; j < std::min(kBytes, n - j0); ++j) own[j] += counter[t][j];
+          std::int64_t* of_threshold = counts.data() + (t0 + t) * n + j0;
+          for (Index j = 0; j < std::min(kBytes, n - j0); ++j) of_threshold[j] += counter[t][j];
         }
       }
     }

@@ -51,9 +51,9 @@ inline constexpr Index kGramRows = kPackWidth == 8 ? 6 : 3;
 // Where row i of a pack begins of whose rows only the first i + 1 entries count, each row being
 // padded by zeros to a multiple of kGramColumns; row n is the end.
 inline Index padded_triangle_row(Index i) {
-  const Index whole = i / kGramColumns;
-  return kGramColumns *
-         (kGramColumns * (whole * (whole + 1) / 2) + (i - whole * kGramColumns) * (whole + 1));
+  const Index full_groups = i / kGramColumns;
+  return kGramColumns * (kGramColumns * (full_groups * (full_groups + 1) / 2) +
+                         (i - full_groups * kGramColumns) * (full_groups + 1));
 }
 
 // Entries [row, row + kRows) x [column, column + 4) of XXᵀ from the first `count` entries of the

@@ -163,12 +163,12 @@ struct Attention {
   Index size;
 
   // Keys that query `q` sees, itself and the nearest.
-  Index seen(Index q) const { return queries[q] + (body ? 0 : 1); }
+  Index visible_keys(Index q) const { return queries[q] + (body ? 0 : 1); }
 
   void add(const RisingRow& row) const {
     for (Index q = 0; q < count; ++q) {
-      if (seen(q) == 0) continue;
-      const Index last = size - seen(q);
+      if (visible_keys(q) == 0) continue;
+      const Index last = size - visible_keys(q);
       const double top = row.tops[last];
       const Lanes share = broadcast(1.0 / row.totals[last]);
       double* to = sums + q * size;
@@ -180,8 +180,8 @@ struct Attention {
   // Of kBlock rows: `exponentials` and the inverses of their totals.
   void add(const double* exponentials, const double* inverses) const {
     for (Index q = 0; q < count; ++q) {
-      if (seen(q) == 0) continue;
-      const Index last = size - seen(q);
+      if (visible_keys(q) == 0) continue;
+      const Index last = size - visible_keys(q);
       Lanes share[kBlock];
 #pragma GCC unroll 8
       for (Index r = 0; r < kBlock; ++r) share[r] = broadcast(inverses[r * size + last]);
@@ -224,8 +224,9 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
   double* const rising = buffer + 4 * size;
   double tops[kBlock], sinks[kBlock];
   LateBlock block{rising + 2 * size, rising + (2 + kBlock) * size, tops, sinks};
-  const Attention kept{queries, count, body, workspace.attention.resize(count * size), size};
-  std::fill(kept.sums, kept.sums + count * size, 0.0);
+  const Attention attention_sums{queries, count, body, workspace.attention.resize(count * size),
+                                 size};
+  std::fill(attention_sums.sums, attention_sums.sums + count * size, 0.0);
   const double widest = std::log(static_cast<double>(m + 2));
 
   Index rows = 0;  // late rows that see themselves
@@ -247,7 +248,7 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
       for (double* at = block.totals; at < end; at += kPackWidth) store(at, 1.0 / load(at));
       std::fill(end, block.totals + kBlock * size, 0.0);
       std::fill(block.scores + block.rows * size, block.scores + kBlock * size, 0.0);
-      kept.add(block.scores, block.totals);
+      attention_sums.add(block.scores, block.totals);
     }
     block.rows = 0;
   };
@@ -255,18 +256,18 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
     ahead.ask(row_lines);
     const auto* row = reader.row(i);
     const double nearest = static_cast<double>(row[i]);
-    const bool seen = nearest != -kInfinity;
-    others.add(row, i + 1 - (seen ? m : 0), scores.rows());
-    if (!seen) continue;
+    const bool sees_itself = nearest != -kInfinity;
+    others.add(row, i + 1 - (sees_itself ? m : 0), scores.rows());
+    if (!sees_itself) continue;
     ++rows;
     double* scores = block.scores + block.rows * size;
     const double top = std::max(take_row(row, i, m, size, scores, sum), sink);
     const double below = top - std::max(nearest, sink);
     if (below > kFar) {
-      const RisingRow one{scores, rising, rising + size};
+      const RisingRow rising_row{scores, rising, rising + size};
       sums.expect(widest);
-      add_rising(one, sink, sums);
-      kept.add(one);
+      add_rising(rising_row, sink, sums);
+      attention_sums.add(rising_row);
       continue;
     }
     sums.shared_tops += top;
@@ -299,12 +300,12 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
   std::reverse_copy(sums.lost + (size - m), sums.lost + size, share);
   for (Index d = 0; d < m; ++d) cut[d] = std::max(0.0, lse[m - 1] - lse[d]);
   for (Index q = 0; q < count; ++q) {
-    const double* last = kept.sums + (q + 1) * size;
+    const double* last = attention_sums.sums + (q + 1) * size;
     const Index i = queries[q];
-    const Index seen = kept.seen(q);
+    const Index keys = attention_sums.visible_keys(q);
     double* to = attention + q * ld;
     std::fill(to, to + m, body && i == 0 ? kMissing : 0.0);
-    for (Index d = 0; d < seen; ++d) to[i - d] = last[-1 - d] / number;
+    for (Index d = 0; d < keys; ++d) to[i - d] = last[-1 - d] / number;
   }
   return true;
 }

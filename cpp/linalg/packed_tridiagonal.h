@@ -181,8 +181,8 @@ inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, In
   Lanes x = low;
   Lanes safe = low;
   Lanes ceiling = high;
-  Lanes found = broadcast(std::numeric_limits<double>::quiet_NaN());
-  LaneMask searching = found != found;
+  Lanes eigenvalue = broadcast(std::numeric_limits<double>::quiet_NaN());
+  LaneMask searching = eigenvalue != eigenvalue;
   for (int round = 0; round < 200; ++round) {
     const TridiagonalProbe at = probe(diagonal, squares, n, x);
     const Lanes spread = order * at.second - at.first * at.first;
@@ -199,7 +199,7 @@ inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, In
     safe = smaller(safe, high);
     const Lanes tolerance = larger(2e-14 * high, noise);
     const LaneMask done = searching & (high - safe <= tolerance);
-    found = done ? 0.5 * (high + safe) : found;
+    eigenvalue = done ? 0.5 * (high + safe) : eigenvalue;
     searching &= ~done;
     if (!any(searching)) break;
     // Below the ceiling by twice the distance it last fell is nearly always still below the
@@ -208,7 +208,7 @@ inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, In
     x = (at.below & (bold > safe) & (bold < high)) ? bold : safe;
     x = x > low ? x : 0.5 * (low + high);
   }
-  return found;
+  return eigenvalue;
 }
 
 // An off-diagonal entry this small, squared and in units of the norm, is no smaller: a minor of

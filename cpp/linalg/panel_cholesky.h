@@ -160,16 +160,16 @@ template <class Number>
   using Shape = PanelShape<Number>;
   using Vector = typename Shape::Vector;
   constexpr Index kVectors = Shape::kVectors, kLanes = Shape::kLanes;
-  Vector given[kVectors];
-  for (Index v = 0; v < kVectors; ++v) given[v] = lanes_at(x)[v];
+  Vector vector[kVectors];
+  for (Index v = 0; v < kVectors; ++v) vector[v] = lanes_at(x)[v];
   const Vector* rows = lanes_at(block);
   for (Index k = 0; k < Shape::kWidth; k += kLanes) {
     Vector part[kLanes];
 #pragma GCC unroll 16
     for (Index r = 0; r < kLanes; ++r) {
-      part[r] = rows[0] * given[0];
+      part[r] = rows[0] * vector[0];
 #pragma GCC unroll 2
-      for (Index v = 1; v < kVectors; ++v) part[r] += rows[v] * given[v];
+      for (Index v = 1; v < kVectors; ++v) part[r] += rows[v] * vector[v];
       rows += kVectors;
     }
     *lanes_at(x + k) = row_sums(part);
@@ -183,9 +183,9 @@ void panel_solve(const Number* a, Index count, const Number* inverses, Number* x
   using Vector = typename Shape::Vector;
   constexpr Index kWidth = Shape::kWidth, kVectors = Shape::kVectors, kLanes = Shape::kLanes;
   for (Index s = 0; s < count; ++s) {
-    Vector* own = lanes_at(x + s * kWidth);
+    Vector* of_panel = lanes_at(x + s * kWidth);
     Vector even[kVectors], odd[kVectors] = {};
-    for (Index v = 0; v < kVectors; ++v) even[v] = own[v];
+    for (Index v = 0; v < kVectors; ++v) even[v] = of_panel[v];
     const Vector* rows = lanes_at(a + panel_offset<Number>(s));
     for (Index k = 0; k < s * kWidth; k += 2) {
       const Vector f = broadcast(x[k]), g = broadcast(x[k + 1]);
@@ -196,7 +196,7 @@ void panel_solve(const Number* a, Index count, const Number* inverses, Number* x
       }
       rows += 2 * kVectors;
     }
-    for (Index v = 0; v < kVectors; ++v) own[v] = even[v] + odd[v];
+    for (Index v = 0; v < kVectors; ++v) of_panel[v] = even[v] + odd[v];
     multiply_block(inverses + s * kWidth * kWidth, x + s * kWidth);
   }
   for (Index s = count - 1; s >= 0; --s) {

@@ -20,20 +20,20 @@ void panel_product(const Number* a, Index count, const Number* u, Number* p) {
   constexpr Index kWidth = Shape::kWidth, kVectors = Shape::kVectors, kLanes = Shape::kLanes;
   std::fill(p, p + count * kWidth, Number{0});
   for (Index s = 0; s < count; ++s) {
-    Vector given[kVectors], sum[kVectors] = {};
+    Vector of_panel[kVectors], sum[kVectors] = {};
 #pragma GCC unroll 3
-    for (Index v = 0; v < kVectors; ++v) given[v] = lanes_at(u + s * kWidth)[v];
+    for (Index v = 0; v < kVectors; ++v) of_panel[v] = lanes_at(u + s * kWidth)[v];
     const Vector* rows = lanes_at(a + panel_offset<Number>(s));
     Vector part[kLanes];
     for (Index k = 0; k < s * kWidth; k += kLanes) {
 #pragma GCC unroll 16
       for (Index r = 0; r < kLanes; ++r) {
         const Vector f = broadcast(u[k + r]);
-        part[r] = rows[0] * given[0];
+        part[r] = rows[0] * of_panel[0];
         sum[0] += f * rows[0];
 #pragma GCC unroll 2
         for (Index v = 1; v < kVectors; ++v) {
-          part[r] += rows[v] * given[v];
+          part[r] += rows[v] * of_panel[v];
           sum[v] += f * rows[v];
         }
         rows += kVectors;
@@ -46,9 +46,9 @@ void panel_product(const Number* a, Index count, const Number* u, Number* p) {
     for (Index v = 0; v < kVectors; ++v) {
 #pragma GCC unroll 16
       for (Index r = 0; r < kLanes; ++r) {
-        part[r] = rows[0] * given[0];
+        part[r] = rows[0] * of_panel[0];
 #pragma GCC unroll 2
-        for (Index w = 1; w < kVectors; ++w) part[r] += rows[w] * given[w];
+        for (Index w = 1; w < kVectors; ++w) part[r] += rows[w] * of_panel[w];
         rows += kVectors;
       }
       to[v] += row_sums(part);
@@ -86,9 +86,9 @@ inline void subtract_multiples(const double* basis, const double* factors, Index
     const Lanes* q[4];
     Lanes f[4];
     for (Index k = 0; k < 4; ++k) {
-      const bool there = c + k < count;
-      q[k] = lanes_at(basis + (there ? c + k : c) * padded);
-      f[k] = broadcast(there ? factors[c + k] : 0.0);
+      const bool exists = c + k < count;
+      q[k] = lanes_at(basis + (exists ? c + k : c) * padded);
+      f[k] = broadcast(exists ? factors[c + k] : 0.0);
     }
     for (Index i = 0; i < size / kPackWidth; ++i) {
       to[i] -= (f[0] * q[0][i] + f[1] * q[1][i]) + (f[2] * q[2][i] + f[3] * q[3][i]);

@@ -81,14 +81,14 @@ template <Index kStride, Index kRow, class Number, class Vector, Index kVectors>
   }
   const Vector* x = lanes_at(right);
   for (Index k = 0; k < terms; ++k) {
-    Vector own[kVectors];
+    Vector of_row[kVectors];
 #pragma GCC unroll 3
-    for (Index v = 0; v < kVectors; ++v) own[v] = x[v];
+    for (Index v = 0; v < kVectors; ++v) of_row[v] = x[v];
 #pragma GCC unroll 8
     for (Index r = 0; r < kPanelRows; ++r) {
       const Vector f = broadcast(left[r]);
 #pragma GCC unroll 3
-      for (Index v = 0; v < kVectors; ++v) c[r][v] -= f * own[v];
+      for (Index v = 0; v < kVectors; ++v) c[r][v] -= f * of_row[v];
     }
     left += kStride;
     x += kRow;

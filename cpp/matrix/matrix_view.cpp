@@ -32,17 +32,19 @@ Bits<Scalar> magnitude_bits(const Scalar* entry) {
 // that it vectorises.
 template <class Scalar, class Fold>
 Bits<Scalar> fold_magnitudes(const Scalar* run, Index n, Index stride, Fold fold) {
-  Bits<Scalar> found = 0;
-  const auto add = [&](Bits<Scalar> one) { found = static_cast<Bits<Scalar>>(fold(found, one)); };
+  Bits<Scalar> folded = 0;
+  const auto add = [&](Bits<Scalar> bits) {
+    folded = static_cast<Bits<Scalar>>(fold(folded, bits));
+  };
   const auto add_blocks = [&]<class Blocks>(Blocks) {
     constexpr Index kBlock = Blocks::kEntries;
-    typename Blocks::Block seen{};
+    typename Blocks::Block block{};
     const auto look = [&](Index j) {
-      seen = fold(seen, Blocks::at(run + j) & std::numeric_limits<Bits<Scalar>>::max());
+      block = fold(block, Blocks::at(run + j) & std::numeric_limits<Bits<Scalar>>::max());
     };
     for (Index j = 0; j + kBlock <= n; j += kBlock) look(j);
     look(n - kBlock);
-    for (Index k = 0; k < kBlock; ++k) add(seen[k]);
+    for (Index k = 0; k < kBlock; ++k) add(block[k]);
   };
   if (stride == 1 && n >= EntryBits<Scalar>::kEntries) {
     add_blocks(EntryBits<Scalar>{});
@@ -51,7 +53,7 @@ Bits<Scalar> fold_magnitudes(const Scalar* run, Index n, Index stride, Fold fold
   } else {
     for (Index j = 0; j < n; ++j) add(magnitude_bits(run + j * stride));
   }
-  return found;
+  return folded;
 }
 
 template <class Scalar>

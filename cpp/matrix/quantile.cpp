@@ -117,7 +117,7 @@ std::optional<Neighbours> bracketed(const MatrixView<Scalar>& attention, const S
   auto& between = workspace.between;
   between.resize(std::max(between.size(), kFew + static_cast<std::size_t>(n)));
   std::uint64_t below = 0;
-  std::size_t kept = 0;
+  std::size_t inside = 0;
   RowReader<Scalar> reader(attention, support, workspace.rows);
   for (Index i = 0; i < rows; ++i) {
     const Wide<Scalar>* row = reader.row(i);
@@ -129,15 +129,15 @@ std::optional<Neighbours> bracketed(const MatrixView<Scalar>& attention, const S
       const double x = static_cast<double>(row[j]);
       const int over = x >= low;
       below += static_cast<std::uint64_t>(1 - over);
-      to[kept] = x;
-      kept += static_cast<std::size_t>(over & static_cast<int>(x <= high));
+      to[inside] = x;
+      inside += static_cast<std::size_t>(over & static_cast<int>(x <= high));
     }
-    if (kept > kFew) return {};
+    if (inside > kFew) return {};
   }
-  if (rank < below || rank + 1 >= below + kept) return {};
+  if (rank < below || rank + 1 >= below + inside) return {};
   const auto begin = between.begin();
   const auto place = begin + static_cast<std::ptrdiff_t>(rank - below);
-  const auto stop = begin + static_cast<std::ptrdiff_t>(kept);
+  const auto stop = begin + static_cast<std::ptrdiff_t>(inside);
   std::nth_element(begin, place, stop);
   return Neighbours(*place, *std::min_element(place + 1, stop));
 }
@@ -154,9 +154,9 @@ double visible_quantile(const MatrixView<Scalar>& attention, const Support& supp
   const double position = q * static_cast<double>(count - 1);
   const double rank = std::floor(position);
   const auto before = static_cast<std::uint64_t>(rank);
-  auto found = bracketed(attention, support, count, before, workspace);
-  if (!found) found = order_statistics(attention, support, count, before, workspace);
-  const auto [at, next] = *found;
+  auto neighbours = bracketed(attention, support, count, before, workspace);
+  if (!neighbours) neighbours = order_statistics(attention, support, count, before, workspace);
+  const auto [at, next] = *neighbours;
   return position == rank ? at : at + (next - at) * (position - rank);
 }
 

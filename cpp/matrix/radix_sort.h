@@ -28,19 +28,19 @@ Float float_of_key(FloatKey<Float> key) {
   return std::bit_cast<Float>((key & kSignBit<Float>) != 0 ? key & ~kSignBit<Float> : ~key);
 }
 
-// Sorts `count` entries by key_of(entry), stably. `lowest` is the smallest key and `ones` the
-// bitwise or of all keys; `scratch` holds as many entries, `counts` is scratch too.
+// Sorts `count` entries by key_of(entry), stably. `lowest` is the smallest key and `union_of_keys`
+// the bitwise or of all keys; `scratch` holds as many entries, `counts` is scratch too.
 //
 // Two counting passes over the leading digits leave nearly distinct keys nearly sorted, which an
 // insertion pass finishes; where it meets too much disorder (most keys equal in their leading
 // digits) all digits are sorted instead. Cost O(count), at worst O(count · bits/11).
 template <class Entry, class KeyOf, class Key>
-void radix_sort(Entry* entries, Entry* scratch, std::size_t count, Key lowest, Key ones,
+void radix_sort(Entry* entries, Entry* scratch, std::size_t count, Key lowest, Key union_of_keys,
                 KeyOf key_of, std::vector<std::uint32_t>& counts) {
-  if (count < 2 || ones == lowest) return;
+  if (count < 2 || union_of_keys == lowest) return;
   // Trailing zeros that all keys share, as those of half types, need no sorting.
-  const int low = std::countr_zero(ones);
-  const int bits = static_cast<int>(std::bit_width(static_cast<Key>(ones - lowest))) - low;
+  const int low = std::countr_zero(union_of_keys);
+  const int bits = static_cast<int>(std::bit_width(static_cast<Key>(union_of_keys - lowest))) - low;
   // Digits as wide as the counts can be cleared and summed for less than the entries cost.
   const int digit = std::clamp(static_cast<int>(std::bit_width(count)) - 1, 4, 11);
   const std::size_t values = std::size_t{1} << digit;

@@ -89,7 +89,7 @@ class DistanceSearch {
 
   // Where to count next; false once the distance is known.
   bool next(Counted& counted, Index lane) {
-    std::erase_if(*cells_, [this](const CountedCell& cell) { return settled(cell); });
+    std::erase_if(*cells_, [this](const CountedCell& cell) { return is_settled(cell); });
     if (cells_->empty()) return false;
     const auto top = std::max_element(cells_->begin(), cells_->end(),
                                       [](const CountedCell& a, const CountedCell& b) {
@@ -134,10 +134,10 @@ class DistanceSearch {
     const double steepest =
         x > 2.0 * error ? std::min(at_floor, 1.05 * low.law.density * x / (x - error)) : at_floor;
     CountedCell cell{low, high, bound, error * steepest};
-    if (!settled(cell)) cells_->push_back(cell);
+    if (!is_settled(cell)) cells_->push_back(cell);
   }
   // Whether a cell need not be divided. What it may hold because of the error is remembered.
-  bool settled(const CountedCell& cell) {
+  bool is_settled(const CountedCell& cell) {
     const double above = cell.bound - distance_;
     const bool little = cell.moved <= kMovedLittle;
     if (little ? above <= kResolution : above + cell.moved <= kResolution) {

@@ -14,7 +14,8 @@ constexpr Index kLargestPacked = 256;
 // XXᵀ of up to kPackWidth matrices, tridiagonal in the lanes from `diagonal` and `beside` on.
 template <class Scalar>
 void reduce_pack(std::span<const MatrixView<Scalar>> part, bool causal, double* diagonal,
-                 double* beside, Index stride, Index* kept, RowSpectrumWorkspace& workspace) {
+                 double* beside, Index stride, Index* varying_rows,
+                 RowSpectrumWorkspace& workspace) {
   const Index n = part.front().rows();
   // Whole rows are not a power of two apart, or they would fall on the same cache sets.
   const Index room = n + (n % 2 == 0 ? 5 : 4);
@@ -24,7 +25,7 @@ void reduce_pack(std::span<const MatrixView<Scalar>> part, bool causal, double* 
   const Lanes varying =
       standardize_pack(part, causal, place, rows, workspace.lines.resize(kPackWidth * n));
   for (std::size_t lane = 0; lane < part.size(); ++lane) {
-    kept[lane] = static_cast<Index>(varying[static_cast<Index>(lane)]);
+    varying_rows[lane] = static_cast<Index>(varying[static_cast<Index>(lane)]);
   }
   packed_gram(
       n, [&](Index i) { return rows + place(i); },
@@ -39,19 +40,19 @@ Index reduce_one(const MatrixView<Scalar>& matrix, bool causal, double* diagonal
                  Index stride, RowSpectrumWorkspace& workspace) {
   const Index n = matrix.rows();
   double* rows = workspace.rows.resize(n * n);
-  Index kept = 0;
+  Index varying_rows = 0;
   for (Index i = 0; i < n; ++i) {
     double* row = rows + i * n;
     const Index count = causal ? i + 1 : n;
     widen_row(matrix, i, count, row);
     const bool varies = standardize_row(row, count);
     std::fill(row + (varies ? count : 0), row + n, 0.0);
-    kept += varies ? 1 : 0;
+    varying_rows += varies ? 1 : 0;
   }
   double* gram = workspace.gram.resize(panel_offset(panels_of(n)));
   panel_gram(rows, n, n, causal, gram, workspace.lines);
   panel_tridiagonalize(gram, n, diagonal, beside, stride, workspace.vectors);
-  return kept;
+  return varying_rows;
 }
 
 }  // namespace
@@ -65,16 +66,16 @@ void row_tridiagonals(std::span<const MatrixView<Scalar>> matrices, bool causal,
   double* diagonal = workspace.tridiagonals.resize(2 * n * width);
   double* beside = diagonal + n * width;
   std::fill(diagonal, diagonal + 2 * n * width, 0.0);
-  workspace.kept.resize(width);
-  Index* kept = workspace.kept.data();
+  workspace.varying_rows.resize(width);
+  Index* varying_rows = workspace.varying_rows.data();
   if (n <= kLargestPacked) {
     for (Index first = 0; first < count; first += kPackWidth) {
       reduce_pack(matrices.subspan(first, std::min(kPackWidth, count - first)), causal,
-                  diagonal + first, beside + first, width, kept + first, workspace);
+                  diagonal + first, beside + first, width, varying_rows + first, workspace);
     }
   } else {
     for (Index lane = 0; lane < count; ++lane) {
-      kept[lane] =
+      varying_rows[lane] =
           reduce_one(matrices[lane], causal, diagonal + lane, beside + lane, width, workspace);
     }
   }

@@ -78,20 +78,20 @@ double wasserstein(std::span<const double> a, std::span<const double> b) {
 }
 
 void leave_one_out_deviations(std::vector<std::pair<double, Index>>& pool, Index count, Index size,
-                              double floor, std::vector<Index>& seen,
+                              double floor, std::vector<Index>& passed,
                               std::vector<double>& deviations) {
   std::sort(pool.begin(), pool.end());
-  seen.assign(count, 0);
+  passed.assign(count, 0);
   deviations.assign(count, 0.0);
   const double own_weight = 1.0 / static_cast<double>(size);
   const double others_weight = 1.0 / static_cast<double>(size * (count - 1));
   const auto note = [&](Index sample, Index total) {
-    const double own = static_cast<double>(seen[sample]) * own_weight;
-    const double others = static_cast<double>(total - seen[sample]) * others_weight;
-    deviations[sample] = std::max(deviations[sample], std::abs(own - others));
+    const double below_own = static_cast<double>(passed[sample]) * own_weight;
+    const double below_others = static_cast<double>(total - passed[sample]) * others_weight;
+    deviations[sample] = std::max(deviations[sample], std::abs(below_own - below_others));
   };
   std::size_t end = 0;
-  while (end < pool.size() && pool[end].first < floor) ++seen[pool[end++].second];
+  while (end < pool.size() && pool[end].first < floor) ++passed[pool[end++].second];
   for (Index sample = 0; sample < count; ++sample) note(sample, static_cast<Index>(end));
   while (end < pool.size()) {
     const std::size_t begin = end;
@@ -100,7 +100,7 @@ void leave_one_out_deviations(std::vector<std::pair<double, Index>>& pool, Index
     } while (end < pool.size() && pool[end].first - pool[end - 1].first <= floor);
     // Between two of a sample's own values the difference is monotone, so its ends are enough.
     for (std::size_t i = begin; i < end; ++i) note(pool[i].second, static_cast<Index>(begin));
-    for (std::size_t i = begin; i < end; ++i) ++seen[pool[i].second];
+    for (std::size_t i = begin; i < end; ++i) ++passed[pool[i].second];
     for (std::size_t i = begin; i < end; ++i) note(pool[i].second, static_cast<Index>(end));
   }
 }

@@ -34,9 +34,9 @@ double wasserstein(std::span<const double> a, std::span<const double> b);
 // floor of the difference between its own distribution and that of all other samples together, to
 // `deviations`. Every sample is treated alike, so samples that are exchangeable have exchangeable
 // deviations. Values within floor of their neighbour count as tied: rounding must not split an
-// atom. `pool` is sorted; `seen` is scratch.
+// atom. `pool` is sorted; `passed` is scratch.
 void leave_one_out_deviations(std::vector<std::pair<double, Index>>& pool, Index count, Index size,
-                              double floor, std::vector<Index>& seen,
+                              double floor, std::vector<Index>& passed,
                               std::vector<double>& deviations);
 
 }  // namespace attnscope

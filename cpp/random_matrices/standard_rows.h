@@ -105,15 +105,15 @@ template <class Scalar, class Place>
 Lanes standardize_pack(std::span<const MatrixView<Scalar>> matrices, bool causal,
                        const Place& place, Lanes* rows, double* lines) {
   const Index n = matrices.front().rows();
-  Lanes kept{};
+  Lanes varying{};
   for (Index i = 0; i < n; ++i) {
     const Index count = causal ? i + 1 : n;
     Lanes* row = rows + place(i);
     interleave_row(matrices, i, count, lines, reinterpret_cast<double*>(row));
     std::fill(row + count, rows + place(i + 1), Lanes{});
-    kept += standardize_lanes(row, count) ? broadcast(1.0) : Lanes{};
+    varying += standardize_lanes(row, count) ? broadcast(1.0) : Lanes{};
   }
-  return kept;
+  return varying;
 }
 
 }  // namespace attnscope

@@ -128,13 +128,13 @@ void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
     signal.assign(total.begin(), total.end() - first);
     pairs.resize(signal.size());
     // A key that none of them sees is left out of the signal.
-    std::size_t kept = 0;
+    std::size_t visible = 0;
     for (std::size_t t = 0; t < signal.size(); ++t) {
       if (pairs[t] == 0.0) continue;
-      signal[kept] = signal[t];
-      pairs[kept++] = pairs[t];
+      signal[visible] = signal[t];
+      pairs[visible++] = pairs[t];
     }
-    signal.resize(kept);
+    signal.resize(visible);
   } else {
     std::size_t farthest = pairs.size();
     while (farthest > 0 && pairs[farthest - 1] == 0.0) --farthest;

@@ -31,11 +31,11 @@ struct EntryBits {
     return lanes_after(std::clamp<Index>(first, 0, kEntries), 0);
   }
 
-  // The same of the lanes from first + more on, where both and their sum are in [0, kEntries].
-  static Block lanes_after(Index first, Index more) {
+  // The same of the lanes from first + count on, where both and their sum are in [0, kEntries].
+  static Block lanes_after(Index first, Index count) {
     Block lane;
     for (Index k = 0; k < kEntries; ++k) lane[k] = static_cast<Number>(k);
-    return lane >= (static_cast<Number>(first + more) - Block{});
+    return lane >= (static_cast<Number>(first + count) - Block{});
   }
 
   // Whether a lane of or'ed blocks has a bit beside its sign.

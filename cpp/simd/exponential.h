@@ -78,9 +78,9 @@ template <Index kCount>
 
 // The same of one vector.
 inline Lanes bounded_exp(Lanes x) {
-  Lanes one[1] = {x};
-  bounded_exps(one);
-  return one[0];
+  Lanes argument[1] = {x};
+  bounded_exps(argument);
+  return argument[0];
 }
 
 }  // namespace attnscope

@@ -47,13 +47,13 @@ TEST(Threads, EveryKernelFromEightThreadsGivesTheBitsOfOne) {
           testing::random_attention(n, causal, unsigned(n + 1), 3.0).cast<float>());
     }
   }
-  const Bits alone = record_all(inputs);
-  EXPECT_GT(alone.size(), 1000u);
-  std::vector<Bits> found(8);
+  const Bits expected = record_all(inputs);
+  EXPECT_GT(expected.size(), 1000u);
+  std::vector<Bits> by_thread(8);
   std::vector<std::thread> threads;
-  for (Bits& mine : found) threads.emplace_back([&] { mine = record_all(inputs); });
+  for (Bits& bits : by_thread) threads.emplace_back([&] { bits = record_all(inputs); });
   for (std::thread& thread : threads) thread.join();
-  for (const Bits& mine : found) EXPECT_EQ(mine, alone);
+  for (const Bits& bits : by_thread) EXPECT_EQ(bits, expected);
 }
 
 }  // namespace

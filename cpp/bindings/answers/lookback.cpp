@@ -21,8 +21,8 @@ py::tuple lookback_of(Argument attention, Argument lengths, Argument support, Ar
       batch, [&](const auto& view, Index index, RowScratch& scratch) {
         const std::int64_t* span = spans.of(index);
         if (span[0] < 0) return true;
-        Support seen = supports.given(index);
-        return lookback(view, partial.first_row, supports.automatic, seen,
+        Support of_map = supports.given(index);
+        return lookback(view, partial.first_row, supports.automatic, of_map,
                         {span[0], span[1], span[2], predicting}, ratios.data + index * rows,
                         values.data[index], scratch);
       });

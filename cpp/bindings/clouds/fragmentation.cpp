@@ -39,9 +39,9 @@ py::tuple components(Argument distances, Argument lengths, Argument scales, Inde
   const Index non_finite = per_matrix_checked_by_kernel<FragmentationWorkspace>(
       batch, [&](const auto& view, Index index, FragmentationWorkspace& workspace) {
         if (!none_is_nan(view)) return false;
-        std::vector<C> found(scale_count);
-        cloud_components(view, sizes, scale_count, min_size, found.data(), workspace);
-        for (Index s = 0; s < scale_count; ++s) fields.set(index * scale_count + s, found[s]);
+        std::vector<C> components(scale_count);
+        cloud_components(view, sizes, scale_count, min_size, components.data(), workspace);
+        for (Index s = 0; s < scale_count; ++s) fields.set(index * scale_count + s, components[s]);
         return true;
       });
   return fields.tensors() + py::make_tuple(non_finite);

@@ -20,7 +20,7 @@ struct Worker {
 // where `place` counts results, subsets outermost. Returns how many clouds hold a NaN.
 template <class Work>
 Index per_subset(const Batch& batch, const std::int64_t* groups, bool one_group_for_all,
-                 const Subsets& subsets, Index wanted, Work&& work) {
+                 const Subsets& subsets, Index most, Work&& work) {
   std::vector<Worker> workers(worker_count(std::max(batch.n, subsets.count)));
   Neighbours neighbours;
   std::vector<std::vector<std::int32_t>> equal;
@@ -33,15 +33,15 @@ Index per_subset(const Batch& batch, const std::int64_t* groups, bool one_group_
       ++non_finite;
       continue;
     }
-    const std::int64_t* own = groups;
-    if (own != nullptr && !one_group_for_all) own += index * batch.n;
+    const std::int64_t* groups_of_cloud = groups;
+    if (groups_of_cloud != nullptr && !one_group_for_all) groups_of_cloud += index * batch.n;
     reset_neighbours(n, neighbours);
     equal.assign(n, {});
     run_blocks(n, kRows, [&](Index begin, Index end, int worker) {
       visit_matrix(batch, index, [&](const auto& view, Index) {
         for (Index i = begin; i < end; ++i) {
-          sort_neighbours(view, own, i, subsets.given() ? Index{-1} : wanted, neighbours, equal[i],
-                          workers[worker].rows);
+          sort_neighbours(view, groups_of_cloud, i, subsets.has_flags() ? Index{-1} : most,
+                          neighbours, equal[i], workers[worker].rows);
         }
       });
     });

@@ -12,7 +12,7 @@ struct Subsets {
   Index count = 1;
 
   const bool* of(Index subset) const { return flags.at(subset); }
-  bool given() const { return flags.data != nullptr; }
+  bool has_flags() const { return flags.data != nullptr; }
 };
 
 // `subsets`: None, or a contiguous boolean CPU tensor [count, n]; `count` is its first size.
@@ -23,7 +23,7 @@ inline Subsets make_subsets(Argument subsets, Index count, Index n) {
 // The shape of a result: the leading axes of the batch, and one of the subsets before them.
 inline std::vector<Index> leading_of(const Batch& batch, const Subsets& subsets) {
   std::vector<Index> leading = batch.sizes;
-  if (subsets.given()) leading.insert(leading.begin(), subsets.count);
+  if (subsets.has_flags()) leading.insert(leading.begin(), subsets.count);
   return leading;
 }
 

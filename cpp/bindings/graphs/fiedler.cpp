@@ -13,18 +13,18 @@ py::tuple value(Argument attention, Argument lengths, const std::string& symmetr
                 std::optional<double> threshold, bool normalized, const std::string& precision) {
   const Batch batch = make_batch(attention, lengths);
   const GraphOptions options{symmetrize_from(symmetrize), threshold, normalized};
-  const Precision wanted = precision_from(precision);
+  const Precision level = precision_from(precision);
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
   std::atomic<Index> exactly{0};
   const Index non_finite = per_pack<FiedlerWorkspace>(
       batch, fiedler_pack_width(batch.shortest()), [&](auto views, auto indices, auto& workspace) {
         double values[kWidestPack];
         workspace.exactly = 0;
-        fiedler_values(views, options, wanted, values, workspace);
+        fiedler_values(views, options, level, values, workspace);
         for (std::size_t k = 0; k < indices.size(); ++k) result.data[indices[k]] = values[k];
         exactly.fetch_add(workspace.exactly, std::memory_order_relaxed);
       });
-  if (wanted == Precision::fast) return py::make_tuple(result.tensor, non_finite, exactly.load());
+  if (level == Precision::fast) return py::make_tuple(result.tensor, non_finite, exactly.load());
   return py::make_tuple(result.tensor, non_finite);
 }
 

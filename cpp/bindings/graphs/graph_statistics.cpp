@@ -14,20 +14,20 @@ py::tuple graph_statistics_of(Argument attention, Argument lengths, Argument thr
                       &G::components, &G::density, &G::hub_share, &G::gini, &G::centralization,
                       &G::degree_variance, &G::star_likeness, &G::in_degree_gini,
                       &G::in_degree_centralization, &G::effective, &G::strong_components);
-  std::vector<G> found(batch.count * levels.size);
+  std::vector<G> statistics(batch.count * levels.size);
   const Index block = block_size(batch, 1);
   // No more than there are blocks: each one finishes what it has packed, on a thread of its own.
   std::vector<GraphStatisticsWorkspace> workers(worker_count((batch.count + block - 1) / block));
   const Index non_finite = per_matrix_in_turn(
       batch, workers, block, block, [&](const auto& view, Index index, Index, auto& workspace) {
         if (!all_finite(view)) return false;
-        graph_statistics(view, levels.of(index), levels.size, found.data() + index * levels.size,
-                         workspace);
+        graph_statistics(view, levels.of(index), levels.size,
+                         statistics.data() + index * levels.size, workspace);
         return true;
       });
   run_blocks(static_cast<Index>(workers.size()), 1,
              [&](Index at, Index, int) { finish_graph_statistics(workers[at]); });
-  for (std::size_t at = 0; at < found.size(); ++at) fields.set(at, found[at]);
+  for (std::size_t at = 0; at < statistics.size(); ++at) fields.set(at, statistics[at]);
   return py::make_tuple(fields.tensors(), non_finite);
 }
 

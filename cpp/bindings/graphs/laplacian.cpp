@@ -14,17 +14,17 @@ py::tuple eigenvalues(Argument attention, Argument lengths, Index k, const std::
                       const std::string& precision) {
   const Batch batch = make_batch(attention, lengths);
   const GraphOptions options{symmetrize_from(symmetrize), threshold, normalized};
-  const Precision wanted = precision_from(precision);
+  const Precision level = precision_from(precision);
   const Result<double> result = make_result(batch.sizes, {k}, kNaN);
   const Index non_finite = per_pack<LaplacianWorkspace>(
-      batch, laplacian_pack_width(batch.shortest(), wanted),
+      batch, laplacian_pack_width(batch.shortest(), level),
       [&](auto views, auto indices, auto& workspace) {
         double* out[kWidestPack];
         for (std::size_t m = 0; m < indices.size(); ++m) out[m] = result.data + indices[m] * k;
         laplacian_spectra(views, options, std::min<Index>(k, views.front().rows()),
-                          std::span<double* const>(out, indices.size()), workspace, wanted);
+                          std::span<double* const>(out, indices.size()), workspace, level);
       });
-  if (wanted == Precision::fast) return py::make_tuple(result.tensor, non_finite, 0);
+  if (level == Precision::fast) return py::make_tuple(result.tensor, non_finite, 0);
   return py::make_tuple(result.tensor, non_finite);
 }
 

@@ -87,7 +87,7 @@ LazyBatch make_lazy(Argument query, Argument key, Argument numbers, Argument len
   if (!bias.is_none()) batch.bias = make_matrices(bias, "bias");
   batch.mask = mask_of(mask, static_cast<Index>(batch.query.sizes.size()) + 2);
   const Index count = batch.query.count;
-  const double* const each = numbers_of(numbers, 4 * count);
+  const double* const of_heads = numbers_of(numbers, 4 * count);
   const std::int64_t* const sizes = integers_of(lengths, count);
   const std::int64_t* const places = integers_of(positions, count * batch.query.rows);
   for (Index index = 0; index < count; ++index) {
@@ -102,10 +102,10 @@ LazyBatch make_lazy(Argument query, Argument key, Argument numbers, Argument len
     head.causal = causal;
     head.window = window;
     head.after = after;
-    head.scaling = each[4 * index];
-    head.softcap = each[4 * index + 1];
-    head.slope = each[4 * index + 2];
-    head.sink_logit = each[4 * index + 3];
+    head.scaling = of_heads[4 * index];
+    head.softcap = of_heads[4 * index + 1];
+    head.slope = of_heads[4 * index + 2];
+    head.sink_logit = of_heads[4 * index + 3];
     if (batch.bias.data != nullptr) head.bias = rows_of(batch.bias, index);
     if (batch.mask.data != nullptr) {
       head.mask = static_cast<const bool*>(batch.mask.data) + batch.mask.offset(index);
@@ -181,17 +181,17 @@ class LazyResults {
 
   bool wants_result(const char* name) const { return names_.count(name) > 0; }
 
-  double* numbers(const char* name, Index rows, Index each) {
+  double* numbers(const char* name, Index rows, Index width) {
     if (!wants_result(name)) return nullptr;
     std::vector<Index> trailing{rows};
-    if (each >= 0) trailing.push_back(each);
+    if (width >= 0) trailing.push_back(width);
     const Result<double> result = make_result(batch_.sizes, trailing, kNaN);
     tensors_[name] = result.tensor;
     return result.data;
   }
-  std::int64_t* integers(const char* name, Index rows, Index each) {
+  std::int64_t* integers(const char* name, Index rows, Index width) {
     if (!wants_result(name)) return nullptr;
-    const Result<std::int64_t> result = make_result(batch_.sizes, {rows, each}, std::int64_t{-1});
+    const Result<std::int64_t> result = make_result(batch_.sizes, {rows, width}, std::int64_t{-1});
     tensors_[name] = result.tensor;
     return result.data;
   }
@@ -238,7 +238,7 @@ const void* operand_of(Argument operand, bool exact, Index count, Index rows, bo
 // `divergence`.
 py::dict lazy_measures(Argument query, Argument key, Argument numbers, Argument lengths,
                        Argument positions, Argument bias, Argument mask, bool causal, Index window,
-                       Index after, bool exact, const std::vector<std::string>& asked,
+                       Index after, bool exact, const std::vector<std::string>& names,
                        const std::vector<Index>& firsts, Argument nears, bool without_first,
                        Argument far, double threshold, Index top, Argument right, Argument left,
                        Argument log_z) {
@@ -247,7 +247,7 @@ py::dict lazy_measures(Argument query, Argument key, Argument numbers, Argument 
   if (!log_z.is_none()) average_heads(batch, log_z);
   const Index count = batch.maps();
   const Index queries = batch.queries(), keys = batch.keys();
-  LazyResults results(batch, asked);
+  LazyResults results(batch, names);
   LazyRequest request;
   request.exact = exact;
   request.firsts = firsts;
@@ -303,10 +303,10 @@ py::dict lazy_measures(Argument query, Argument key, Argument numbers, Argument 
   std::vector<LazyWorkspace> workspaces(worker_count(piece_count));
   OrderedSums sums(count);
   const auto take = [&](Index index, const LazyColumns& columns) {
-    const auto add = [&](double* to, const std::vector<double>& from, Index each) {
+    const auto add = [&](double* to, const std::vector<double>& from, Index width) {
       if (to == nullptr || from.empty()) return;
-      const Index length = batch.first_head(index).length * each;
-      for (Index k = 0; k < length; ++k) to[index * keys * each + k] += from[k];
+      const Index length = batch.first_head(index).length * width;
+      for (Index k = 0; k < length; ++k) to[index * keys * width + k] += from[k];
     };
     add(incoming, columns.incoming, 1);
     add(squares, columns.squares, 1);
@@ -316,8 +316,8 @@ py::dict lazy_measures(Argument query, Argument key, Argument numbers, Argument 
   run_blocks(piece_count, 1, [&](Index number, Index, int worker) {
     const Piece& piece = pieces[number];
     const Index at = piece.map * queries;
-    const auto from = [&](auto* to, Index each) {
-      return to == nullptr ? nullptr : to + at * each;
+    const auto from = [&](auto* to, Index width) {
+      return to == nullptr ? nullptr : to + at * width;
     };
     LazyRows rows;
     rows.log_z = from(outputs.log_z, 1);

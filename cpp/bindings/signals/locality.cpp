@@ -70,8 +70,8 @@ py::tuple ratio(Argument attention, Argument lengths, Argument support, double w
   const Index non_finite = per_matrix_checked_by_kernel<RowScratch>(
       batch,
       [&](const auto& view, Index index, auto& scratch) {
-        Support given = supports.given(index);
-        return local_global_ratio(view, supports.automatic, given, window_of(view.cols()),
+        Support of_map = supports.given(index);
+        return local_global_ratio(view, supports.automatic, of_map, window_of(view.cols()),
                                   drop_first, result.data[index], scratch);
       },
       block_size(batch, 1, kBlockEntriesOfSums));

@@ -15,13 +15,13 @@ py::tuple transform(Argument attention, Argument lengths, Argument support,
   const WaveletOptions options{signal_options(signal, drop_first, detrend, min_keys), levels,
                                resample};
   const Index fields = wavelet_fields(levels);
-  const Index each = signal_count(options.signal, batch.queries) * fields;
+  const Index numbers = signal_count(options.signal, batch.queries) * fields;
   const Result<double> result =
       make_result(batch.sizes, signal_axes(options.signal, batch.queries, fields), kNaN);
   const Result<double> profile = make_result(batch.sizes, {levels + 1, resample}, kNaN);
   const Index non_finite =
       per_matrix<WaveletScratch>(batch, [&](const auto& view, Index index, auto& scratch) {
-        wavelet_transform(view, supports.of(index, view), options, result.data + index * each,
+        wavelet_transform(view, supports.of(index, view), options, result.data + index * numbers,
                           profile.data + index * (levels + 1) * resample, scratch);
       });
   return py::make_tuple(result.tensor, profile.tensor, non_finite);
@@ -37,10 +37,11 @@ py::tuple scalogram(Argument attention, Argument lengths, Argument support,
   const Thresholds list = make_thresholds(batch, scales);
   const auto draw = [&](const auto& view, Index index, double* out, WaveletScratch& scratch) {
     const Index n = view.cols();
-    std::vector<double> own(list.size * n, kNaN);
+    std::vector<double> coefficients(list.size * n, kNaN);
     morlet_scalogram(view, supports.of(index, view), options, list.of(0), list.size, omega,
-                     own.data(), scratch);
-    for (Index s = 0; s < list.size; ++s) std::copy_n(own.begin() + s * n, n, out + s * batch.n);
+                     coefficients.data(), scratch);
+    for (Index s = 0; s < list.size; ++s)
+      std::copy_n(coefficients.begin() + s * n, n, out + s * batch.n);
   };
   return result_per_matrix<WaveletScratch>(batch, {list.size, batch.n}, kNaN, draw, 1);
 }

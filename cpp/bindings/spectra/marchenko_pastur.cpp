@@ -40,14 +40,15 @@ struct Comparison {
     const Index non_finite = per_pack<MarchenkoPasturWorkspace>(
         batch, singular_values_width(),
         [&]<class Views>(Views views, std::span<const Index> indices, auto& workspace) {
-          std::vector<Support> own(indices.size());
-          std::vector<M> found(indices.size());
-          for (std::size_t k = 0; k < own.size(); ++k) own[k] = supports.of(indices[k], views[k]);
-          marchenko_pastur(views, std::span<const Support>(own), options, std::span<M>(found),
-                           workspace);
-          for (std::size_t k = 0; k < found.size(); ++k) {
-            fields.set(indices[k], found[k]);
-            if (std::isnan(found[k].ks)) undefined.fetch_add(1, std::memory_order_relaxed);
+          std::vector<Support> supports_of_block(indices.size());
+          std::vector<M> spectra(indices.size());
+          for (std::size_t k = 0; k < supports_of_block.size(); ++k)
+            supports_of_block[k] = supports.of(indices[k], views[k]);
+          marchenko_pastur(views, std::span<const Support>(supports_of_block), options,
+                           std::span<M>(spectra), workspace);
+          for (std::size_t k = 0; k < spectra.size(); ++k) {
+            fields.set(indices[k], spectra[k]);
+            if (std::isnan(spectra[k].ks)) undefined.fetch_add(1, std::memory_order_relaxed);
           }
         });
     return fields.tensors() + py::make_tuple(undefined.load(), non_finite);

@@ -10,22 +10,22 @@ namespace {
 
 // Writes the logarithms of the distances of the `wanted` nearest members to `out`; how many there
 // are.
-Index nearest_members(const Neighbours& neighbours, const bool* member, Index i, Index wanted,
+Index nearest_members(const Neighbours& neighbours, const bool* member, Index i, Index most,
                       double* out) {
   const double* log = neighbours.log.data() + i * neighbours.n;
   const Index count = neighbours.count[i];
   if (member == nullptr) {
-    const Index found = std::min(wanted, count);
-    std::copy_n(log, found, out);
-    return found;
+    const Index nearest = std::min(most, count);
+    std::copy_n(log, nearest, out);
+    return nearest;
   }
   const std::int32_t* index = neighbours.index.data() + i * neighbours.n;
-  Index found = 0;
-  for (Index j = 0; j < count && found < wanted; ++j) {
-    out[found] = log[j];
-    found += member[index[j]] ? 1 : 0;
+  Index nearest = 0;
+  for (Index j = 0; j < count && nearest < most; ++j) {
+    out[nearest] = log[j];
+    nearest += member[index[j]] ? 1 : 0;
   }
-  return found;
+  return nearest;
 }
 
 bool equals_a_member(const Neighbours& neighbours, const bool* member, Index i) {
@@ -50,7 +50,7 @@ void reset_neighbours(Index n, Neighbours& neighbours) {
 
 template <class Scalar>
 void sort_neighbours(const MatrixView<Scalar>& distances, const std::int64_t* groups, Index i,
-                     Index wanted, Neighbours& neighbours, std::vector<std::int32_t>& equal,
+                     Index most, Neighbours& neighbours, std::vector<std::int32_t>& equal,
                      NeighbourScratch& scratch) {
   using Entry = NeighbourScratch::Entry;
   const Index n = distances.rows();
@@ -73,9 +73,9 @@ void sort_neighbours(const MatrixView<Scalar>& distances, const std::int64_t* gr
   };
   Entry* const begin = entries.data();
   Index count = out - begin;
-  if (wanted >= 0 && wanted < count) {
-    std::nth_element(begin, begin + wanted, out, nearer);
-    count = wanted;
+  if (most >= 0 && most < count) {
+    std::nth_element(begin, begin + most, out, nearer);
+    count = most;
   }
   std::sort(begin, begin + count, nearer);
   for (Index j = 0; j < count; ++j) {
@@ -100,10 +100,10 @@ Index local_dimension(const Neighbours& neighbours, const bool* member, const In
   for (Index i = 0; i < n; ++i) {
     if (member != nullptr && !member[i]) continue;
     duplicates += equals_a_member(neighbours, member, i) ? 1 : 0;
-    const Index found = nearest_members(neighbours, member, i, largest, log);
+    const Index members = nearest_members(neighbours, member, i, largest, log);
     for (Index a = 0; a < count; ++a) {
       const Index k = neighbours_k[a];
-      if (found < k) continue;
+      if (members < k) continue;
       const double farthest = log[k - 1];
       double sum = 0.0;
       for (Index j = 0; j + 1 < k; ++j) sum += farthest - log[j];
@@ -138,9 +138,9 @@ double two_nn(const Neighbours& neighbours, const bool* member, double discard,
     return sum > 0.0 && size >= 2.0 ? (size - 1.0) / sum : kNaN;
   }
   std::sort(scratch.begin(), scratch.end());
-  const auto kept = static_cast<std::size_t>(std::floor(size * (1.0 - discard)));
+  const auto smallest = static_cast<std::size_t>(std::floor(size * (1.0 - discard)));
   double products = 0.0;
-  for (std::size_t i = 0; i < kept && i + 1 < scratch.size(); ++i) {
+  for (std::size_t i = 0; i < smallest && i + 1 < scratch.size(); ++i) {
     const double tail = -std::log1p(-static_cast<double>(i + 1) / size);
     products += scratch[i] * tail;
     sum += scratch[i] * scratch[i];

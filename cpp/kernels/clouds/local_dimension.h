@@ -39,7 +39,7 @@ void reset_neighbours(Index n, Neighbours& neighbours);
 // `groups` [n], or null. Cost O(n) and O(wanted log wanted).
 template <class Scalar>
 void sort_neighbours(const MatrixView<Scalar>& distances, const std::int64_t* groups, Index i,
-                     Index wanted, Neighbours& neighbours, std::vector<std::int32_t>& equal,
+                     Index most, Neighbours& neighbours, std::vector<std::int32_t>& equal,
                      NeighbourScratch& scratch);
 
 // The local dimension of a subset of the points (all where `member` is null): for every k of

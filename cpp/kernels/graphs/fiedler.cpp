@@ -208,21 +208,22 @@ std::optional<double> by_factor(const LaplacianPanels& laplacian, double toleran
       return std::min(1e-3, std::max(share * (1.0 + sigma * theta), absolute));
     };
     const auto solve = [&](double* x) { panel_solve(panels, count, inverses, x); };
-    const LanczosRound found = lanczos_round(
+    const LanczosRound lanczos = lanczos_round(
         padded, n - 1, steps_worth_a_shift(n), basis,
         [&](double theta) { return of_theta(tolerance, theta); }, solve);
-    if (!(found.theta > 0.0)) break;
-    const double value = std::max(0.0, sigma + 1.0 / found.theta);
+    if (!(lanczos.theta > 0.0)) break;
+    const double value = std::max(0.0, sigma + 1.0 / lanczos.theta);
     if (value <= rounding) return value;
-    double* ritz = basis + (found.size + 1) * padded;
-    form_ritz_vector(found, basis, padded, ritz);
-    if (found.converged) {
-      const double level = found.theta * (1.0 + of_theta(kClosestMissed * tolerance, found.theta));
+    double* ritz = basis + (lanczos.size + 1) * padded;
+    form_ritz_vector(lanczos, basis, padded, ritz);
+    if (lanczos.converged) {
+      const double level =
+          lanczos.theta * (1.0 + of_theta(kClosestMissed * tolerance, lanczos.theta));
       if (may_miss_eigenvalue(padded, n, basis, ritz, level, ritz, solve)) break;
       return value;
     }
     std::copy(ritz, ritz + padded, start);
-    sigma += 1.0 / (found.theta + 1.5 * found.residual);
+    sigma += 1.0 / (lanczos.theta + 1.5 * lanczos.residual);
   }
   return std::nullopt;
 }

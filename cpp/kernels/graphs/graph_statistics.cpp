@@ -82,13 +82,14 @@ void graph_statistics(const MatrixView<Scalar>& attention, const double* thresho
     count_strong_components(workspace.directed, size, workspace.strong_search,
                             workspace.strong_components);
     for (Index t = 0; t < size; ++t) {
-      GraphStatistics& one = out[order[t]];
-      one.components = workspace.components[t];
-      one.strong_components = workspace.strong_components[t];
+      GraphStatistics& statistics = out[order[t]];
+      statistics.components = workspace.components[t];
+      statistics.strong_components = workspace.strong_components[t];
       degree_statistics(workspace.degree.data() + t * n, workspace.in_degree.data() + t * n, n,
-                        workspace.histogram, one);
+                        workspace.histogram, statistics);
       workspace.spectra.add(workspace.level, static_cast<Level>(t), workspace.degree.data() + t * n,
-                            workspace.components[t], &one.fiedler_value, &one.laplacian_gap);
+                            workspace.components[t], &statistics.fiedler_value,
+                            &statistics.laplacian_gap);
     }
   }
 } catch (...) {

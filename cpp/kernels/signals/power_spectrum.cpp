@@ -94,8 +94,8 @@ void power_spectrum(const MatrixView<Scalar>& attention, const Support& support,
                     const SpectrumOptions& options, double* out, SpectrumScratch& scratch) {
   const Index width = kSpectrumFields + options.bands;
   const auto describe_signal = [&](Index index, const double* x, Index count, int) {
-    const auto wanted = static_cast<Index>(std::ceil(options.padding * static_cast<double>(count)));
-    const Index size = fast_length(std::max(count, wanted));
+    const auto padded = static_cast<Index>(std::ceil(options.padding * static_cast<double>(count)));
+    const Index size = fast_length(std::max(count, padded));
     scratch.power.resize(size / 2 + 1);
     if (options.hann) {
       scratch.windowed.resize(count);

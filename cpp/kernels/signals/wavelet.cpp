@@ -130,21 +130,23 @@ class Decomposition {
 };
 
 void describe(const double* x, Index n, const WaveletOptions& options, double* out,
-              Decomposition& found) {
+              Decomposition& decomposition) {
   const Index scales = options.levels + 1;
   double total = 0.0;
-  for (Index s = 0; s < scales; ++s) total += out[s] = energy(found.scale(s), found.count(s));
+  for (Index s = 0; s < scales; ++s)
+    total += out[s] = energy(decomposition.scale(s), decomposition.count(s));
   double* within = out + scales + 1;
   double between = 0.0;
   for (Index s = 0; s < scales; ++s) {
-    const double own = out[s];
-    within[s] =
-        own > kRounding * total ? entropy_of_squares(found.scale(s), found.count(s), own) : kNaN;
-    out[s] = own / total;
+    const double of_scale = out[s];
+    within[s] = of_scale > kRounding * total
+                    ? entropy_of_squares(decomposition.scale(s), decomposition.count(s), of_scale)
+                    : kNaN;
+    out[s] = of_scale / total;
     if (out[s] > 0.0) between -= out[s] * std::log2(out[s]);
   }
   out[scales] = std::max(0.0, between);
-  const double* again = found.reconstructed();
+  const double* again = decomposition.reconstructed();
   const double error =
       (Eigen::Map<const Eigen::VectorXd>(x, n) - Eigen::Map<const Eigen::VectorXd>(again, n))
           .squaredNorm();
@@ -170,12 +172,12 @@ void wavelet_transform(const MatrixView<Scalar>& attention, const Support& suppo
   for_each_signal(attention, support, options.signal, scratch.signal,
                   [&](Index index, const double* x, Index count, int exponent) {
                     if (wavelet_levels(count) < options.levels || !(energy(x, count) > 0.0)) return;
-                    Decomposition found(x, count, options.levels, scratch);
+                    Decomposition decomposition(x, count, options.levels, scratch);
                     for (Index s = 0; points > 0 && s <= options.levels; ++s) {
-                      add_resampled(found.scale(s), found.count(s), points,
+                      add_resampled(decomposition.scale(s), decomposition.count(s), points,
                                     std::ldexp(1.0, exponent), sum.data() + s * points);
                     }
-                    describe(x, count, options, out + index * width, found);
+                    describe(x, count, options, out + index * width, decomposition);
                     ++signals;
                   });
   if (signals == 0) return;

@@ -44,8 +44,8 @@ struct Size {
   Index keys;
 
   Index least() const { return std::min(queries, keys); }
-  Index scale(const Support& support, Index kept) const {
-    return std::max(support.end(queries - 1, keys), kept);
+  Index scale(const Support& support, Index varying) const {
+    return std::max(support.end(queries - 1, keys), varying);
   }
 };
 
@@ -58,7 +58,7 @@ Size size_of(const MatrixView<Scalar>& matrix) {
 void standardize(const Support& support, Size size, MarchenkoPasturWorkspace::Rows& rows,
                  MarchenkoPasturWorkspace& workspace) {
   const Index n = size.keys;
-  rows.kept.clear();
+  rows.varying.clear();
   for (Index i = 0; i < size.queries; ++i) {
     double* x = rows.standardized.data() + i * n;
     Index count = support.end(i, n);
@@ -77,7 +77,7 @@ void standardize(const Support& support, Size size, MarchenkoPasturWorkspace::Ro
       std::fill(x, x + n, 0.0);
       continue;
     }
-    rows.kept.push_back(i);
+    rows.varying.push_back(i);
     if (row == x) continue;
     for (Index j = 0; j < count; ++j) x[workspace.columns[j]] = row[j];
   }
@@ -92,9 +92,9 @@ void spectrum_of(std::span<const double> sigma, Index scale, std::span<double> s
 }
 
 // Shuffles the visible entries of each kept row of `x`.
-void shuffle(const Support& support, const std::vector<Index>& kept, Index n, std::uint64_t key,
+void shuffle(const Support& support, const std::vector<Index>& varying, Index n, std::uint64_t key,
              double* x, std::vector<Index>& columns) {
-  for (const Index i : kept) {
+  for (const Index i : varying) {
     double* row = x + i * n;
     visible_keys(support, i, n, columns);
     std::uint64_t counter = mixed(key ^ mixed(static_cast<std::uint64_t>(i)));
@@ -111,12 +111,12 @@ Support simplified(const Support& support, Size size) {
   for (const auto kind : {Support::Kind::causal, Support::Kind::full}) {
     Support rule = support;
     rule.kind = kind;
-    bool same = kind == Support::Kind::full || support.positions == nullptr;
-    for (Index i = 0; i < size.queries && same; ++i) {
-      for (Index j = 0; j < size.keys && same; ++j)
-        same = support.visible(i, j) == rule.visible(i, j);
+    bool is_the_rule = kind == Support::Kind::full || support.positions == nullptr;
+    for (Index i = 0; i < size.queries && is_the_rule; ++i) {
+      for (Index j = 0; j < size.keys && is_the_rule; ++j)
+        is_the_rule = support.visible(i, j) == rule.visible(i, j);
     }
-    if (same) return rule;
+    if (is_the_rule) return rule;
   }
   return support;
 }
@@ -133,7 +133,7 @@ void draw_spectra(const MarchenkoPasturWorkspace::Rows& rows, const Support& sup
                   Index k, Index draws, MarchenkoPasturWorkspace& workspace) {
   const Index width = singular_values_width();
   const Index entries = size.queries * size.keys;
-  const Index scale = size.scale(support, static_cast<Index>(rows.kept.size()));
+  const Index scale = size.scale(support, static_cast<Index>(rows.varying.size()));
   workspace.null.resize(draws * k);
   workspace.shuffled.resize(width * entries);
   workspace.sigma.resize(width * size.least());
@@ -145,7 +145,7 @@ void draw_spectra(const MarchenkoPasturWorkspace::Rows& rows, const Support& sup
     for (Index lane = 0; lane < std::min(width, draws - first); ++lane) {
       double* x = workspace.shuffled.data() + lane * entries;
       std::copy(rows.standardized.begin(), rows.standardized.begin() + entries, x);
-      shuffle(support, rows.kept, size.keys,
+      shuffle(support, rows.varying, size.keys,
               mixed(rows.key + static_cast<std::uint64_t>(first + lane)), x, workspace.columns);
       views.push_back(
           matrix_view(static_cast<const double*>(x), size.queries, size.keys, size.keys, Index{1}));
@@ -173,7 +173,7 @@ void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Suppor
   std::sort(workspace.null.begin(), workspace.null.end());
   result.edge = workspace.null.back();
   leave_one_out_deviations(workspace.pool, draws + 1, k, kResolvedShare * result.edge,
-                           workspace.seen, workspace.deviations);
+                           workspace.passed, workspace.deviations);
   result.ks = workspace.deviations.front();
   if (options.all_fields) {
     result.wasserstein = wasserstein(spectrum, std::span<const double>(workspace.null));
@@ -249,11 +249,11 @@ void by_singular_values(std::span<const MatrixView<Scalar>> matrices,
                   workspace.singular_values);
   for (std::size_t at = 0; at < count; ++at) {
     const MarchenkoPasturWorkspace::Rows& rows = workspace.maps[at];
-    if (rows.kept.empty()) continue;
+    if (rows.varying.empty()) continue;
     MarchenkoPastur& result = results[at];
-    const auto kept = static_cast<Index>(rows.kept.size());
-    const Index scale = size.scale(supports[at], kept);
-    workspace.spectrum.resize(std::min(kept, size.keys));
+    const auto varying = static_cast<Index>(rows.varying.size());
+    const Index scale = size.scale(supports[at], varying);
+    workspace.spectrum.resize(std::min(varying, size.keys));
     spectrum_of(rows.sigma, scale, workspace.spectrum);
     if (rows.null == SpectralNull::permutation) {
       compare_with_draws(rows, supports[at], size, options, workspace, result);
@@ -289,16 +289,18 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
   workspace.compared.clear();
   for (Index at = 0; at < count; ++at) {
     // A map without a row that varies is compared with something, and passed over.
-    const Index kept = std::max<Index>(rows.kept[at], 1);
-    const double aspect = causal ? 1.0 : static_cast<double>(kept) / static_cast<double>(n);
-    workspace.compared.push_back({law_of(causal, aspect, options), kept, rows.errors[at]});
+    const Index rows_that_vary = std::max<Index>(rows.varying_rows[at], 1);
+    const double aspect =
+        causal ? 1.0 : static_cast<double>(rows_that_vary) / static_cast<double>(n);
+    workspace.compared.push_back(
+        {law_of(causal, aspect, options), rows_that_vary, rows.errors[at]});
   }
   workspace.distances.resize(matrices.size());
   counted_distances(tridiagonals, tridiagonals + n * dqds_width(), n, workspace.compared,
                     workspace.distances, workspace.counted);
   if (options.all_fields) row_spectra(n, count, workspace.row_spectrum);
   for (Index at = 0; at < count; ++at) {
-    if (rows.kept[at] == 0) continue;
+    if (rows.varying_rows[at] == 0) continue;
     if (!(workspace.distances[at].uncertain <= kKsError)) {
       doubted.push_back(matrices[at]);
       places.push_back(static_cast<std::size_t>(at));
@@ -310,7 +312,7 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
     result.ks = workspace.distances[at].distance;
     if (!options.all_fields) continue;
     const double* end = rows.values.data() + (at + 1) * n;
-    const std::span<const double> spectrum(end - rows.kept[at], end);
+    const std::span<const double> spectrum(end - rows.varying_rows[at], end);
     result.wasserstein = wasserstein(spectrum, law);
     sum_up(spectrum, n, result);
   }
@@ -326,8 +328,9 @@ bool has_own_law(const Support& support, Size size, SpectralNull null) {
   if (size.queries != size.keys || (support.kind == Support::Kind::causal && support.shift != 0)) {
     return false;
   }
-  const SpectralNull own = resolved(null, support);
-  return own != SpectralNull::permutation && own == resolved(SpectralNull::automatic, support);
+  const SpectralNull of_map = resolved(null, support);
+  return of_map != SpectralNull::permutation &&
+         of_map == resolved(SpectralNull::automatic, support);
 }
 
 }  // namespace
@@ -349,12 +352,12 @@ void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
       ++end;
     }
     const auto maps = matrices.subspan(begin, end - begin);
-    const std::span<const Support> seen(rules + begin, end - begin);
-    const auto found = results.subspan(begin, end - begin);
+    const std::span<const Support> rules_of_block(rules + begin, end - begin);
+    const auto results_of_block = results.subspan(begin, end - begin);
     if (gram) {
-      by_row_spectra(maps, seen, options, found, workspace);
+      by_row_spectra(maps, rules_of_block, options, results_of_block, workspace);
     } else {
-      by_singular_values(maps, seen, options, found, workspace);
+      by_singular_values(maps, rules_of_block, options, results_of_block, workspace);
     }
   }
 }

@@ -45,7 +45,7 @@ struct MarchenkoPastur {
 struct MarchenkoPasturWorkspace {
   struct Rows {
     std::vector<double> standardized;  // rows over their visible keys, zeros elsewhere
-    std::vector<Index> kept;           // rows that vary
+    std::vector<Index> varying;        // rows that vary
     std::vector<double> sigma;         // descending, min(queries, keys)
     SpectralNull null = SpectralNull::full;
     std::uint64_t key = 0;
@@ -63,7 +63,7 @@ struct MarchenkoPasturWorkspace {
   std::vector<double> spectrum;  // ascending
   std::vector<double> null;      // the draws' spectra, one after another
   std::vector<std::pair<double, Index>> pool;
-  std::vector<Index> seen;
+  std::vector<Index> passed;
   std::vector<double> deviations;
 };
 

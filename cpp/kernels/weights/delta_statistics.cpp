@@ -92,7 +92,7 @@ class Sums {
 
  private:
   template <bool kMasked>
-  void add(Lanes before, Lanes after, Lanes delta, LaneMask taken) {
+  void add(Lanes before, Lanes after, Lanes delta, LaneMask inside) {
     energy_ = multiply_add(delta, delta, energy_);
     before_energy_ = multiply_add(before, before, before_energy_);
     product_ = multiply_add(delta, before, product_);
@@ -101,15 +101,15 @@ class Sums {
     zeros_ = multiply_add(before, Lanes{}, multiply_add(after, Lanes{}, zeros_));
     Lanes before_step = leading_power(before);
     Lanes after_step = leading_power(after);
-    LaneMask same = delta == 0.0;
+    LaneMask unchanged = delta == 0.0;
     if constexpr (kMasked) {
-      before_step = reinterpret_cast<Lanes>(reinterpret_cast<LaneMask>(before_step) & taken);
-      after_step = reinterpret_cast<Lanes>(reinterpret_cast<LaneMask>(after_step) & taken);
-      same &= taken;
+      before_step = reinterpret_cast<Lanes>(reinterpret_cast<LaneMask>(before_step) & inside);
+      after_step = reinterpret_cast<Lanes>(reinterpret_cast<LaneMask>(after_step) & inside);
+      unchanged &= inside;
     }
     before_steps_ = multiply_add(before_step, before_step, before_steps_);
     after_steps_ = multiply_add(after_step, after_step, after_steps_);
-    unchanged_ -= same;
+    unchanged_ -= unchanged;
   }
 
   // 2^⌊log2|x|⌋, the smallest normal number of the coarser type below that.
@@ -145,9 +145,9 @@ DeltaSums delta_sums(const MatrixView<Before>& before, const MatrixView<After>& 
   const Index m = before.rows();
   const Index n = before.cols();
   assert(m >= 1 && n >= 1 && after.rows() == m && after.cols() == n);
-  const Format one = format_of<Before>();
-  const Format other = format_of<After>();
-  Sums sums(one.bits < other.bits ? one : other);
+  const Format before_format = format_of<Before>();
+  const Format after_format = format_of<After>();
+  Sums sums(before_format.bits < after_format.bits ? before_format : after_format);
   const bool row_by_row = before.innerStride() == 1 && after.innerStride() == 1;
   // Contiguous rows are read when they are summed, others a tile at a time.
   const Index read_rows = row_by_row ? 1 : kTileRows;

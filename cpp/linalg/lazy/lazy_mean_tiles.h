@@ -168,9 +168,9 @@ class LazyMeanTiles {
     for (Index k = 0; k < steps * kWidth; k += kLaneCount) {
       const Floats mean = floats_at(tile + k) * share;
       const Floats logarithm = logarithm_of_two<Float>(mean);
-      const Floats known =
+      const Floats finite =
           mean < std::numeric_limits<Float>::min() ? broadcast_as(kHidden) : logarithm;
-      put(tile + k, mean == mean ? known : mean);
+      put(tile + k, mean == mean ? finite : mean);
     }
   }
 

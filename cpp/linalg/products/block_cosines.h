@@ -42,8 +42,8 @@ class BlockCosines {
   const double* panel(Index first, Index last, bool causal, Index shift) {
     for (Index k = 0; k < width_; k += kDepth) {
       for (Index c = 0; c < rows_; c += kWidth) {
-        const Index seen = begin_ + c + kWidth + shift;
-        multiply(first, causal ? std::min(last, seen) : last, c, k, turned_ + c, ld_);
+        const Index visible_end = begin_ + c + kWidth + shift;
+        multiply(first, causal ? std::min(last, visible_end) : last, c, k, turned_ + c, ld_);
       }
     }
     return turned_;

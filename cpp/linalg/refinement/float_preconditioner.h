@@ -79,7 +79,7 @@ class FloatPreconditioner {
     float* image = vector(round_.size + 4);
     std::copy(z, z + padded_, t);
     deflate(t);
-    const double wanted = share * share * inner_product<float>(z, z, padded_);
+    const double small_enough = share * share * inner_product<float>(z, z, padded_);
     std::copy(t, t + padded_, direction);
     double rho = inner_product<float>(z, t, padded_);
     std::fill(t, t + padded_, 0.0f);
@@ -93,7 +93,7 @@ class FloatPreconditioner {
       const double along = rho / curvature;
       add_multiple<float>(t, along, direction, padded_);
       add_multiple<float>(z, -along, image, padded_);
-      if (inner_product<float>(z, z, padded_) <= wanted) break;
+      if (inner_product<float>(z, z, padded_) <= small_enough) break;
       std::copy(z, z + padded_, image);
       deflate(image);
       const double next = inner_product<float>(z, image, padded_);

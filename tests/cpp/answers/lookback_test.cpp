@@ -25,24 +25,25 @@ template <class Scalar>
 Found of(const RowMatrix<Scalar>& a, const LookbackAnswer& answer, Index first_row = 0,
          Support support = {}, bool find_support = true) {
   RowScratch scratch;
-  Found found;
-  found.ratio.assign(static_cast<std::size_t>(a.rows() - first_row), -1.0);
-  found.support = support;
-  found.finite = lookback(testing::view(a), first_row, find_support, found.support, answer,
-                          found.ratio.data(), found.value, scratch);
-  return found;
+  Found lookback_of_map;
+  lookback_of_map.ratio.assign(static_cast<std::size_t>(a.rows() - first_row), -1.0);
+  lookback_of_map.support = support;
+  lookback_of_map.finite =
+      lookback(testing::view(a), first_row, find_support, lookback_of_map.support, answer,
+               lookback_of_map.ratio.data(), lookback_of_map.value, scratch);
+  return lookback_of_map;
 }
 
 TEST(Lookback, OfUniformAttentionIsOneHalf) {
   for (const bool predicting : {false, true}) {
-    const Found found = of(testing::uniform_causal(9), {4, 8, 4, predicting});
-    EXPECT_TRUE(found.finite);
-    EXPECT_EQ(found.support.kind, Support::Kind::causal);
-    EXPECT_NEAR(found.value, 0.5, 1e-15);
+    const Found lookback_of_map = of(testing::uniform_causal(9), {4, 8, 4, predicting});
+    EXPECT_TRUE(lookback_of_map.finite);
+    EXPECT_EQ(lookback_of_map.support.kind, Support::Kind::causal);
+    EXPECT_NEAR(lookback_of_map.value, 0.5, 1e-15);
     // the query before the answer sees its context alone
-    EXPECT_TRUE(std::isnan(found.ratio[3]));
-    EXPECT_EQ(std::isnan(found.ratio[7]), predicting);
-    EXPECT_NEAR(found.ratio[4], 0.5, 1e-15);
+    EXPECT_TRUE(std::isnan(lookback_of_map.ratio[3]));
+    EXPECT_EQ(std::isnan(lookback_of_map.ratio[7]), predicting);
+    EXPECT_NEAR(lookback_of_map.ratio[4], 0.5, 1e-15);
   }
 }
 
@@ -50,10 +51,10 @@ TEST(Lookback, IsTheShareOfTwoMeans) {
   RowMatrix<double> a = RowMatrix<double>::Zero(4, 4);
   a.row(3) << 0.1, 0.3, 0.2, 0.4;
   a(0, 0) = a(1, 1) = a(2, 2) = 1.0;
-  const Found found = of(a, {2, 4, 2, false});
-  EXPECT_DOUBLE_EQ(found.ratio[3], 0.2 / (0.2 + 0.3));
-  EXPECT_EQ(found.ratio[2], 0.0);
-  EXPECT_DOUBLE_EQ(found.value, 0.2);
+  const Found lookback_of_map = of(a, {2, 4, 2, false});
+  EXPECT_DOUBLE_EQ(lookback_of_map.ratio[3], 0.2 / (0.2 + 0.3));
+  EXPECT_EQ(lookback_of_map.ratio[2], 0.0);
+  EXPECT_DOUBLE_EQ(lookback_of_map.value, 0.2);
   EXPECT_DOUBLE_EQ(of(a, {2, 4, 1, false}).ratio[3], 0.1 / (0.1 + 0.3));
 }
 
@@ -90,8 +91,8 @@ TEST(Lookback, CountsTheKeysOfAMask) {
   const RowMatrix<double> a = RowMatrix<double>::Constant(4, 4, 0.25);
   bool mask[16] = {};
   for (const int at : {12, 14, 15}) mask[at] = true;
-  const Found found = of(a, {3, 4, 3, false}, 0, testing::masked(mask, 4), false);
-  EXPECT_DOUBLE_EQ(found.value, 0.5);
+  const Found lookback_of_map = of(a, {3, 4, 3, false}, 0, testing::masked(mask, 4), false);
+  EXPECT_DOUBLE_EQ(lookback_of_map.value, 0.5);
   mask[15] = false;
   EXPECT_TRUE(std::isnan(of(a, {3, 4, 3, false}, 0, testing::masked(mask, 4), false).value));
 }

@@ -20,10 +20,10 @@ using testing::RowMatrix;
 PromptDivergence of(const RowMatrix<double>& a, Index start, Index stop, Index first_row = 0,
                     Support support = {}, bool find_support = true) {
   PromptWorkspace workspace;
-  PromptDivergence found{};
+  PromptDivergence divergence{};
   EXPECT_TRUE(prompt_divergence(testing::view(a), first_row, find_support, support, start, stop,
-                                found, workspace));
-  return found;
+                                divergence, workspace));
+  return divergence;
 }
 
 // Kruskal's algorithm over the prompt, vertex 0, and the answer's tokens.
@@ -56,10 +56,10 @@ TEST(PromptDivergence, OfAStarAndOfTheIdentity) {
   star.col(0).setOnes();
   EXPECT_EQ(of(star, 3, 7).total, 0.0);
   EXPECT_EQ(of(star, 3, 7).star, 0.0);
-  const PromptDivergence alone = of(RowMatrix<double>::Identity(7, 7), 3, 6);
-  EXPECT_EQ(alone.total, 3.0);
-  EXPECT_EQ(alone.per_token, 1.0);
-  EXPECT_EQ(alone.star, 1.0);
+  const PromptDivergence isolated = of(RowMatrix<double>::Identity(7, 7), 3, 6);
+  EXPECT_EQ(isolated.total, 3.0);
+  EXPECT_EQ(isolated.per_token, 1.0);
+  EXPECT_EQ(isolated.star, 1.0);
 }
 
 TEST(PromptDivergence, IsTheTreeOfKruskal) {
@@ -69,11 +69,11 @@ TEST(PromptDivergence, IsTheTreeOfKruskal) {
       const RowMatrix<double> a = testing::random_attention(n, causal, seed, 2.0);
       for (const Index start : {Index{1}, n / 2, n - 1}) {
         if (start < 1) continue;
-        const PromptDivergence found = of(a, start, n);
+        const PromptDivergence divergence = of(a, start, n);
         const double r = static_cast<double>(n - start);
-        EXPECT_NEAR(found.total, kruskal(a, start, n), 1e-13 * r) << n << " from " << start;
-        EXPECT_DOUBLE_EQ(found.per_token, found.total / r);
-        EXPECT_GE(found.star, found.per_token - 1e-15);
+        EXPECT_NEAR(divergence.total, kruskal(a, start, n), 1e-13 * r) << n << " from " << start;
+        EXPECT_DOUBLE_EQ(divergence.per_token, divergence.total / r);
+        EXPECT_GE(divergence.star, divergence.per_token - 1e-15);
       }
     }
   }
@@ -117,9 +117,9 @@ TEST(PromptDivergence, CapsWeightsAndHasNoValueWithoutAPrompt) {
   RowMatrix<double> broken = testing::uniform_causal(5);
   broken(1, 0) = kNaN;
   PromptWorkspace workspace;
-  PromptDivergence found{};
+  PromptDivergence divergence{};
   EXPECT_FALSE(
-      prompt_divergence(testing::view(broken), 0, true, Support{}, 2, 5, found, workspace));
+      prompt_divergence(testing::view(broken), 0, true, Support{}, 2, 5, divergence, workspace));
 }
 
 }  // namespace

@@ -127,37 +127,37 @@ TEST(Fragmentation, EveryTypeIsReadExactly) {
 TEST(CloudComponents, GrowWithTheScale) {
   const RowMatrix<double> distances = line({0.0, 1.0, 1.5, 10.0, 11.0, 30.0, 30.0});
   const double scales[] = {-1.0, 0.0, 0.5, 1.0, 8.5, 19.0, 100.0};
-  Components found[7];
+  Components counts[7];
   FragmentationWorkspace workspace;
-  cloud_components(view(distances), scales, 7, 3, found, workspace);
+  cloud_components(view(distances), scales, 7, 3, counts, workspace);
   const std::int64_t components[] = {7, 6, 5, 3, 2, 1, 1};
   const std::int64_t clusters[] = {0, 0, 0, 1, 1, 1, 1};
   const std::int64_t singletons[] = {7, 5, 3, 0, 0, 0, 0};
   const double largest[] = {1, 2, 2, 3, 5, 7, 7};
   for (int s = 0; s < 7; ++s) {
-    EXPECT_EQ(found[s].components, components[s]) << s;
-    EXPECT_EQ(found[s].clusters, clusters[s]) << s;
-    EXPECT_EQ(found[s].singletons, singletons[s]) << s;
-    EXPECT_EQ(found[s].largest, largest[s] / 7.0) << s;
+    EXPECT_EQ(counts[s].components, components[s]) << s;
+    EXPECT_EQ(counts[s].clusters, clusters[s]) << s;
+    EXPECT_EQ(counts[s].singletons, singletons[s]) << s;
+    EXPECT_EQ(counts[s].largest, largest[s] / 7.0) << s;
   }
   // Nothing is written behind the last scale.
-  found[6].components = -1;
-  cloud_components(view(distances), scales, 6, 3, found, workspace);
-  EXPECT_EQ(found[6].components, -1);
+  counts[6].components = -1;
+  cloud_components(view(distances), scales, 6, 3, counts, workspace);
+  EXPECT_EQ(counts[6].components, -1);
   // A cluster may be a single point.
-  cloud_components(view(distances), scales, 4, 1, found, workspace);
-  for (int s = 0; s < 4; ++s) EXPECT_EQ(found[s].clusters, components[s]);
+  cloud_components(view(distances), scales, 4, 1, counts, workspace);
+  for (int s = 0; s < 4; ++s) EXPECT_EQ(counts[s].clusters, components[s]);
 }
 
 TEST(CloudComponents, OfOnePoint) {
   const double scales[] = {0.0};
-  Components found[1];
+  Components counts[1];
   FragmentationWorkspace workspace;
-  cloud_components(view(line({3.0})), scales, 1, 2, found, workspace);
-  EXPECT_EQ(found[0].components, 1);
-  EXPECT_EQ(found[0].clusters, 0);
-  EXPECT_EQ(found[0].singletons, 1);
-  EXPECT_EQ(found[0].largest, 1.0);
+  cloud_components(view(line({3.0})), scales, 1, 2, counts, workspace);
+  EXPECT_EQ(counts[0].components, 1);
+  EXPECT_EQ(counts[0].clusters, 0);
+  EXPECT_EQ(counts[0].singletons, 1);
+  EXPECT_EQ(counts[0].largest, 1.0);
 }
 
 }  // namespace

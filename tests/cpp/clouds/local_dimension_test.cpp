@@ -36,13 +36,13 @@ RowMatrix<double> random_distances(Index n, unsigned seed) {
 }
 
 template <class Scalar>
-Neighbours found_in(const RowMatrix<Scalar>& distances, Index wanted = -1,
+Neighbours found_in(const RowMatrix<Scalar>& distances, Index most = -1,
                     const std::int64_t* groups = nullptr) {
   Neighbours neighbours;
   NeighbourScratch scratch;
   reset_neighbours(distances.rows(), neighbours);
   for (Index i = 0; i < distances.rows(); ++i) {
-    sort_neighbours(view(distances), groups, i, wanted, neighbours, neighbours.equal, scratch);
+    sort_neighbours(view(distances), groups, i, most, neighbours, neighbours.equal, scratch);
     neighbours.equal_begin[i + 1] = static_cast<Index>(neighbours.equal.size());
   }
   return neighbours;
@@ -59,31 +59,31 @@ struct Answer {
 Answer answer(const Neighbours& neighbours, const std::vector<Index>& k,
               const bool* member = nullptr) {
   const auto count = static_cast<Index>(k.size());
-  Answer own{std::vector<double>(count), std::vector<double>(count * neighbours.n, -1.0),
-             std::vector<std::int64_t>(count, 7), std::vector<std::int64_t>(count, 7), 0};
+  Answer dimension{std::vector<double>(count), std::vector<double>(count * neighbours.n, -1.0),
+                   std::vector<std::int64_t>(count, 7), std::vector<std::int64_t>(count, 7), 0};
   std::vector<double> scratch;
-  const LocalDimensionResult result{own.value.data(), own.points.data(), own.used.data(),
-                                    own.tied.data()};
-  own.duplicates = local_dimension(neighbours, member, k.data(), count, result, scratch);
-  return own;
+  const LocalDimensionResult result{dimension.value.data(), dimension.points.data(),
+                                    dimension.used.data(), dimension.tied.data()};
+  dimension.duplicates = local_dimension(neighbours, member, k.data(), count, result, scratch);
+  return dimension;
 }
 
 TEST(LocalDimension, OfThreePointsIsThreeHalves) {
   const double e = std::exp(1.0);
-  const Answer own = answer(found_in(line({0.0, 1.0, e})), {2});
-  EXPECT_NEAR(own.value[0], 1.5, 1e-14);
-  EXPECT_EQ(own.used[0], 3);
-  EXPECT_EQ(own.tied[0], 0);
-  EXPECT_EQ(own.duplicates, 0);
+  const Answer dimension = answer(found_in(line({0.0, 1.0, e})), {2});
+  EXPECT_NEAR(dimension.value[0], 1.5, 1e-14);
+  EXPECT_EQ(dimension.used[0], 3);
+  EXPECT_EQ(dimension.tied[0], 0);
+  EXPECT_EQ(dimension.duplicates, 0);
   // A single neighbour beyond the nearest has no unbiased value of its own.
-  EXPECT_EQ(own.points, std::vector<double>(3, -1.0));
+  EXPECT_EQ(dimension.points, std::vector<double>(3, -1.0));
 }
 
 TEST(LocalDimension, IsTheSumOfLogRatiosInAnyOrderOfK) {
   const RowMatrix<double> distances = random_distances(17, 1);
   const Neighbours neighbours = found_in(distances);
   const std::vector<Index> k = {9, 3, 16, 17, 2};
-  const Answer own = answer(neighbours, k);
+  const Answer dimension = answer(neighbours, k);
   for (std::size_t a = 0; a < k.size(); ++a) {
     double total = 0.0;
     std::int64_t used = 0;
@@ -99,13 +99,14 @@ TEST(LocalDimension, IsTheSumOfLogRatiosInAnyOrderOfK) {
       ++used;
       total += sum;
       const double expected = k[a] > 2 ? double(k[a] - 2) / sum : -1.0;
-      EXPECT_NEAR(own.points[a * 17 + i], expected, 1e-12 * std::abs(expected));
+      EXPECT_NEAR(dimension.points[a * 17 + i], expected, 1e-12 * std::abs(expected));
     }
-    EXPECT_EQ(own.used[a], used);
+    EXPECT_EQ(dimension.used[a], used);
     if (used == 0) {
-      EXPECT_TRUE(std::isnan(own.value[a]));
+      EXPECT_TRUE(std::isnan(dimension.value[a]));
     } else {
-      EXPECT_NEAR(own.value[a], double((k[a] - 1) * used) / total, 1e-12 * own.value[a]);
+      EXPECT_NEAR(dimension.value[a], double((k[a] - 1) * used) / total,
+                  1e-12 * dimension.value[a]);
     }
   }
 }
@@ -168,12 +169,12 @@ TEST(LocalDimension, TiedPointsAreLeftOutAndCounted) {
   RowMatrix<double> distances = RowMatrix<double>::Constant(6, 6, 2.0);
   distances.diagonal().setZero();
   distances(0, 1) = distances(1, 0) = 1.0;
-  const Answer own = answer(found_in(distances), {2, 5});
-  EXPECT_EQ(own.tied, (std::vector<std::int64_t>{4, 4}));
-  EXPECT_EQ(own.used, (std::vector<std::int64_t>{2, 2}));
-  EXPECT_NEAR(own.value[0], 1.0 / std::log(2.0), 1e-14);
-  EXPECT_EQ(own.points[6 + 2], -1.0);
-  EXPECT_NEAR(own.points[6], 3.0 / std::log(2.0), 1e-14);
+  const Answer dimension = answer(found_in(distances), {2, 5});
+  EXPECT_EQ(dimension.tied, (std::vector<std::int64_t>{4, 4}));
+  EXPECT_EQ(dimension.used, (std::vector<std::int64_t>{2, 2}));
+  EXPECT_NEAR(dimension.value[0], 1.0 / std::log(2.0), 1e-14);
+  EXPECT_EQ(dimension.points[6 + 2], -1.0);
+  EXPECT_NEAR(dimension.points[6], 3.0 / std::log(2.0), 1e-14);
 }
 
 TEST(LocalDimension, NeighboursOfTheSameGroupAreLeftOut) {
@@ -199,23 +200,23 @@ TEST(LocalDimension, ASubsetIsWhatItsOwnMatrixGives) {
     if (member[i]) members.push_back(i);
   }
   const auto m = static_cast<Index>(members.size());
-  RowMatrix<double> own(m, m);
+  RowMatrix<double> dimension(m, m);
   for (Index i = 0; i < m; ++i) {
-    for (Index j = 0; j < m; ++j) own(i, j) = distances(members[i], members[j]);
+    for (Index j = 0; j < m; ++j) dimension(i, j) = distances(members[i], members[j]);
   }
   const Answer subset = answer(neighbours, {3, 8}, member.get());
-  const Answer alone = answer(found_in(own), {3, 8});
-  EXPECT_EQ(subset.value, alone.value);
-  EXPECT_EQ(subset.used, alone.used);
+  const Answer of_subset = answer(found_in(dimension), {3, 8});
+  EXPECT_EQ(subset.value, of_subset.value);
+  EXPECT_EQ(subset.used, of_subset.used);
   for (Index a = 0; a < 2; ++a) {
     for (Index i = 0; i < m; ++i) {
-      EXPECT_EQ(subset.points[a * n + members[i]], alone.points[a * m + i]);
+      EXPECT_EQ(subset.points[a * n + members[i]], of_subset.points[a * m + i]);
     }
   }
   std::vector<double> scratch;
   for (const double discard : {0.0, 0.2}) {
     EXPECT_EQ(two_nn(neighbours, member.get(), discard, scratch),
-              two_nn(found_in(own), nullptr, discard, scratch));
+              two_nn(found_in(dimension), nullptr, discard, scratch));
   }
 }
 
@@ -231,9 +232,9 @@ TEST(LocalDimension, EveryTypeIsReadExactly) {
 
 TEST(LocalDimension, OfFewerNeighboursThanAskedIsNone) {
   const bool member[] = {true, true, true, true};
-  const Answer own = answer(found_in(line({0.0, 0.1, 0.25, 0.7})), {4}, member);
-  EXPECT_EQ(own.used[0], 0);
-  EXPECT_TRUE(std::isnan(own.value[0]));
+  const Answer dimension = answer(found_in(line({0.0, 0.1, 0.25, 0.7})), {4}, member);
+  EXPECT_EQ(dimension.used[0], 0);
+  EXPECT_TRUE(std::isnan(dimension.value[0]));
 }
 
 TEST(TwoNn, IsTheMeanLogRatioAndItsFit) {

@@ -25,7 +25,7 @@ LevelTable table(Index n, const std::vector<Edge>& edges) {
 }
 
 struct Pair {
-  bool found = false;
+  bool converged = false;
   double mu2 = -1.0;
   double mu3 = -1.0;
 };
@@ -39,7 +39,7 @@ Pair pair_of(const LevelTable& level, const std::vector<Index>& nodes,
   }
   BlockInverseLanczosWorkspace workspace;
   Pair pair;
-  pair.found =
+  pair.converged =
       block_inverse_lanczos({level, 0, nodes, degree, one_piece}, workspace, &pair.mu2, &pair.mu3);
   return pair;
 }
@@ -68,7 +68,7 @@ TEST(BlockInverseLanczos, PathHasItsClosedForm) {
   std::vector<Edge> edges;
   for (Index i = 0; i + 1 < n; ++i) edges.emplace_back(i, i + 1);
   const Pair pair = pair_of(table(n, edges), all_of(n));
-  ASSERT_TRUE(pair.found);
+  ASSERT_TRUE(pair.converged);
   EXPECT_NEAR(pair.mu2, 2.0 - 2.0 * std::cos(std::numbers::pi / n), 1e-13);
   EXPECT_NEAR(pair.mu3, 2.0 - 2.0 * std::cos(2.0 * std::numbers::pi / n), 1e-13);
 }
@@ -78,7 +78,7 @@ TEST(BlockInverseLanczos, FindsBothOfAnEigenvalueOfMultiplicityTwo) {
   std::vector<Edge> edges;
   for (Index i = 0; i < n; ++i) edges.emplace_back(i, (i + 1) % n);
   const Pair pair = pair_of(table(n, edges), all_of(n));
-  ASSERT_TRUE(pair.found);
+  ASSERT_TRUE(pair.converged);
   EXPECT_NEAR(pair.mu2, 2.0 - 2.0 * std::cos(2.0 * std::numbers::pi / n), 1e-13);
   EXPECT_NEAR(pair.mu3, pair.mu2, 1e-13);
 }
@@ -90,7 +90,7 @@ TEST(BlockInverseLanczos, FewDifferentEigenvaluesEndTheStepsEarly) {
     for (Index j = 15; j < 40; ++j) edges.emplace_back(i, j);
   }
   const Pair pair = pair_of(table(40, edges), all_of(40));
-  ASSERT_TRUE(pair.found);
+  ASSERT_TRUE(pair.converged);
   EXPECT_NEAR(pair.mu2, 15.0, 1e-12);
   EXPECT_NEAR(pair.mu3, 15.0, 1e-12);
 }
@@ -105,7 +105,7 @@ TEST(BlockInverseLanczos, TwoPiecesLeaveTheSmallerOneToDecide) {
   for (Index i = 0; i < 45; ++i) nodes.push_back(2 * i);
   for (Index i = 20; i < 45; ++i) path.push_back(i);
   const Pair pair = pair_of(table(90, edges), nodes, path);
-  ASSERT_TRUE(pair.found);
+  ASSERT_TRUE(pair.converged);
   EXPECT_EQ(pair.mu2, 0.0);
   EXPECT_NEAR(pair.mu3, 2.0 - 2.0 * std::cos(std::numbers::pi / 25.0), 1e-13);
 }
@@ -113,7 +113,7 @@ TEST(BlockInverseLanczos, TwoPiecesLeaveTheSmallerOneToDecide) {
 TEST(BlockInverseLanczos, EqualsEigenOnRandomGraphsOfEveryDensity) {
   std::mt19937 generator(7);
   std::uniform_real_distribution<double> uniform;
-  Index asked = 0, found = 0;
+  Index tried = 0, converged = 0;
   for (Index n = 12; n < 140; n += 7) {
     for (const double share : {0.05, 0.2, 0.5, 0.8, 0.95, 0.99}) {
       std::vector<Edge> edges;
@@ -131,17 +131,17 @@ TEST(BlockInverseLanczos, EqualsEigenOnRandomGraphsOfEveryDensity) {
       const Eigen::VectorXd values = spectrum(level, nodes);
       // Without every fifth node a sparse graph can fall into pieces.
       if (values[1] < 1e-9) continue;
-      ++asked;
+      ++tried;
       const Pair pair = pair_of(level, nodes);
-      if (!pair.found) continue;
-      ++found;
+      if (!pair.converged) continue;
+      ++converged;
       const double bound = 1e-14 * static_cast<double>(n) * std::max(1.0, values[2]);
       EXPECT_NEAR(pair.mu2, values[1], bound) << n << " " << share;
       EXPECT_NEAR(pair.mu3, values[2], bound) << n << " " << share;
     }
   }
-  EXPECT_GT(asked, 80);
-  EXPECT_GE(found, asked - 2);
+  EXPECT_GT(tried, 80);
+  EXPECT_GE(converged, tried - 2);
 }
 
 TEST(BlockInverseLanczos, NearlyEqualEigenvaluesAreToldApart) {
@@ -154,7 +154,7 @@ TEST(BlockInverseLanczos, NearlyEqualEigenvaluesAreToldApart) {
   const LevelTable level = table(80, edges);
   const Eigen::VectorXd values = spectrum(level, all_of(80));
   const Pair pair = pair_of(level, all_of(80));
-  ASSERT_TRUE(pair.found);
+  ASSERT_TRUE(pair.converged);
   EXPECT_NEAR(pair.mu2, values[1], 1e-13);
   EXPECT_NEAR(pair.mu3, values[2], 1e-13);
 }

@@ -75,10 +75,10 @@ TEST(FiedlerVector, OfTwoIslandsTellsThemApart) {
 }
 
 TEST(FiedlerVector, OneTokenIsNaN) {
-  const RowMatrix<double> one = RowMatrix<double>::Ones(1, 1);
+  const RowMatrix<double> single = RowMatrix<double>::Ones(1, 1);
   FiedlerWorkspace workspace;
   double out = 0.0;
-  fiedler_vector(view(one), {}, &out, workspace);
+  fiedler_vector(view(single), {}, &out, workspace);
   EXPECT_TRUE(std::isnan(out));
 }
 

@@ -18,12 +18,12 @@ using testing::view;
 template <class Scalar>
 std::vector<GraphStatistics> statistics(const RowMatrix<Scalar>& a,
                                         const std::vector<double>& thresholds) {
-  std::vector<GraphStatistics> found(thresholds.size());
+  std::vector<GraphStatistics> results(thresholds.size());
   GraphStatisticsWorkspace workspace;
   const auto count = static_cast<Index>(thresholds.size());
-  graph_statistics(view(a), thresholds.data(), count, found.data(), workspace);
+  graph_statistics(view(a), thresholds.data(), count, results.data(), workspace);
   finish_graph_statistics(workspace);
-  return found;
+  return results;
 }
 
 TEST(GraphStatistics, StarAtItsOwnWeightAndAbove) {
@@ -55,9 +55,10 @@ TEST(GraphStatistics, DegreesOfAStar) {
 
 std::vector<std::int64_t> strong_components(const RowMatrix<double>& a,
                                             const std::vector<double>& thresholds) {
-  std::vector<std::int64_t> found;
-  for (const GraphStatistics& of : statistics(a, thresholds)) found.push_back(of.strong_components);
-  return found;
+  std::vector<std::int64_t> results;
+  for (const GraphStatistics& of : statistics(a, thresholds))
+    results.push_back(of.strong_components);
+  return results;
 }
 
 TEST(GraphStatistics, StrongComponentsOfRingsAndPaths) {
@@ -92,7 +93,7 @@ TEST(GraphStatistics, StrongComponentsAreThoseOfTheClosure) {
     const double mean_degree = 1.0 / static_cast<double>(n);
     std::vector<double> thresholds;
     for (int k = 1; k < 8; ++k) thresholds.push_back(1.0 - 0.4 * k * mean_degree);
-    const std::vector<std::int64_t> found = strong_components(a, thresholds);
+    const std::vector<std::int64_t> results = strong_components(a, thresholds);
     for (std::size_t t = 0; t < thresholds.size(); ++t) {
       std::vector<std::vector<bool>> reaches(static_cast<std::size_t>(n));
       for (Index i = 0; i < n; ++i) {
@@ -113,7 +114,7 @@ TEST(GraphStatistics, StrongComponentsAreThoseOfTheClosure) {
         for (std::size_t j = 0; j < i; ++j) is_first &= !(reaches[i][j] && reaches[j][i]);
         expected += is_first ? 1 : 0;
       }
-      EXPECT_EQ(found[t], expected) << "n = " << n << ", threshold " << thresholds[t];
+      EXPECT_EQ(results[t], expected) << "n = " << n << ", threshold " << thresholds[t];
     }
   }
 }

@@ -107,11 +107,11 @@ TEST(Laplacian, LargeSpectraEqualTheDenseSolver) {
       if (simple) options.threshold = 0.004;
       LaplacianWorkspace workspace;
       std::vector<MatrixView<double>> views;
-      std::vector<std::vector<double>> found(maps.size(), std::vector<double>(n));
+      std::vector<std::vector<double>> spectra(maps.size(), std::vector<double>(n));
       std::vector<double*> out;
       for (std::size_t k = 0; k < maps.size(); ++k) {
         views.push_back(view(maps[k]));
-        out.push_back(found[k].data());
+        out.push_back(spectra[k].data());
       }
       for (std::size_t k = 0; k < maps.size();
            k += static_cast<std::size_t>(laplacian_pack_width(n))) {
@@ -123,9 +123,9 @@ TEST(Laplacian, LargeSpectraEqualTheDenseSolver) {
       for (std::size_t k = 0; k < maps.size(); ++k) {
         const std::vector<double> expected = spectrum(maps[k], options);
         for (std::size_t i = 0; i < expected.size(); ++i) {
-          EXPECT_NEAR(found[k][i], expected[i], 1e-13 * std::max(1.0, expected.back()))
+          EXPECT_NEAR(spectra[k][i], expected[i], 1e-13 * std::max(1.0, expected.back()))
               << k << ' ' << i;
-          EXPECT_EQ(found[k][i] == 0.0, expected[i] == 0.0) << k << ' ' << i;
+          EXPECT_EQ(spectra[k][i] == 0.0, expected[i] == 0.0) << k << ' ' << i;
         }
       }
     }

@@ -38,8 +38,8 @@ void expect_sets(std::size_t words) {
   std::mt19937 generator(static_cast<unsigned>(words));
   for (unsigned one_in : {2u, 20u, 200u, 5000u}) {
     for (int round = 0; round < 30; ++round) {
-      const auto any = [&] { return random_row(generator, words, one_in); };
-      const Row a = any(), b = any(), c = any(), d = any();
+      const auto drawn = [&] { return random_row(generator, words, one_in); };
+      const Row a = drawn(), b = drawn(), c = drawn(), d = drawn();
       const auto in_common = [&](std::size_t bit) { return a.has(bit) && b.has(bit); };
       const auto in_either = [&](std::size_t bit) { return c.has(bit) || d.has(bit); };
       const auto common_in = [&](auto holds) {

@@ -74,9 +74,9 @@ TYPED_TEST(RowCounts, TwoLanesAtATimeSeeEveryEntryOnce) {
         EXPECT_EQ(j, 2 * kPackWidth * visits++);
         total += sum_of_lanes(a) + sum_of_lanes(b);
       });
-      const Index seen = std::max<Index>(end, 0);
-      EXPECT_EQ(total, static_cast<double>(seen * (seen + 1) / 2)) << end << " of " << n;
-      EXPECT_EQ(visits, (seen + kMost - 1) / kMost) << end << " of " << n;
+      const Index keys = std::max<Index>(end, 0);
+      EXPECT_EQ(total, static_cast<double>(keys * (keys + 1) / 2)) << end << " of " << n;
+      EXPECT_EQ(visits, (keys + kMost - 1) / kMost) << end << " of " << n;
     }
   }
 }

@@ -48,17 +48,17 @@ TEST(DqdsSweeps, ClustersTakeFewSweepsAValue) {
       for (Index lane = 0; lane < dqds::kWidth; ++lane) {
         ASSERT_TRUE(sweeps.done(lane)) << "spread " << spread << " seed " << seed;
         Eigen::MatrixXd b = Eigen::MatrixXd::Zero(problem.n, problem.n);
-        std::vector<double> found;
+        std::vector<double> computed;
         for (Index i = 0; i < problem.n; ++i) {
           const Index entry = i * dqds::kWidth + lane;
           b(i, i) = problem.diagonal[entry];
           if (i + 1 < problem.n) b(i, i + 1) = problem.superdiagonal[entry];
-          found.push_back(std::sqrt(problem.values[entry]) * scale[lane]);
+          computed.push_back(std::sqrt(problem.values[entry]) * scale[lane]);
         }
-        std::sort(found.rbegin(), found.rend());
+        std::sort(computed.rbegin(), computed.rend());
         const Eigen::VectorXd expected = testing::singular_values(b);
         for (Index k = 0; k < problem.n; ++k) {
-          ASSERT_NEAR(found[k], expected[k], 1e-14 * expected[0]) << lane << " " << k;
+          ASSERT_NEAR(computed[k], expected[k], 1e-14 * expected[0]) << lane << " " << k;
         }
       }
     }

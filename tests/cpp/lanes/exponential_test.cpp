@@ -16,10 +16,10 @@ double exponential(double x) { return bounded_exp(broadcast(x))[kPackWidth - 1];
 
 // Distance from e^x in units of the last place of the result.
 double error_in_ulp(double x) {
-  const double found = exponential(x);
+  const double value = exponential(x);
   const long double exact = std::exp(static_cast<long double>(x));
-  const double ulp = std::nextafter(found, kInf) - found;
-  return static_cast<double>(std::fabs(static_cast<long double>(found) - exact)) / ulp;
+  const double ulp = std::nextafter(value, kInf) - value;
+  return static_cast<double>(std::fabs(static_cast<long double>(value) - exact)) / ulp;
 }
 
 TEST(Exponential, IsWithinTwoUnitsOfTheLastPlace) {
@@ -59,8 +59,8 @@ TEST(Exponential, OfWhatIsTooSmallOrNoNumberIsZero) {
 TEST(Exponential, NoLaneSeesAnother) {
   Lanes x;
   for (Index k = 0; k < kPackWidth; ++k) x[k] = k % 2 == 0 ? -static_cast<double>(k) : -kInf;
-  const Lanes found = bounded_exp(x);
-  for (Index k = 0; k < kPackWidth; ++k) EXPECT_DOUBLE_EQ(found[k], exponential(x[k]));
+  const Lanes value = bounded_exp(x);
+  for (Index k = 0; k < kPackWidth; ++k) EXPECT_DOUBLE_EQ(value[k], exponential(x[k]));
 }
 
 }  // namespace

@@ -97,8 +97,8 @@ TEST(Portable, LevelsAboveALevel) {
   for (int above = 0; above < 256; ++above) {
     for (Level& level : levels) level = static_cast<Level>(generator());
     levels[static_cast<std::size_t>(above) % 64] = static_cast<Level>(above);
-    const std::uint64_t found = bits_above(levels.data(), static_cast<Level>(above));
-    for (std::size_t k = 0; k < 64; ++k) EXPECT_EQ(found >> k & 1, levels[k] > above ? 1u : 0u);
+    const std::uint64_t result = bits_above(levels.data(), static_cast<Level>(above));
+    for (std::size_t k = 0; k < 64; ++k) EXPECT_EQ(result >> k & 1, levels[k] > above ? 1u : 0u);
   }
 }
 
@@ -112,13 +112,13 @@ TEST(Portable, ProductsAndSumsRoundAlikeInEveryLane) {
     for (Index k = 0; k < kPackWidth; ++k) {
       a[k] = normal(generator), b[k] = normal(generator), c[k] = normal(generator);
     }
-    const Lanes found = multiply_add(a, b, c);
+    const Lanes result = multiply_add(a, b, c);
     for (Index k = 0; k < kPackWidth; ++k) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-      EXPECT_EQ(found[k], std::fma(a[k], b[k], c[k]));
+      EXPECT_EQ(result[k], std::fma(a[k], b[k], c[k]));
 #else
       volatile double product = a[k] * b[k];
-      EXPECT_EQ(found[k], product + c[k]);
+      EXPECT_EQ(result[k], product + c[k]);
 #endif
     }
   }

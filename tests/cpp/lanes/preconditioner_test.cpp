@@ -85,12 +85,12 @@ void multiplies(double tolerance) {
               static_cast<Number>(a(i, j));
       }
     }
-    const Eigen::VectorXd given = Eigen::VectorXd::LinSpaced(n, -1.0, 2.0);
+    const Eigen::VectorXd right = Eigen::VectorXd::LinSpaced(n, -1.0, 2.0);
     std::fill(x, x + count * kWidth, Number{0});
-    for (Index i = 0; i < n; ++i) x[i] = static_cast<Number>(given[i]);
+    for (Index i = 0; i < n; ++i) x[i] = static_cast<Number>(right[i]);
     Number* product = x + count * kWidth;
     panel_product<Number>(panels, count, x, product);
-    const Eigen::VectorXd expected = a * given;
+    const Eigen::VectorXd expected = a * right;
     for (Index i = 0; i < n; ++i)
       EXPECT_NEAR(product[i], expected[i], tolerance * expected.norm()) << n;
   }
@@ -124,19 +124,19 @@ TEST(SmallMatrix, SmallestEigenvalueEqualsEigen) {
   std::normal_distribution<double> normal;
   for (Index size = 1; size <= kMostDavidsonSteps; ++size) {
     SmallMatrix small;
-    Matrix whole = Matrix::Zero(size, size);
+    Matrix dense = Matrix::Zero(size, size);
     for (Index i = 0; i < size; ++i) {
       for (Index j = 0; j <= i; ++j) {
         const double entry = i == j ? 1.0 + static_cast<double>(i) : 1e-3 * normal(generator);
-        small.entry[i][j] = whole(i, j) = whole(j, i) = entry;
+        small.entry[i][j] = dense(i, j) = dense(j, i) = entry;
       }
     }
     double vector[kMostDavidsonSteps];
     const double value = small.smallest(size, vector);
-    EXPECT_NEAR(value, Eigen::SelfAdjointEigenSolver<Matrix>(whole).eigenvalues()[0],
+    EXPECT_NEAR(value, Eigen::SelfAdjointEigenSolver<Matrix>(dense).eigenvalues()[0],
                 1e-15 * static_cast<double>(size));
     const Eigen::Map<Eigen::VectorXd> y(vector, size);
-    EXPECT_LT((whole * y - value * y).norm(), 1e-13);
+    EXPECT_LT((dense * y - value * y).norm(), 1e-13);
     EXPECT_NEAR(y.norm(), 1.0, 1e-14);
   }
   SmallMatrix saddle;
@@ -200,16 +200,16 @@ TEST(RayleighDescent, EndsAfterAFewStepsWhereItIsHopeless) {
   const Eigen::VectorXd entries = Eigen::VectorXd::LinSpaced(n, 1.0, 100.0);
   AlignedBuffer buffer;
   double* null = buffer.resize((kDescentVectors + 3) * n);
-  double* ones = null + n;
+  double* constant = null + n;
   double* x = null + 2 * n;
   for (const double hopeless : {1e-6, 1e9}) {
     for (Index i = 0; i < n; ++i) {
       null[i] = 0.0;
-      ones[i] = 1.0;
+      constant[i] = 1.0;
       x[i] = start_entry(i);
     }
     int products = 0;
-    rayleigh_descent<double>(n, ones, 1.0, null, 12, 1e-12, hopeless, x, null + 3 * n,
+    rayleigh_descent<double>(n, constant, 1.0, null, 12, 1e-12, hopeless, x, null + 3 * n,
                              [&](const double* v, double* image) {
                                ++products;
                                Eigen::Map<Eigen::VectorXd>(image, n) =
@@ -249,10 +249,10 @@ TEST(FloatPreconditioner, CorrectionSolvesItsEquation) {
   std::normal_distribution<double> normal;
   for (Index i = 0; i < n; ++i) z[i] = i == 0 ? 0.0 : normal(generator);
   z -= x.dot(z) / x.squaredNorm() * x;
-  float* given = preconditioner.behind();
-  std::fill(given, given + padded, 0.0f);
-  for (Index i = 0; i < n; ++i) given[i] = static_cast<float>(z[i]);
-  const float* t = preconditioner.correct(given, 1e-4);
+  float* right = preconditioner.behind();
+  std::fill(right, right + padded, 0.0f);
+  for (Index i = 0; i < n; ++i) right[i] = static_cast<float>(z[i]);
+  const float* t = preconditioner.correct(right, 1e-4);
   Eigen::VectorXd solution(n);
   for (Index i = 0; i < n; ++i) solution[i] = t[i];
   Eigen::VectorXd rest = z - (solution - a.llt().solve(solution) / round.theta);

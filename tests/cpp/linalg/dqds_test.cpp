@@ -101,15 +101,15 @@ TEST(Dqds, LanesDoNotSeeEachOther) {
     const Problem problem(33, seed);
     const auto together = problem.solve();
     for (Index lane = 0; lane < dqds_width(); ++lane) {
-      Problem alone(33, seed);
-      for (Index i = 0; i < alone.n; ++i) {
+      Problem single(33, seed);
+      for (Index i = 0; i < single.n; ++i) {
         for (Index other = 0; other < dqds_width(); ++other) {
           if (other == lane) continue;
-          alone.diagonal[i * dqds_width() + other] = 0.0;
-          alone.superdiagonal[i * dqds_width() + other] = 0.0;
+          single.diagonal[i * dqds_width() + other] = 0.0;
+          single.superdiagonal[i * dqds_width() + other] = 0.0;
         }
       }
-      EXPECT_EQ(alone.solve()[lane], together[lane]) << "lane " << lane;
+      EXPECT_EQ(single.solve()[lane], together[lane]) << "lane " << lane;
     }
   }
 }
@@ -125,13 +125,13 @@ TEST(TridiagonalEigenvalues, EqualEigenSolverAndDoNotSeeEachOther) {
                             workspace);
     for (Index lane = 0; lane < width; ++lane) {
       Eigen::MatrixXd t = Eigen::MatrixXd::Zero(n, n);
-      Problem alone(n, 7);
+      Problem single(n, 7);
       for (Index i = 0; i < n; ++i) {
         t(i, i) = problem.diagonal[i * width + lane];
         if (i + 1 < n) t(i, i + 1) = t(i + 1, i) = problem.superdiagonal[i * width + lane];
         for (Index other = 0; other < width; ++other) {
           if (other == lane) continue;
-          alone.diagonal[i * width + other] = alone.superdiagonal[i * width + other] = 0.0;
+          single.diagonal[i * width + other] = single.superdiagonal[i * width + other] = 0.0;
         }
       }
       const Eigen::VectorXd expected = testing::eigenvalues(t);
@@ -140,7 +140,7 @@ TEST(TridiagonalEigenvalues, EqualEigenSolverAndDoNotSeeEachOther) {
         EXPECT_NEAR(values(k, lane), expected[n - 1 - k], 2e-13 * largest)
             << "n = " << n << " lane = " << lane << " k = " << k;
       }
-      tridiagonal_eigenvalues(alone.diagonal, alone.superdiagonal, n, width, again.data(),
+      tridiagonal_eigenvalues(single.diagonal, single.superdiagonal, n, width, again.data(),
                               workspace);
       EXPECT_EQ(again.col(lane), values.col(lane)) << "n = " << n << " lane = " << lane;
     }

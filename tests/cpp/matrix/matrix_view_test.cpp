@@ -60,10 +60,10 @@ void expect_one_read_to_say_both() {
           if (place >= 0) a.data()[place] = static_cast<Scalar>(bad);
           for (const bool turned : {false, true}) {
             const auto matrix = matrix_view(a.data(), n, turned ? 1 : n, turned ? n : 1);
-            MatrixReading found{true, n >= 2};
-            read_lines(matrix, 0, n, found);
-            ASSERT_EQ(found.finite, all_finite(matrix)) << "n = " << n << ", entry " << place;
-            ASSERT_EQ(found.causal, found.finite && is_causal(matrix))
+            MatrixReading reading{true, n >= 2};
+            read_lines(matrix, 0, n, reading);
+            ASSERT_EQ(reading.finite, all_finite(matrix)) << "n = " << n << ", entry " << place;
+            ASSERT_EQ(reading.causal, reading.finite && is_causal(matrix))
                 << "n = " << n << ", entry " << place;
           }
         }
@@ -90,8 +90,8 @@ TEST(Support, AutoJudgesTheUpperTriangle) {
   EXPECT_EQ(auto_support(testing::view(a)).kind, Support::Kind::causal);
   a(2, 5) = 1e-300;
   EXPECT_EQ(auto_support(testing::view(a)).kind, Support::Kind::full);
-  const testing::RowMatrix<double> one = testing::RowMatrix<double>::Ones(1, 1);
-  EXPECT_EQ(auto_support(testing::view(one)).kind, Support::Kind::full);
+  const testing::RowMatrix<double> single = testing::RowMatrix<double>::Ones(1, 1);
+  EXPECT_EQ(auto_support(testing::view(single)).kind, Support::Kind::full);
 }
 
 template <class Scalar>

@@ -17,19 +17,19 @@ using testing::view;
 
 // Linear between the two nearest of all visible entries, sorted.
 double by_sorting(const RowMatrix<double>& a, const Support& support, double q) {
-  std::vector<double> seen;
+  std::vector<double> entries;
   for (Index i = 0; i < a.rows(); ++i) {
     for (Index j = 0; j < a.rows(); ++j) {
-      if (support.visible(i, j)) seen.push_back(a(i, j));
+      if (support.visible(i, j)) entries.push_back(a(i, j));
     }
   }
-  if (seen.empty()) return std::numeric_limits<double>::quiet_NaN();
-  std::sort(seen.begin(), seen.end());
-  const double position = q * static_cast<double>(seen.size() - 1);
+  if (entries.empty()) return std::numeric_limits<double>::quiet_NaN();
+  std::sort(entries.begin(), entries.end());
+  const double position = q * static_cast<double>(entries.size() - 1);
   const auto rank = static_cast<std::size_t>(position);
-  const double at = seen[rank];
+  const double at = entries[rank];
   if (static_cast<double>(rank) == position) return at;
-  return at + (seen[rank + 1] - at) * (position - static_cast<double>(rank));
+  return at + (entries[rank + 1] - at) * (position - static_cast<double>(rank));
 }
 
 TEST(Quantile, EqualsSortingWhateverIsVisibleAndHoweverManyAreEqual) {
@@ -38,16 +38,16 @@ TEST(Quantile, EqualsSortingWhateverIsVisibleAndHoweverManyAreEqual) {
   for (Index n : {1, 2, 9, 64, 65, 91, 150, 400}) {
     const RowMatrix<double> random = testing::random_attention(n, false, unsigned(n));
     const RowMatrix<double> rounded = (random * (8.0 * double(n))).array().round().matrix();
-    const RowMatrix<double> same = RowMatrix<double>::Constant(n, n, 0.25);
+    const RowMatrix<double> constant = RowMatrix<double>::Constant(n, n, 0.25);
     RowMatrix<double> signs = random;
     for (Index k = 0; k < n * n; k += 3) signs.data()[k] = -signs.data()[k];
-    RowMatrix<double> outlier = same;
+    RowMatrix<double> outlier = constant;
     outlier(n - 1, 0) = 7.0;
     std::vector<char> flags(static_cast<std::size_t>(n * n));
     for (Index k = 0; k < n * n; ++k) flags[static_cast<std::size_t>(k)] = k % 3 != 1;
     QuantileWorkspace workspace;
     for (const RowMatrix<double>* a :
-         std::vector<const RowMatrix<double>*>{&random, &rounded, &same, &signs, &outlier}) {
+         std::vector<const RowMatrix<double>*>{&random, &rounded, &constant, &signs, &outlier}) {
       for (auto kind : {Support::Kind::full, Support::Kind::causal, Support::Kind::mask}) {
         Support support;
         support.kind = kind;
@@ -68,8 +68,8 @@ TEST(Quantile, EqualsSortingWhateverIsVisibleAndHoweverManyAreEqual) {
 
 TEST(Quantile, OfNothingIsNaN) {
   const RowMatrix<double> a = testing::random_attention(3, false, 1);
-  const bool nothing[9] = {};
-  const Support support = testing::masked(nothing, 3);
+  const bool hidden[9] = {};
+  const Support support = testing::masked(hidden, 3);
   QuantileWorkspace workspace;
   EXPECT_TRUE(std::isnan(visible_quantile(view(a), support, 0.5, workspace)));
 }

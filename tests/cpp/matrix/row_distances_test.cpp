@@ -45,12 +45,12 @@ TEST(RowDistances, AreThoseOfTheTextbook) {
   for (const Index n : {1, 2, 3, 4, 5, 31, 32, 33, 70}) {
     for (const Index width : {1, 7, 8, 9, 511, 512, 513, 1030}) {
       const RowMatrix<double> points = points_of(n, width, unsigned(n + width));
-      const RowMatrix<double> found = distances_of(points, PointMetric::euclidean);
+      const RowMatrix<double> distances = distances_of(points, PointMetric::euclidean);
       const RowMatrix<double> halves = distances_of(points, PointMetric::cosine);
       for (Index i = 0; i < n; ++i) {
         for (Index j = 0; j < n; ++j) {
           const double squares = (points.row(i) - points.row(j)).squaredNorm();
-          EXPECT_NEAR(found(i, j), std::sqrt(squares), 1e-14 * std::sqrt(squares));
+          EXPECT_NEAR(distances(i, j), std::sqrt(squares), 1e-14 * std::sqrt(squares));
           EXPECT_NEAR(halves(i, j), 0.5 * squares, 1e-14 * squares);
         }
       }
@@ -60,14 +60,14 @@ TEST(RowDistances, AreThoseOfTheTextbook) {
 
 TEST(RowDistances, DoNotDependOnTheOtherPoints) {
   const RowMatrix<double> points = points_of(41, 700, 1);
-  const RowMatrix<double> whole = distances_of(points, PointMetric::euclidean);
-  EXPECT_EQ(whole, RowMatrix<double>(whole.transpose()));
+  const RowMatrix<double> of_all = distances_of(points, PointMetric::euclidean);
+  EXPECT_EQ(of_all, RowMatrix<double>(of_all.transpose()));
   const Index chosen[] = {40, 3, 17, 18, 19, 0, 33};
   RowMatrix<double> part(7, 700);
   for (Index i = 0; i < 7; ++i) part.row(i) = points.row(chosen[i]);
-  const RowMatrix<double> own = distances_of(part, PointMetric::euclidean);
+  const RowMatrix<double> of_part = distances_of(part, PointMetric::euclidean);
   for (Index i = 0; i < 7; ++i) {
-    for (Index j = 0; j < 7; ++j) EXPECT_EQ(own(i, j), whole(chosen[i], chosen[j]));
+    for (Index j = 0; j < 7; ++j) EXPECT_EQ(of_part(i, j), of_all(chosen[i], chosen[j]));
   }
 }
 
@@ -75,9 +75,9 @@ TEST(RowDistances, EqualPointsAreAtExactlyNothing) {
   RowMatrix<double> points = points_of(9, 600, 2);
   points.row(7) = points.row(2);
   for (const PointMetric metric : {PointMetric::euclidean, PointMetric::cosine}) {
-    const RowMatrix<double> found = distances_of(points, metric);
-    EXPECT_EQ(found(7, 2), 0.0);
-    EXPECT_EQ((found.array() == 0.0).count(), 11);
+    const RowMatrix<double> distances = distances_of(points, metric);
+    EXPECT_EQ(distances(7, 2), 0.0);
+    EXPECT_EQ((distances.array() == 0.0).count(), 11);
   }
 }
 

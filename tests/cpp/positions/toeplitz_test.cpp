@@ -78,11 +78,11 @@ TEST(Toeplitz, EqualScoresAreCutToTheShareOfKeysThatAreLeft) {
   const Mask found(RowMatrix<double>::Constant(24, 24, -3.0));
   for (Index i = 0; i < 12; ++i) {
     const auto k = static_cast<std::size_t>(i);
-    const double kept = static_cast<double>(i + 1);
-    EXPECT_NEAR(found.cut[k], std::log(12.0 / kept), 1e-14);
-    EXPECT_NEAR(found.share[k], 1.0 - kept / 12.0, 1e-14);
-    EXPECT_NEAR(found.lse[k], -3.0 + std::log(kept), 1e-14);
-    for (Index j = 0; j < 12; ++j) EXPECT_NEAR(found.a(i, j), j <= i ? 1.0 / kept : 0.0, 1e-15);
+    const double visible = static_cast<double>(i + 1);
+    EXPECT_NEAR(found.cut[k], std::log(12.0 / visible), 1e-14);
+    EXPECT_NEAR(found.share[k], 1.0 - visible / 12.0, 1e-14);
+    EXPECT_NEAR(found.lse[k], -3.0 + std::log(visible), 1e-14);
+    for (Index j = 0; j < 12; ++j) EXPECT_NEAR(found.a(i, j), j <= i ? 1.0 / visible : 0.0, 1e-15);
   }
 }
 
@@ -159,7 +159,7 @@ TEST(Toeplitz, RowsWithAFarNearestKeyAreSummedLikeTheOthers) {
       if (r % 5 == 0) s(r, r - 2) += 2.0 * depth;
     }
     const Mask found(s);
-    std::vector<long double> mean(static_cast<std::size_t>(m), 0.0L), kept(mean);
+    std::vector<long double> mean(static_cast<std::size_t>(m), 0.0L), visible(mean);
     for (Index r = m; r < 2 * m; ++r) {
       std::vector<long double> sums;
       long double top = -kInf, total = 0.0L;
@@ -171,12 +171,12 @@ TEST(Toeplitz, RowsWithAFarNearestKeyAreSummedLikeTheOthers) {
       }
       for (std::size_t i = 0; i < sums.size(); ++i) {
         mean[i] += sums[i] / m;
-        kept[i] += std::exp(sums[i] - sums.back()) / m;
+        visible[i] += std::exp(sums[i] - sums.back()) / m;
       }
     }
     for (std::size_t i = 0; i < mean.size(); ++i) {
       EXPECT_NEAR(found.lse[i], double(mean[i]), 1e-13 * (1.0 + depth)) << depth << " " << i;
-      EXPECT_NEAR(found.share[i], double(1.0L - kept[i]), 1e-13) << depth << " " << i;
+      EXPECT_NEAR(found.share[i], double(1.0L - visible[i]), 1e-13) << depth << " " << i;
     }
   }
 }

@@ -46,10 +46,10 @@ struct Matrices {
   }
 
   std::vector<CertifiedDistance> distances(const std::vector<ComparedSpectrum>& spectra) const {
-    std::vector<CertifiedDistance> found(spectra.size());
+    std::vector<CertifiedDistance> certified(spectra.size());
     CountedDistanceWorkspace workspace;
-    counted_distances(diagonal, beside, n, spectra, found, workspace);
-    return found;
+    counted_distances(diagonal, beside, n, spectra, certified, workspace);
+    return certified;
   }
   std::vector<double> largest(std::size_t lane, Index count) const {
     return {eigenvalues[lane].end() - count, eigenvalues[lane].end()};
@@ -63,12 +63,12 @@ TEST(CountedDistance, EqualsThatOfTheEigenvalues) {
       const Matrices matrices(n, grade, static_cast<unsigned>(n));
       std::vector<ComparedSpectrum> spectra;
       for (std::size_t lane = 0; lane < width; ++lane) {
-        const Index kept = n - static_cast<Index>(lane % 3);
-        const double gamma = static_cast<double>(kept) / static_cast<double>(n);
+        const Index varying = n - static_cast<Index>(lane % 3);
+        const double gamma = static_cast<double>(varying) / static_cast<double>(n);
         spectra.push_back({lane % 2 == 0 ? NullLaw::triangular() : NullLaw::marchenko_pastur(gamma),
-                           kept, 1e-15});
+                           varying, 1e-15});
       }
-      const auto found = matrices.distances(spectra);
+      const auto certified = matrices.distances(spectra);
       for (std::size_t lane = 0; lane < width; ++lane) {
         const NullLaw& law = spectra[lane].law;
         const auto values = matrices.largest(lane, spectra[lane].values);
@@ -77,9 +77,9 @@ TEST(CountedDistance, EqualsThatOfTheEigenvalues) {
         const bool clear = std::ranges::none_of(
             values, [=](double x) { return x > floor - 1e-13 && x < 1e4 * floor; });
         if (!clear) continue;
-        EXPECT_NEAR(found[lane].distance, kolmogorov_smirnov(values, law, floor), 3e-11)
+        EXPECT_NEAR(certified[lane].distance, kolmogorov_smirnov(values, law, floor), 3e-11)
             << n << ' ' << grade << ' ' << lane;
-        EXPECT_LE(found[lane].uncertain, 1e-10) << n << ' ' << grade << ' ' << lane;
+        EXPECT_LE(certified[lane].uncertain, 1e-10) << n << ' ' << grade << ' ' << lane;
       }
     }
   }
@@ -89,16 +89,17 @@ TEST(CountedDistance, SaysHowFarTheErrorOfItsValuesReaches) {
   const Matrices matrices(64, 0.9, 5);
   const NullLaw law = NullLaw::triangular();
   for (const double error : {1e-12, 1e-9, 1e-6, 1e-3}) {
-    const auto found = matrices.distances({{law, 64, error}}).front();
+    const auto certified = matrices.distances({{law, 64, error}}).front();
     const auto values = matrices.largest(0, 64);
     for (const double side : {-1.0, 1.0}) {
       std::vector<double> moved = values;
       for (double& x : moved) x += side * error;
       const double floor = kResolvedShare * law.edge();
-      EXPECT_NEAR(kolmogorov_smirnov(moved, law, floor), found.distance, found.uncertain + 3e-11)
+      EXPECT_NEAR(kolmogorov_smirnov(moved, law, floor), certified.distance,
+                  certified.uncertain + 3e-11)
           << error;
     }
-    EXPECT_LE(found.uncertain, 1.0) << error;
+    EXPECT_LE(certified.uncertain, 1.0) << error;
   }
 }
 

@@ -97,13 +97,14 @@ TEST(NullLaw, TrapezoidHasTheMomentsOfItsVariances) {
   for (const double c : {0.02, 0.25, 0.6, 0.97}) {
     const NullLaw law = NullLaw::trapezoid(c);
     EXPECT_NEAR(law.at(law.edge() + 1.0).integral, 1.0 + law.edge() - (1.0 - c / 2), 1e-12) << c;
-    const auto seen = [=](double u) { return 1.0 - c + c * u; };
+    const auto visible = [=](double u) { return 1.0 - c + c * u; };
     EXPECT_NEAR(moment(law, 0.0, 1), 1.0 - c / 2, 2e-4) << c;
     // keys that both rows see, and rows that see both keys, each in its share of the axes
-    const double rows = integrate([&](double u) { return seen(u) * seen(u); }, 0.0, 1.0);
+    const double rows = integrate([&](double u) { return visible(u) * visible(u); }, 0.0, 1.0);
     const double keys = integrate(
         [&](double u) {
-          return integrate([&](double v) { return c * std::min(seen(u), seen(v)); }, 0.0, 1.0);
+          return integrate([&](double v) { return c * std::min(visible(u), visible(v)); }, 0.0,
+                           1.0);
         },
         0.0, 1.0);
     EXPECT_NEAR(moment(law, 0.0, 2), rows + keys, 1e-3) << c;

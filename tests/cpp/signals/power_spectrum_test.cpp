@@ -56,12 +56,12 @@ TEST(Fourier, EqualsTheDefiningSum) {
 TEST(Fourier, AutocorrelationIsTheSumOfProducts) {
   Fourier fourier;
   const std::vector<double> x = noise(37);
-  std::vector<double> found(37);
-  fourier.autocorrelation(x.data(), 37, found.data());
+  std::vector<double> correlations(37);
+  fourier.autocorrelation(x.data(), 37, correlations.data());
   for (std::size_t lag = 0; lag < 37; ++lag) {
     double expected = 0.0;
     for (std::size_t t = 0; t + lag < 37; ++t) expected += x[t] * x[t + lag];
-    EXPECT_NEAR(found[lag], expected, 1e-12);
+    EXPECT_NEAR(correlations[lag], expected, 1e-12);
   }
 }
 

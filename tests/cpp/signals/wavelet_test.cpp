@@ -71,8 +71,8 @@ TEST(Wavelet, WeightsWhoseSquaresAreNoNumbersHaveTheSameShares) {
   const RowMatrix<double> a = testing::random_attention(30, false, 2, 3.0);
   const auto shares = transform(a, 2);
   for (const double unit : {1e-200, 0x1p-1000, 1e200}) {
-    const auto found = transform(unit * a, 2);
-    for (std::size_t k = 0; k + 1 < shares.size(); ++k) EXPECT_NEAR(found[k], shares[k], 1e-13);
+    const auto fields = transform(unit * a, 2);
+    for (std::size_t k = 0; k + 1 < shares.size(); ++k) EXPECT_NEAR(fields[k], shares[k], 1e-13);
   }
 }
 
@@ -110,9 +110,9 @@ TEST(Signal, WithoutKeyZeroTheRestIsTheWhole) {
   for (const auto kind : {SignalOptions::Kind::last, SignalOptions::Kind::mean}) {
     options.kind = kind;
     options.min_keys = n - 1;
-    const auto found = scalogram(a, options);
-    EXPECT_NEAR(found[19], peak(1.0), 1e-14);
-    EXPECT_EQ(found[n - 1], -1.0);
+    const auto fields = scalogram(a, options);
+    EXPECT_NEAR(fields[19], peak(1.0), 1e-14);
+    EXPECT_EQ(fields[n - 1], -1.0);
     options.min_keys = n;  // key 0 counts no more
     EXPECT_EQ(scalogram(a, options), std::vector<double>(n, -1.0));
   }
@@ -172,11 +172,11 @@ TEST(Scalogram, AnImpulseIsTheWaveletsEnvelope) {
     }
   }
   // The power of 2^-500 is 2^-1000.
-  const std::vector<double> whole = out;
+  const std::vector<double> of_all = out;
   a *= 0x1p-500;
   morlet_scalogram(view(a), Support{}, last(1).signal, scales, 2, 6.0, out.data(), scratch);
   for (std::size_t k = 0; k < out.size(); ++k) {
-    EXPECT_NEAR(out[k] * 0x1p1000, whole[k], 1e-15);
+    EXPECT_NEAR(out[k] * 0x1p1000, of_all[k], 1e-15);
   }
 }
 

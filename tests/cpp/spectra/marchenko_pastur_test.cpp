@@ -29,18 +29,18 @@ MarchenkoPastur compare(const RowMatrix<double>& a, const MarchenkoPasturOptions
 }
 
 TEST(MarchenkoPastur, OneHotRowsHaveEqualEigenvalues) {
-  const auto found = compare(RowMatrix<double>::Identity(16, 16).rowwise().reverse());
-  EXPECT_NEAR(found.largest, 16.0 / 15.0, 1e-12);
-  EXPECT_EQ(found.edge, 4.0);
-  EXPECT_EQ(found.outliers, 0);
-  EXPECT_EQ(found.outlier_energy, 0.0);
+  const auto comparison = compare(RowMatrix<double>::Identity(16, 16).rowwise().reverse());
+  EXPECT_NEAR(comparison.largest, 16.0 / 15.0, 1e-12);
+  EXPECT_EQ(comparison.edge, 4.0);
+  EXPECT_EQ(comparison.outliers, 0);
+  EXPECT_EQ(comparison.outlier_energy, 0.0);
 }
 
 TEST(MarchenkoPastur, TooFewTokensOrNoRowThatVaries) {
-  for (const auto& found :
+  for (const auto& comparison :
        {compare(testing::random_attention(7, true, 1)), compare(testing::uniform_causal(20))}) {
-    EXPECT_TRUE(std::isnan(found.ks));
-    EXPECT_EQ(found.outliers, -1);
+    EXPECT_TRUE(std::isnan(comparison.ks));
+    EXPECT_EQ(comparison.outliers, -1);
   }
 }
 
@@ -52,19 +52,19 @@ TEST(MarchenkoPastur, RandomRowsAreNearTheirLawAndASinkIsNot) {
   RowMatrix<double> sink = testing::random_attention(128, true, 3);
   sink *= 0.3;
   sink.col(0).array() += 0.7;
-  const auto found = compare(sink);
-  EXPECT_GE(found.outliers, 1);
-  EXPECT_GT(found.outlier_energy, 0.3);
+  const auto comparison = compare(sink);
+  EXPECT_GE(comparison.outliers, 1);
+  EXPECT_GT(comparison.outlier_energy, 0.3);
 }
 
 TEST(MarchenkoPastur, APermutationNullOfAnyDrawsHasItsRank) {
   MarchenkoPasturOptions options;
   options.null = SpectralNull::permutation;
   options.draws = 9;
-  const auto found = compare(testing::random_attention(20, true, 4), options);
-  EXPECT_NEAR(std::remainder(found.p_value * 10.0, 1.0), 0.0, 1e-12);
+  const auto comparison = compare(testing::random_attention(20, true, 4), options);
+  EXPECT_NEAR(std::remainder(comparison.p_value * 10.0, 1.0), 0.0, 1e-12);
   options.seed = 1;
-  EXPECT_NE(compare(testing::random_attention(20, true, 4), options).edge, found.edge);
+  EXPECT_NE(compare(testing::random_attention(20, true, 4), options).edge, comparison.edge);
 }
 
 MarchenkoPastur of_permutations(const RowMatrix<double>& a, Index draws, const bool* mask) {
@@ -92,9 +92,9 @@ TEST(MarchenkoPastur, RanksOfAMapBeyondAllDrawsAndOfOneThatIsTheirEqual) {
   // One row varies, and however it is shuffled it has one eigenvalue.
   RowMatrix<double> single = RowMatrix<double>::Constant(n, n, 1.0 / n);
   single.row(3) = random.row(3);
-  const auto found = of_permutations(single, 9, all.get());
-  EXPECT_EQ(found.p_value, 1.0);
-  EXPECT_NEAR(found.largest, 1.0, 1e-14);
+  const auto comparison = of_permutations(single, 9, all.get());
+  EXPECT_EQ(comparison.p_value, 1.0);
+  EXPECT_NEAR(comparison.largest, 1.0, 1e-14);
 }
 
 TEST(MarchenkoPastur, ShufflesReachEveryVisibleKey) {
@@ -156,9 +156,9 @@ TEST(SpectralDistance, LeaveOneOutTreatsTiesAsOneAtom) {
   pool.emplace_back(2.0, 0);
   pool.emplace_back(2.0, 1);
   pool.emplace_back(3.0, 2);
-  std::vector<Index> seen;
+  std::vector<Index> passed;
   std::vector<double> deviations;
-  leave_one_out_deviations(pool, 3, 3, 1e-12, seen, deviations);
+  leave_one_out_deviations(pool, 3, 3, 1e-12, passed, deviations);
   // samples 0 and 1: {1, 1, 2}; sample 2: {1, 1, 3}. At 2: own 1, others (3 + 2)/6 for sample 0.
   EXPECT_NEAR(deviations[0], 1.0 - 5.0 / 6.0, 1e-15);
   EXPECT_NEAR(deviations[1], 1.0 - 5.0 / 6.0, 1e-15);
@@ -169,16 +169,16 @@ TEST(SpectralDistance, LeaveOneOutTreatsTiesAsOneAtom) {
 Index standardized(const RowMatrix<double>& a, bool causal, RowMatrix<double>& x) {
   const Index n = a.rows();
   x = RowMatrix<double>::Zero(n, n);
-  Index kept = 0;
+  Index varying = 0;
   for (Index i = 0; i < n; ++i) {
     const Index count = causal ? i + 1 : n;
     const auto row = a.row(i).head(count).array();
     if ((row == row[0]).all()) continue;
     const double deviation = std::sqrt((row - row.mean()).square().mean());
     x.row(i).head(count) = (row - row.mean()) / deviation;
-    ++kept;
+    ++varying;
   }
-  return kept;
+  return varying;
 }
 
 // Packs up to 256 tokens, single matrices in panels beyond.
@@ -202,7 +202,7 @@ TEST(RowSpectrum, EqualsADenseSolverOnBothSidesOfThePacks) {
         row_spectra(n, static_cast<Index>(size), workspace);
         for (std::size_t k = 0; k < size; ++k) {
           RowMatrix<double> x;
-          EXPECT_EQ(workspace.kept[k], standardized(maps[first + k], causal, x)) << n;
+          EXPECT_EQ(workspace.varying_rows[k], standardized(maps[first + k], causal, x)) << n;
           const Eigen::VectorXd expected = testing::eigenvalues(x * x.transpose() / double(n));
           const double top = expected[n - 1];
           for (Index i = 0; i < n; ++i) {

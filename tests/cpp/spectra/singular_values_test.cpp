@@ -91,10 +91,11 @@ TEST(SingularValues, AMatrixHasItsOwnBitsInEveryCompany) {
     SingularValuesWorkspace workspace;
     for (std::size_t count = 1; count <= maps.size(); ++count) {
       // In memory of just that size: what lies behind is no matrix.
-      const std::vector<MatrixView<double>> given(views.begin(), views.begin() + Index(count));
+      const std::vector<MatrixView<double>> first_views(views.begin(),
+                                                        views.begin() + Index(count));
       const std::vector<double*> places(out.begin(), out.begin() + Index(count));
-      singular_values(std::span<const MatrixView<double>>(given), std::span<double* const>(places),
-                      workspace);
+      singular_values(std::span<const MatrixView<double>>(first_views),
+                      std::span<double* const>(places), workspace);
       for (std::size_t k = 0; k < count; ++k) EXPECT_EQ(sigma[k], values(maps[k])) << n << " " << k;
     }
   }

@@ -172,9 +172,9 @@ TEST(Alignment, NothingThatVariesMeansNoCorrelation) {
   const RowMatrix<double> flat = RowMatrix<double>::Constant(9, 9, 0.1);
   const RowMatrix<double> varied = testing::random_attention(9, false, 5);
   const RowMatrix<double> unit = unit_rows(9, 4, 6);
-  RowMatrix<double> same = unit.row(0).replicate(9, 1);
+  RowMatrix<double> equal = unit.row(0).replicate(9, 1);
   EXPECT_TRUE(std::isnan(aligned({view(flat), {}}, unit, 4)));
-  EXPECT_TRUE(std::isnan(aligned({view(varied), {}}, same, 4)));
+  EXPECT_TRUE(std::isnan(aligned({view(varied), {}}, equal, 4)));
   EXPECT_FALSE(std::isnan(aligned({view(varied), {}}, unit, 4)));
 }
 
@@ -216,12 +216,12 @@ TEST(Alignment, AHeadGivesTheSameBitsBesideOthers) {
     alignment_moments(std::span<const AlignedHead<double>>(heads), unit.data(), unit.data(),
                       unit.cols(), begin, end, together, workspace);
     for (std::size_t h = 0; h < heads.size(); ++h) {
-      PairMoments alone;
+      PairMoments single;
       alignment_moments(std::span<const AlignedHead<double>>(&heads[h], 1), unit.data(),
-                        unit.data(), unit.cols(), begin, end, &alone, workspace);
-      EXPECT_EQ(together[h].count, alone.count) << h;
-      EXPECT_EQ(together[h].ac, alone.ac) << h;
-      EXPECT_EQ(together[h].cc, alone.cc) << h;
+                        unit.data(), unit.cols(), begin, end, &single, workspace);
+      EXPECT_EQ(together[h].count, single.count) << h;
+      EXPECT_EQ(together[h].ac, single.ac) << h;
+      EXPECT_EQ(together[h].cc, single.cc) << h;
     }
   }
 }
@@ -251,21 +251,21 @@ TEST(Alignment, HeadsSideBySideGiveTheBitsOfContiguousMaps) {
       for (Index begin = 0; begin < n; begin += 33) {
         PairMoments expected[kHeads];
         PairMoments moments[kHeads];
-        PairMoments alone;
+        PairMoments single;
         const Index end = std::min(n, begin + 33);
         alignment_moments(std::span<const AlignedHead<double>>(contiguous), unit.data(),
                           unit.data(), unit.cols(), begin, end, expected, workspace);
         alignment_moments(std::span<const AlignedHead<double>>(strided), unit.data(), unit.data(),
                           unit.cols(), begin, end, moments, workspace);
         alignment_moments(std::span<const AlignedHead<double>>(&strided[kHeads - 1], 1),
-                          unit.data(), unit.data(), unit.cols(), begin, end, &alone, workspace);
+                          unit.data(), unit.data(), unit.cols(), begin, end, &single, workspace);
         for (Index h = 0; h < kHeads; ++h) {
           EXPECT_EQ(moments[h].count, expected[h].count) << n;
           EXPECT_EQ(moments[h].aa, expected[h].aa) << n;
           EXPECT_EQ(moments[h].ac, expected[h].ac) << n;
           EXPECT_EQ(moments[h].cc, expected[h].cc) << n;
         }
-        EXPECT_EQ(alone.ac, expected[kHeads - 1].ac) << n;
+        EXPECT_EQ(single.ac, expected[kHeads - 1].ac) << n;
       }
     }
   }

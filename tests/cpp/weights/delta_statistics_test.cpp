@@ -82,11 +82,11 @@ void check(Index m, Index n, int bits, int lowest) {
               static_cast<Wide>(after.data()[k]) - static_cast<Wide>(before.data()[k]));
   }
   for (Index k = m * n; k < (m + 1) * n; ++k) EXPECT_EQ(delta.data()[k], Wide(7));
-  const DeltaSums alone =
+  const DeltaSums without_delta =
       delta_sums(whole(before), whole(after), static_cast<Wide*>(nullptr), n, scratch);
-  EXPECT_EQ(alone.energy, sums.energy);
-  EXPECT_EQ(alone.after_steps, sums.after_steps);
-  EXPECT_EQ(alone.unchanged, sums.unchanged);
+  EXPECT_EQ(without_delta.energy, sums.energy);
+  EXPECT_EQ(without_delta.after_steps, sums.after_steps);
+  EXPECT_EQ(without_delta.unchanged, sums.unchanged);
 }
 
 TEST(DeltaStatistics, EqualsTheTextbookSumsInEveryPairOfTypes) {
@@ -126,9 +126,9 @@ TEST(DeltaStatistics, StridesDoNotMatter) {
 TEST(DeltaStatistics, StepsAreThoseOfNextafterAndOfTheSmallestNormalNumberBelowIt) {
   RowScratch scratch;
   for (const float w : {1.0f, -1.0f, 1.5f, 3.0f, 1e-3f, 1e-38f, 1e-44f, 0.0f}) {
-    const RowMatrix<float> one = RowMatrix<float>::Constant(1, 1, w);
+    const RowMatrix<float> first = RowMatrix<float>::Constant(1, 1, w);
     const DeltaSums sums =
-        delta_sums(whole(one), whole(one), static_cast<float*>(nullptr), 1, scratch);
+        delta_sums(whole(first), whole(first), static_cast<float*>(nullptr), 1, scratch);
     const double step = double(std::nextafter(std::abs(w), INFINITY)) - double(std::abs(w));
     EXPECT_EQ(std::sqrt(sums.before_steps), step) << w;
     EXPECT_EQ(sums.after_steps, sums.before_steps);
@@ -143,14 +143,16 @@ TEST(DeltaStatistics, EntriesThatAreNoNumbersAreReported) {
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
         -std::numeric_limits<float>::infinity()}) {
     for (const Index at : {0, 7, 8, 16}) {
-      for (const bool both : {false, true}) {
-        RowMatrix<float> one = RowMatrix<float>::Ones(1, 17), other = one;
-        one(0, at) = bad;
-        if (both) other(0, at) = bad;
+      for (const bool in_both : {false, true}) {
+        RowMatrix<float> first = RowMatrix<float>::Ones(1, 17), other = first;
+        first(0, at) = bad;
+        if (in_both) other(0, at) = bad;
         EXPECT_FALSE(
-            delta_sums(whole(one), whole(other), static_cast<float*>(nullptr), 17, scratch).finite);
+            delta_sums(whole(first), whole(other), static_cast<float*>(nullptr), 17, scratch)
+                .finite);
         EXPECT_FALSE(
-            delta_sums(whole(other), whole(one), static_cast<float*>(nullptr), 17, scratch).finite);
+            delta_sums(whole(other), whole(first), static_cast<float*>(nullptr), 17, scratch)
+                .finite);
       }
     }
   }

@@ -85,6 +85,38 @@ def count_fillers(tree: ast.Module) -> int:
     return sum(name.strip("_").lower() in FILLERS for name in bound_names(tree))
 
 
+#: Fillers that name what they are in C++: a verb, and a question about lanes.
+NO_FILLERS_OF_CPP = frozenset(("any", "put"))
+#: A comment or a string of C++; a word that declares nothing before a name.
+_NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
+_DECLARED = re.compile(r"([\w>&*\]])\s+[&*]*(\w+)\b(?=\s*[=;,(){\[:])")
+_NO_TYPE = re.compile(r"\b(?:return|else|case|throw|new|delete|goto|co_return)$")
+
+
+def count_cpp_fillers(text: str) -> int:
+    """Return how many names that a C++ file declares are fillers.
+
+    >>> count_cpp_fillers("const Index own = 1;  // whole\\nreturn found(own);")
+    1
+    """
+    code = _NO_CODE.sub(" ", text)
+    names = (
+        match[2]
+        for match in _DECLARED.finditer(code)
+        if not _NO_TYPE.search(code[max(0, match.start() - 12) : match.start() + 1])
+    )
+    return sum(name.strip("_").lower() in FILLERS - NO_FILLERS_OF_CPP for name in names)
+
+
+def cpp_sources() -> Iterator[tuple[str, str]]:
+    """Yield the folder and the text of every C++ file of the project: `cpp/linalg`, `tests`."""
+    for root in ("cpp", "tests/cpp"):
+        for path in sorted((ROOT / root).rglob("*")):
+            if path.suffix in (".h", ".cpp"):
+                parts = path.relative_to(ROOT).parts
+                yield ("/".join(parts[:2]) if parts[0] == "cpp" else parts[0]), path.read_text("utf-8")
+
+
 def docstrings(tree: ast.Module) -> Iterator[str]:
     """Yield the text of every docstring in front of its first section or example."""
     for node in nodes(tree):
@@ -229,6 +261,8 @@ def measure() -> dict[str, Any]:
         fillers[folder_of(path)] += count_fillers(tree)
         if path.startswith(PACKAGE):
             openers[folder_of(path)] += count_openers(tree)
+    for folder, text in cpp_sources():
+        fillers[folder] += count_cpp_fillers(text)
     return {
         "fillers": _nonzero(fillers),
         "openers": _nonzero(openers),
