@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The likelihood study, batched, against one text a forward pass with full logits.
 
-python benchmarks/run.py attention_likelihood [--texts 256] [--quick]
+python benchmarks/run.py attention_likelihood [--texts 64] [--quick]
 
 Answers are compared before times. Both sides find words, replace and measure them; statistics are left out.
 Two models: stories260K on parts of sentences of Wikipedia, of 12 tokens and of 128 at most, and a random
@@ -211,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--texts", type=int, default=256)
+    parser.add_argument("--texts", type=int, default=64)
     parser.add_argument("--quick", action="store_true", help="16 texts")
     parser.add_argument(
         "--seconds", type=float, help="accepted as by the other benchmarks; the work is fixed"

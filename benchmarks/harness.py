@@ -88,7 +88,7 @@ class Benchmark:
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("--quick", action="store_true", help="fewer sizes, less time each")
         parser.add_argument("--threads", type=int, default=1)
-        parser.add_argument("--seconds", type=float, help="time per comparison (default 0.1, quick 0.05)")
+        parser.add_argument("--seconds", type=float, help="time per comparison (default 0.05, quick 0.02)")
         parser.add_argument("--json", type=Path, default=FOLDER / "results" / f"{concept}.json")
         parser.add_argument("--only", default="", help="run the comparisons whose name holds this text")
         parser.add_argument(
@@ -102,7 +102,7 @@ class Benchmark:
         # does not: one thread is timed by its own processor time, more than one by the wall clock.
         self.clock = clock or (time.perf_counter if wall else time.process_time)
         self.quick: bool = self.options.quick
-        self.seconds: float = self.options.seconds or (0.05 if self.quick else 0.1)
+        self.seconds: float = self.options.seconds or (0.02 if self.quick else 0.05)
         torch.set_num_threads(self.options.threads)
         if installed("threadpoolctl"):
             # NumPy and SciPy bring a BLAS each, with as many threads as the machine has; only those that

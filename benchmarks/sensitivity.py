@@ -38,7 +38,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).eval()
     directions = torch.randn(DIRECTIONS, WIDTH)
-    prompts = sizes(benchmark, (48,), (1,))[0]
+    prompts = sizes(benchmark, (12,), (1,))[0]
     for tokens in sizes(benchmark, (16, 64), (64,)):
         texts = [torch.randint(8192, (tokens,)) for _ in range(prompts)]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The whole sink study: what each part of it costs, and its exact part against the authors' way per map.
 
-python benchmarks/run.py study [--model FOLDER] [--texts FILE.csv] [--samples 20] [--max-tokens 128] [--quick]
+python benchmarks/run.py study [--model FOLDER] [--texts FILE.csv] [--samples 6] [--max-tokens 128] [--quick]
 
 Processor time of one thread throughout, so that other people's load counts for little. The first part runs
 the study with more and more in it; the second takes topology, graph spectra and random matrices of the exact
@@ -170,7 +170,7 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, default=DATA / "llama2xs" / "hf")
     parser.add_argument("--texts", type=Path, default=DATA / "text" / "wiki_dataset_sink.csv")
-    parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--samples", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=128, help="the paper's cap; 48 for topology")
     parser.add_argument("--quick", action="store_true", help="2 sentences")
     parser.add_argument(
