@@ -44,6 +44,13 @@ Index block_size(const Batch& batch, Index width, Index entries) {
   return std::max<Index>(1, matrices / width) * width;
 }
 
+Index even_block(Index count, Index most) {
+  const Index blocks = (count + most - 1) / most;
+  const Index workers = worker_count(blocks);
+  const Index of_worker = std::max<Index>(1, (blocks + workers - 1) / workers);
+  return std::max<Index>(1, (count + of_worker * workers - 1) / (of_worker * workers));
+}
+
 int worker_count(Index count) {
   return static_cast<int>(std::max<Index>(1, std::min<Index>(count, thread_count())));
 }

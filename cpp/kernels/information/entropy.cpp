@@ -46,12 +46,15 @@ bool attention_entropy(const MatrixView<Scalar>& attention, bool find_support, S
     std::fill(out, out + queries, kNaN);
     return false;
   }
-  if (!normalized) return true;
+  if (normalized) normalize_entropies(support, queries, n, out);
+  return true;
+}
+
+void normalize_entropies(const Support& support, Index queries, Index n, double* entropies) {
   for (Index i = 0; i < queries; ++i) {
     const Index keys = visible_keys(support, i, n);
-    out[i] = keys < 2 ? kNaN : out[i] / std::log(static_cast<double>(keys));
+    entropies[i] = keys < 2 ? kNaN : entropies[i] / std::log(static_cast<double>(keys));
   }
-  return true;
 }
 
 ATTNSCOPE_COMPILE(attention_entropy);

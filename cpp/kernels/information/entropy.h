@@ -16,4 +16,7 @@ template <class Scalar>
 bool attention_entropy(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                        bool normalized, double* out, RowScratch& scratch, bool fast = false);
 
+// What `normalized` does to the entropies of a map of n keys.
+void normalize_entropies(const Support& support, Index queries, Index n, double* entropies);
+
 }  // namespace attnscope

@@ -144,6 +144,13 @@ void add_diagonal(const double* strip, Index rows, bool triangle, PartialProduct
     add_diagonal<kFirst + 1, kEnd>(strip, rows, triangle, partial, squares);
 }
 
+// Calls work(part, worker) for each part, in turn where they are not shared out.
+template <class Work>
+void for_each_part(Index parts, const SharedWork& shared, Work&& work) {
+  if (shared.share) return shared.share(parts, work);
+  for (Index part = 0; part < parts; ++part) work(part, 0);
+}
+
 // The sum of sum_of_part(part, worker) over all parts, in their order however they are shared out.
 template <class SumOfPart>
 double shared_sum(Index parts, const SharedWork& shared, SumOfPart&& sum_of_part) {
@@ -204,6 +211,11 @@ double gram_squares(const double* strips, Index n, bool causal, AlignedBuffer& m
     return squares_of_strips(strips, n, causal, part * kTogether, of_part);
   });
 }
+
+// Rows that are put in strips in one go, where these are shared out: enough that handing them out
+// costs nothing, and of memory that is fresh from the system each worker gets pages of its own.
+constexpr Index kRowsOfPart = 128;
+Index parts_of_rows(Index n) { return (n + kRowsOfPart - 1) / kRowsOfPart; }
 
 // Lanes of Σ x², several chains of them, since each sum waits for the last.
 struct SquareSums {
@@ -373,18 +385,24 @@ double participation_ratio_singular(const MatrixView<Scalar>& matrix,
   double* strips = workspace.matrix.resize(width / kStrip * spacing);
   const bool causal = is_causal(matrix);
   const bool contiguous = matrix.innerStride() == 1;
-  double* row = contiguous ? nullptr : workspace.row.resize(width);
+  double* rows = contiguous ? nullptr : workspace.row.resize(shared.workers * width);
   const auto fill = [&](double scale) {
-    SquareSums sums;
-    if (contiguous) {
-      put_rows(matrix.data(), matrix.outerStride(), 0, n, n, causal, scale, strips, sums);
+    return shared_sum(parts_of_rows(n), shared, [&](Index part, int worker) {
+      const Index first = part * kRowsOfPart;
+      const Index last = std::min(n, first + kRowsOfPart);
+      SquareSums sums;
+      if (contiguous) {
+        put_rows(matrix.data() + first * matrix.outerStride(), matrix.outerStride(), first, last, n,
+                 causal, scale, strips, sums);
+        return sums.sum();
+      }
+      double* row = rows + worker * width;
+      for (Index i = first; i < last; ++i) {
+        widen_row(matrix, i, n, row);
+        put_rows(row, n, i, i + 1, n, causal, scale, strips, sums);
+      }
       return sums.sum();
-    }
-    for (Index i = 0; i < n; ++i) {
-      widen_row(matrix, i, n, row);
-      put_rows(row, n, i, i + 1, n, causal, scale, strips, sums);
-    }
-    return sums.sum();
+    });
   };
   double squares = fill(1.0);
   // Where neither they nor fourth powers can have left float64's range the largest entry says no
@@ -411,15 +429,26 @@ bool fast_participation_ratio(const MatrixView<Scalar>& matrix, double* out,
     return true;
   }
   const Index width = (n + kFloatStrip - 1) / kFloatStrip * kFloatStrip;
-  double* row = workspace.row.resize(width);
+  double* rows = workspace.row.resize(shared.workers * width);
   auto* strips = reinterpret_cast<float*>(workspace.matrix.resize((n * width + 1) / 2));
-  std::fill(row, row + width, 0.0);
+  std::fill(rows, rows + shared.workers * width, 0.0);
+  std::vector<FloatRow> of_parts(parts_of_rows(n));
   const auto fill = [&](double scale) {
+    for_each_part(parts_of_rows(n), shared, [&](Index part, int worker) {
+      FloatRow numbers;
+      double* row = rows + worker * width;
+      for (Index i = part * kRowsOfPart; i < std::min(n, (part + 1) * kRowsOfPart); ++i) {
+        const Index end = causal ? std::min(n, (i / kFloatStrip + 1) * kFloatStrip) : n;
+        widen_row(matrix, i, end, row);
+        put_float_row(row, end, scale, strips + i * kFloatStrip, n * kFloatStrip, numbers);
+      }
+      of_parts[part] = numbers;
+    });
     FloatRow numbers;
-    for (Index i = 0; i < n; ++i) {
-      const Index end = causal ? std::min(n, (i / kFloatStrip + 1) * kFloatStrip) : n;
-      widen_row(matrix, i, end, row);
-      put_float_row(row, end, scale, strips + i * kFloatStrip, n * kFloatStrip, numbers);
+    for (const FloatRow& of_part : of_parts) {
+      numbers.squares += of_part.squares;
+      numbers.largest = larger(numbers.largest, of_part.largest);
+      numbers.smallest = smaller(numbers.smallest, of_part.smallest);
     }
     return numbers;
   };

@@ -98,6 +98,64 @@ def test_support_auto_causal_full_and_mask():
     np.testing.assert_allclose(banded[1, 1:], expected, rtol=1e-13)
 
 
+def as_laid_out(attention, layout):
+    """The same maps, their rows, columns or heads contiguous."""
+    if layout == "columns":
+        return attention.mT.contiguous().mT
+    return attention.permute(1, 2, 0).contiguous().permute(2, 0, 1) if layout == "heads" else attention
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["rows", "columns", "heads"])
+def test_parts_of_the_rows_of_large_maps_are_judged_together(layout, dtype):
+    """Workers share the rows of a map: its support and what is not finite are those of all its rows."""
+    n = 700
+    attention = maps(3, n, n, sharpness=2.0, dtype=torch.float64)
+    attention[1, n - 2] = 1 / n  # full by one of its last rows alone
+    attention[2, 0] = 1 / n  # by its first
+    attention = attention.to(dtype)
+    seen = np.full((3, n), n)
+    seen[0] = np.arange(1, n + 1)
+    expected = oracle(attention)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        normalized = expected / np.log(seen)
+    normalized[0, 0] = np.nan
+    broken = attention.clone()
+    broken[0, n // 2, 1] = torch.nan
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            for precision, rtol in (("exact", 1e-12), ("fast", 4e-6)):
+                options = {"precision": precision}
+                laid_out = as_laid_out(attention, layout)
+                found = asc.attention_entropy(laid_out, **options)
+                np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-15)
+                found = asc.attention_entropy(laid_out, normalized=True, **options)
+                np.testing.assert_allclose(found, normalized, rtol=rtol, atol=1e-15)
+                with pytest.warns(RuntimeWarning, match="attention_entropy: 1 of 3 matrices"):
+                    found = asc.attention_entropy(as_laid_out(broken, layout), **options)
+                assert found[0].isnan().all()
+                np.testing.assert_allclose(found[1:], expected[1:], rtol=rtol, atol=1e-15)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_masks_and_positions_move_with_the_rows_of_a_part():
+    queries, keys = 500, 600
+    attention = maps(2, queries, keys, causal=False, seed=5)
+    mask = torch.rand(2, queries, keys, generator=torch.Generator().manual_seed(6)) < 0.4
+    found = asc.attention_entropy(attention, support=mask, normalized=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        expected = oracle(torch.where(mask, attention, 0.0)) / np.log(mask.sum(-1).numpy())
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    # the last 500 queries of a causal map of 600
+    attention = maps(2, keys, keys, seed=7)[:, keys - queries :]
+    found = asc.attention_entropy(attention, normalized=True)
+    expected = oracle(attention) / np.log(np.arange(keys - queries + 1, keys + 1))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_a_non_finite_map_leaves_its_neighbours_alone():
     attention = maps(3, 6, 6)
     attention[1, 2, 1] = torch.nan

@@ -204,6 +204,8 @@ def test_threads_share_the_products_of_a_large_map(causal, precision):
             ratios += [
                 asc.participation_ratio(maps, precision=precision),
                 torch.stack([asc.participation_ratio(a.contiguous(), precision=precision) for a in maps]),
+                # these are filled in once more, scaled, and the power of two changes no bit
+                torch.stack([asc.participation_ratio(2.0**400 * a, precision=precision) for a in wide]),
             ]
     finally:
         torch.set_num_threads(threads)
