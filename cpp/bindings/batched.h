@@ -129,8 +129,8 @@ void per_separated(const Batch& batch, Index width, Index rows, Index block, Vis
       // an odd number of lines after one another.
       constexpr Index kLine = 64 / static_cast<Index>(sizeof(Scalar));
       const Index most_rows = std::min(rows, batch.queries);
-      const Index each = ((most_rows * batch.n + kLine - 1) / kLine | 1) * kLine;
-      const Index numbers = (width * each * static_cast<Index>(sizeof(Scalar)) + 7) / 8;
+      const Index spacing = ((most_rows * batch.n + kLine - 1) / kLine | 1) * kLine;
+      const Index numbers = (width * spacing * static_cast<Index>(sizeof(Scalar)) + 7) / 8;
       auto* const copy = reinterpret_cast<Scalar*>(copies[worker].resize(numbers));
       for (Index unit = first_unit; unit < end_unit; ++unit) {
         const Index group = unit / parts;
@@ -138,15 +138,15 @@ void per_separated(const Batch& batch, Index width, Index rows, Index block, Vis
         const Index head = group % groups * width;
         const Index first = group / groups * heads + head;
         const Index count = std::min(width, heads - head);
-        const auto whole = matrix_view(data + batch.offset(first), batch.queries, batch.n,
-                                       batch.row_stride, batch.column_stride);
-        const auto part = rows_of(whole, begin, rows);
-        separate(part, count, each, copy);
+        const auto matrix = matrix_view(data + batch.offset(first), batch.queries, batch.n,
+                                        batch.row_stride, batch.column_stride);
+        const auto part = rows_of(matrix, begin, rows);
+        separate(part, count, spacing, copy);
         for (Index m = 0; m < count; ++m) {
-          const Index own_rows =
+          const Index rows_of_head =
               std::clamp<Index>(batch.query_length(first + m) - begin, 0, part.rows());
-          visit(matrix_view(copy + m * each, own_rows, batch.n, batch.n, 1), first + m, begin,
-                worker);
+          visit(matrix_view(copy + m * spacing, rows_of_head, batch.n, batch.n, 1), first + m,
+                begin, worker);
         }
       }
     });
@@ -176,9 +176,9 @@ Index per_matrix_in_turn(const Batch& batch, std::vector<Worker>& workers, Index
   }
   const std::vector<Index> order = batch_order(batch);
   const auto work = [&](Index begin, Index end, int number) {
-    const Index known = workers.size() == 1 ? batch.count : end;
+    const Index known_end = workers.size() == 1 ? batch.count : end;
     for (Index position = begin; position < end; ++position) {
-      const Index next = position + 1 < known ? order[position + 1] : -1;
+      const Index next = position + 1 < known_end ? order[position + 1] : -1;
       visit_matrix(batch, order[position], [&](const auto& view, Index index) {
         visit(view, index, next, workers[number]);
       });
@@ -195,17 +195,17 @@ Index per_matrix_checked_by_kernel(const Batch& batch, Kernel&& kernel, Index bl
   std::vector<Workspace> workers(worker_count(batch.count));
   if (block == 0) block = block_size(batch, 1);
   return per_matrix_in_turn(batch, workers, block, block,
-                            [&](const auto& view, Index index, Index, Workspace& own) {
-                              return kernel(view, index, own);
+                            [&](const auto& view, Index index, Index, Workspace& of_worker) {
+                              return kernel(view, index, of_worker);
                             });
 }
 
 // The same with a kernel that gets finite matrices only and returns nothing.
 template <class Workspace, class Kernel>
 Index per_matrix(const Batch& batch, Kernel&& kernel, Index block = 0) {
-  const auto checked = [&](const auto& view, Index index, Workspace& own) {
+  const auto checked = [&](const auto& view, Index index, Workspace& of_worker) {
     if (!all_finite(view)) return false;
-    kernel(view, index, own);
+    kernel(view, index, of_worker);
     return true;
   };
   return per_matrix_checked_by_kernel<Workspace>(batch, checked, block);
@@ -229,7 +229,7 @@ inline Support from_row(Support support, Index row) {
 template <class Workspace, class Kernel, class Finish>
 Index per_row_part(const Batch& batch, const SupportBatch& supports, Index entries, Kernel&& kernel,
                    Finish&& finish) {
-  struct Whole {
+  struct Progress {
     std::atomic<Index> parts{0};  // that are still to come
     std::atomic<bool> finite{true};
     std::atomic<bool> causal{true};
@@ -240,26 +240,26 @@ Index per_row_part(const Batch& batch, const SupportBatch& supports, Index entri
   const Index fitting = entries / std::max<Index>(1, width * batch.n) / kPanel * kPanel;
   const Index rows = std::max(kPanel, fitting);
   const Index parts = std::max<Index>(1, (batch.queries + rows - 1) / rows);
-  std::vector<Whole> wholes(batch.count);
-  for (Whole& whole : wholes) whole.parts.store(parts, std::memory_order_relaxed);
+  std::vector<Progress> progress(batch.count);
+  for (Progress& of_matrix : progress) of_matrix.parts.store(parts, std::memory_order_relaxed);
   std::vector<Workspace> workspaces(worker_count(batch.count * parts));
   std::atomic<Index> non_finite{0};
   const auto visit = [&](const auto& part, Index index, Index begin, int worker) {
-    Whole& whole = wholes[index];
+    Progress& of_matrix = progress[index];
     if (part.rows() > 0) {
       Support support = from_row(supports.given(index), begin);
       if (!kernel(part, index, begin, support, workspaces[worker]))
-        whole.finite.store(false, std::memory_order_relaxed);
+        of_matrix.finite.store(false, std::memory_order_relaxed);
       if (support.kind != Support::Kind::causal)
-        whole.causal.store(false, std::memory_order_relaxed);
+        of_matrix.causal.store(false, std::memory_order_relaxed);
     }
     // Who brings the last part sees what the others wrote.
-    if (whole.parts.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    if (of_matrix.parts.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     if (batch.query_length(index) == 0) return;
     Support support = supports.given(index);
     if (supports.automatic)
-      support.kind = whole.causal.load() ? Support::Kind::causal : Support::Kind::full;
-    const bool finite = whole.finite.load();
+      support.kind = of_matrix.causal.load() ? Support::Kind::causal : Support::Kind::full;
+    const bool finite = of_matrix.finite.load();
     if (!finite) non_finite.fetch_add(1, std::memory_order_relaxed);
     finish(index, finite, support);
   };
@@ -288,10 +288,10 @@ template <class Workspace, class T, class Kernel>
 py::tuple result_per_matrix(const Batch& batch, const std::vector<Index>& trailing, T fill,
                             Kernel&& kernel, Index block = 0) {
   const Result<T> result = make_result(batch.sizes, trailing, fill);
-  const Index each =
+  const Index numbers =
       std::accumulate(trailing.begin(), trailing.end(), Index{1}, std::multiplies<>());
   const auto write = [&](const auto& view, Index index, Workspace& workspace) {
-    kernel(view, index, result.data + index * each, workspace);
+    kernel(view, index, result.data + index * numbers, workspace);
   };
   const Index non_finite = per_matrix<Workspace>(batch, write, block);
   return py::make_tuple(result.tensor, non_finite);

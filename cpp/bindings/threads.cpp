@@ -65,8 +65,8 @@ void call_workers(int workers, const std::function<void(int worker)>& work) {
     if (torch_parallel_for(0, workers, 1, run, &region) != 0) work(0);
   } else if (GOMP_parallel != nullptr) {
     const auto run = [](void* context) {
-      auto* const here = static_cast<Region*>(context);
-      (*here->work)(here->next.fetch_add(1, std::memory_order_relaxed));
+      auto* const region_of_call = static_cast<Region*>(context);
+      (*region_of_call->work)(region_of_call->next.fetch_add(1, std::memory_order_relaxed));
     };
     GOMP_parallel(run, &region, static_cast<unsigned>(workers), 0);
   } else {
