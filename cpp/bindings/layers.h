@@ -76,9 +76,17 @@ Index per_layer(const Batch& batch, const SupportBatch& supports, Kernel&& kerne
   return non_finite;
 }
 
-// Token states beside the maps of a batch: groups of matrices that share one state, and their rows
-// in Float, scaled to norm 1 where `unit`.
+// How a kernel reads token states: row by row, as they are widened.
 template <class Float>
+struct StateRows {
+  static constexpr bool kInRows = true;
+  static Index size(Index keys, Index width) { return keys * width; }
+};
+
+// Token states beside the maps of a batch: groups of matrices that share one state, and their rows
+// in Float, scaled to norm 1 where `unit`, in a Layout: `size` of its numbers and, where it is not
+// rows, `put` of rows [begin, end).
+template <class Float, class Layout>
 class StateGroups {
  public:
   struct Group {
@@ -97,7 +105,7 @@ class StateGroups {
         // matrices that follow each other: the smaller of two such numbers divides the larger
         shared_(query_states == nullptr ? states.shared()
                                         : std::min(states.shared(), query_states->shared())),
-        of_keys_(batch.n * states.columns),
+        of_keys_(Layout::size(batch.n, states.columns)),
         size_(std::max<Index>(
             1, of_keys_ + (query_states == nullptr ? 0 : batch.queries * states.columns))) {}
 
@@ -126,17 +134,22 @@ class StateGroups {
     std::atomic<bool> out_of_range{false};  // of Float
   };
 
+  struct Scratch {
+    AlignedBuffer float64;
+    AlignedBuffer rows;
+  };
+
   // Writes rows [begin, end) of the keys' states of group g, as far as it needs them, to `out`,
-  // which holds size() numbers; `float64`: scratch.
+  // which holds size() numbers.
   void widen_keys(Index g, const Group& group, Index begin, Index end, Float* out, Flaws& flaws,
-                  AlignedBuffer& float64) const {
-    widen(states_, g, begin, std::min(end, group.keys), out, flaws, float64);
+                  Scratch& scratch) const {
+    widen(states_, g, begin, std::min(end, group.keys), out, flaws, scratch);
   }
   // The same of the queries' states, where they have some of their own.
   void widen_queries(Index g, const Group& group, Index begin, Index end, Float* out, Flaws& flaws,
-                     AlignedBuffer& float64) const {
+                     Scratch& scratch) const {
     if (query_states_ == nullptr) return;
-    widen(*query_states_, g, begin, std::min(end, group.queries), out + of_keys_, flaws, float64);
+    widen(*query_states_, g, begin, std::min(end, group.queries), out + of_keys_, flaws, scratch);
   }
 
   const Float* of_queries(const Float* of_group) const {
@@ -145,11 +158,27 @@ class StateGroups {
 
  private:
   void widen(const MatrixBatch& source, Index g, Index begin, Index end, Float* out, Flaws& flaws,
-             AlignedBuffer& float64) const {
-    if (begin >= end) return;
+             Scratch& scratch) const {
+    if constexpr (Layout::kInRows) {
+      if (begin < end)
+        widen_rows(source, g, begin, end, out + begin * source.columns, flaws, scratch.float64);
+    } else {
+      // so few rows at a time that they stay in the first-level cache until they are put
+      const Index step = std::max<Index>(1, (Index{1} << 11) / std::max<Index>(1, source.columns));
+      auto* rows = reinterpret_cast<Float*>(scratch.rows.resize(step * source.columns));
+      for (; begin < end; begin += step) {
+        const Index stop = std::min(begin + step, end);
+        widen_rows(source, g, begin, stop, rows, flaws, scratch.float64);
+        Layout::put(rows, begin, stop, batch_.n, source.columns, out);
+      }
+    }
+  }
+
+  // Rows [begin, end), the first of them to `out`.
+  void widen_rows(const MatrixBatch& source, Index g, Index begin, Index end, Float* out,
+                  Flaws& flaws, AlignedBuffer& float64) const {
     const Index offset = source.offset(g * shared_) + begin * source.row_stride;
     const Index count = (end - begin) * source.columns;
-    out += begin * source.columns;
     double* in_float64 = nullptr;
     if constexpr (std::is_same_v<Float, double>) {
       in_float64 = out;
@@ -179,18 +208,18 @@ class StateGroups {
 
 // Calls kernel(group, supports, states, of_queries, begin, end, block, workspace) for blocks of
 // state_rows(n) rows of every group of matrices that share one state: `group` holds the indices of
-// its finite matrices, `supports` those of all, `states` [keys, width] the state in float64, its
-// rows scaled to norm 1 where `unit`, and `of_queries` that of the queries, the same memory unless
-// they have states of their own. States are widened once for each group, by the worker that reads
-// them where there are enough groups for all, and are float32 where Float is: then groups whose
-// states are beyond its range are passed over and `beyond`, a mark for each matrix, says so.
-// Returns how many matrices are not finite or stand beside a state that is not.
-template <class Workspace, class Float = double, class Kernel>
+// its finite matrices, `supports` those of all, `states` [keys, width] the state in float64 and in
+// its Layout, its rows scaled to norm 1 where `unit`, and `of_queries` that of the queries, the
+// same memory unless they have states of their own. States are widened once for each group, by the
+// worker that reads them where there are enough groups for all, and are float32 where Float is:
+// then groups whose states are beyond its range are passed over and `beyond`, a mark for each
+// matrix, says so. Returns how many matrices are not finite or stand beside a state that is not.
+template <class Workspace, class Float = double, class Layout = StateRows<Float>, class Kernel>
 Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBatch& states,
                 bool unit, Kernel&& kernel, const MatrixBatch* query_states = nullptr,
                 std::vector<char>* beyond = nullptr) {
   if (batch.count == 0) return 0;
-  using Groups = StateGroups<Float>;
+  using Groups = StateGroups<Float, Layout>;
   const MatrixStatus status = matrix_status(batch, supports);
   const Groups groups(batch, status, states, query_states, unit);
   const Index block_rows = state_rows(batch.n);
@@ -214,7 +243,7 @@ Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBa
   };
   std::vector<Workspace> workspaces(worker_count(groups.count() * most_blocks));
   std::vector<AlignedBuffer> buffers(workspaces.size());
-  std::vector<AlignedBuffer> float64(workspaces.size());
+  std::vector<typename Groups::Scratch> scratch(workspaces.size());
 
   // Groups that keep every worker busy to the end: none waits for the states of another's.
   constexpr Index kGroupsPerWorker = 4;
@@ -225,8 +254,8 @@ Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBa
       if (group.members.empty()) return;
       auto* wide = reinterpret_cast<Float*>(buffers[worker].resize(groups.size()));
       typename Groups::Flaws flaws;
-      groups.widen_keys(g, group, 0, group.keys, wide, flaws, float64[worker]);
-      groups.widen_queries(g, group, 0, group.queries, wide, flaws, float64[worker]);
+      groups.widen_keys(g, group, 0, group.keys, wide, flaws, scratch[worker]);
+      groups.widen_queries(g, group, 0, group.queries, wide, flaws, scratch[worker]);
       if (!is_usable(group, flaws)) return;
       for (Index begin = 0; begin < group.queries; begin += block_rows)
         call(group, wide, begin, workspaces[worker]);
@@ -242,8 +271,8 @@ Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBa
     typename Groups::Flaws flaws;
     run_blocks(most_blocks, 1, [&](Index at, Index, int worker) {
       const Index begin = at * block_rows;
-      groups.widen_keys(g, group, begin, begin + block_rows, wide, flaws, float64[worker]);
-      groups.widen_queries(g, group, begin, begin + block_rows, wide, flaws, float64[worker]);
+      groups.widen_keys(g, group, begin, begin + block_rows, wide, flaws, scratch[worker]);
+      groups.widen_queries(g, group, begin, begin + block_rows, wide, flaws, scratch[worker]);
     });
     if (!is_usable(group, flaws)) continue;
     run_blocks(blocks_of(group.queries), 1, [&](Index at, Index, int worker) {

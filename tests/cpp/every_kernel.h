@@ -290,16 +290,24 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
   write(moments.ac);
   write(alignment_of(std::span<const PairMoments>(&moments, 1)));
   std::vector<double> influence(static_cast<std::size_t>(3 * n), 0.0);
-  reference_influence(
-      view, support, states.data(), 4, tokens.get(), Index{1}, Index{0}, std::min(n, state_rows(n)),
-      Influence{influence.data(), influence.data() + n, influence.data() + 2 * n}, work.influences);
+  const auto in_panels = [&]<class Float>(const std::vector<Float>& rows) {
+    std::vector<Float> panels(static_cast<std::size_t>(size_of_panels<Float>(n, 4)));
+    put_in_panels(rows.data(), Index{0}, n, n, Index{4}, panels.data());
+    return panels;
+  };
+  const auto panels = in_panels(states);
+  reference_influence(view, support, StatePanels<double>{panels.data(), n, 4}, tokens.get(),
+                      Index{1}, Index{0}, std::min(n, state_rows(n)),
+                      Influence{influence.data(), influence.data() + n, influence.data() + 2 * n},
+                      work.influences);
   write(influence);
   const std::vector<float> narrow_states(states.begin(), states.end());
   alignment_moments(std::span<const AlignedHead<Scalar>>(&head, 1), narrow_states.data(),
                     narrow_states.data(), 4, 0, end, &moments, work.alignment);
   write(moments.ac);
-  reference_influence(view, support, narrow_states.data(), 4, tokens.get(), Index{1}, Index{0},
-                      std::min(n, state_rows(n)),
+  const auto narrow_panels = in_panels(narrow_states);
+  reference_influence(view, support, StatePanels<float>{narrow_panels.data(), n, 4}, tokens.get(),
+                      Index{1}, Index{0}, std::min(n, state_rows(n)),
                       Influence{influence.data(), influence.data() + n, influence.data() + 2 * n},
                       work.influences);
   write(influence);

@@ -7,6 +7,17 @@
 namespace attnscope {
 namespace {
 
+// States as the kernel reads them.
+template <class Float>
+struct InPanels {
+  static constexpr bool kInRows = false;
+  static Index size(Index keys, Index width) { return size_of_panels<Float>(keys, width); }
+  static void put(const Float* rows, Index begin, Index end, Index keys, Index width,
+                  Float* panels) {
+    put_in_panels(rows, begin, end, keys, width, panels);
+  }
+};
+
 // Writes the answers for all maps, with states in Float, or for those that are `wanted` where that
 // is not null; marks in `unknown` the maps that Float does not hold. Returns how many matrices are
 // not finite.
@@ -15,9 +26,9 @@ Index measure(const Batch& batch, const SupportBatch& supports, const MatrixBatc
               const FlagBatch& reference, const Influence& out, const std::vector<char>* wanted,
               std::vector<char>& unknown) {
   std::vector<std::atomic<bool>> failed(batch.count);
-  const Index non_finite = per_state<InfluenceWorkspace, Float>(
+  const Index non_finite = per_state<InfluenceWorkspace, Float, InPanels<Float>>(
       batch, supports, states, false,
-      [&](std::span<const Index> group, const std::vector<Support>& seen, const Float* wide,
+      [&](std::span<const Index> group, const std::vector<Support>& seen, const Float* panels,
           const Float*, Index begin, Index end, Index, auto& workspace) {
         visit_scalar(batch, [&](const auto* data) {
           for (const Index index : group) {
@@ -28,8 +39,9 @@ Index measure(const Batch& batch, const SupportBatch& supports, const MatrixBatc
             const Index at = index * batch.queries;
             const Influence of_map{out.relative_magnitude + at, out.directional + at,
                                    out.information_change + at};
-            if (!reference_influence(view, seen[index], wide, states.columns, reference.at(index),
-                                     reference.column_stride, begin, last, of_map, workspace)) {
+            if (!reference_influence(
+                    view, seen[index], StatePanels<Float>{panels, batch.n, states.columns},
+                    reference.at(index), reference.column_stride, begin, last, of_map, workspace)) {
               failed[index].store(true, std::memory_order_relaxed);
             }
           }

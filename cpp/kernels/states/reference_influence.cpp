@@ -2,6 +2,7 @@
 #include "kernels/states/reference_influence.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 
 #include "linalg/products/tiles.h"
@@ -10,7 +11,8 @@
 namespace attnscope {
 namespace {
 
-// Tiles that are packed together, so that whole cache lines of the states are used.
+// Panels whose products are made before their norms are added up, so that rows are read from the
+// second-level cache for all of them.
 constexpr Index kGroup = 4;
 
 // Sums over float32 tiles have errors of about 1e-7 of the sum of their terms' norms.
@@ -79,10 +81,14 @@ void put_entries(const Entry* row, Index count, Float* to) {
 
 // ‖s_j‖ of keys [0, columns).
 template <class Float>
-void norms_of(const Float* states, Index width, Index columns, double* norms) {
+void norms_of(const StatePanels<Float>& states, Index columns, double* norms) {
+  constexpr Index kWidth = Tile<Float>::kWidth;
   for (Index j = 0; j < columns; ++j) {
     Lanes squares{};
-    for_each_lane(states + j * width, 0, width, width, [&](Lanes x, Index) { squares += x * x; });
+    for (Index left = 0; left < states.width; left += kWidth) {
+      const Float* numbers = states.data + left * states.keys + j * kWidth;
+      for_each_lane(numbers, 0, kWidth, kWidth, [&](Lanes x, Index) { squares += x * x; });
+    }
     norms[j] = std::sqrt(sum_of_lanes(squares));
   }
 }
@@ -96,14 +102,35 @@ double sum_of_terms(const Float* row, const double* norms, Index count) {
   return sum_of_lanes(sum);
 }
 
+template <class Float>
+Index size_of_panels(Index keys, Index width) {
+  return keys * in_tiles<Float>(width);
+}
+template Index size_of_panels<double>(Index, Index);
+template Index size_of_panels<float>(Index, Index);
+
+template <class Float>
+void put_in_panels(const Float* rows, Index begin, Index end, Index keys, Index width,
+                   Float* panels) {
+  constexpr Index kWidth = Tile<Float>::kWidth;
+  for (Index left = 0; left < width; left += kWidth) {
+    Tile<Float>::pack_columns(rows + left, std::min(kWidth, width - left), width, end - begin,
+                              panels + left * keys + begin * kWidth);
+  }
+}
+template void put_in_panels(const double*, Index, Index, Index, Index, double*);
+template void put_in_panels(const float*, Index, Index, Index, Index, float*);
+
 template <class Scalar, class Float>
 bool reference_influence(const MatrixView<Scalar>& attention, const Support& support,
-                         const Float* states, Index width, const bool* reference, Index stride,
+                         const StatePanels<Float>& states, const bool* reference, Index stride,
                          Index begin, Index end, const Influence& out,
                          InfluenceWorkspace& workspace) {
   const Index n = attention.cols();
   const Index rows = end - begin;
   const Index columns = support.end(end - 1, n);
+  const Index width = states.width;
+  assert(states.keys >= columns);
   auto& marked = workspace.marked;
   marked.clear();
   for (Index j = 0; j < columns; ++j) {
@@ -135,9 +162,9 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
   constexpr Index kWidth = Tile<Float>::kWidth;
   constexpr Index kDepth = Tile<Float>::kDepth;
   constexpr Index kWide = kGroup * kWidth;
-  double* from_rest = workspace.outputs.resize(2 * rows * kWide + kDepth * kWide);
+  double* from_rest = workspace.outputs.resize(2 * rows * kWide + kDepth * kWidth);
   double* from_reference = from_rest + rows * kWide;
-  auto* tiles = reinterpret_cast<Float*>(from_reference + rows * kWide);
+  auto* tile_of_marked = reinterpret_cast<Float*>(from_reference + rows * kWide);
   auto* products = reinterpret_cast<Products*>(
       workspace.products.resize(rows * static_cast<Index>(sizeof(Products) / sizeof(double))));
   std::fill(products, products + rows, Products{});
@@ -145,33 +172,29 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
   const bool causal = support.kind == Support::Kind::causal;
   for (Index left = 0; left < width; left += kWide) {
     const Index here = std::min(kWide, width - left);
-    const auto pack = [&](Index key, Index depth, Index at) {
-      for (Index c = 0; c < here; c += kWidth) {
-        Tile<Float>::pack_columns(states + key * width + left + c, std::min(kWidth, here - c),
-                                  width, depth, tiles + c * kDepth + at * kWidth);
-      }
-    };
+    const auto panel = [&](Index c) { return states.data + (left + c) * states.keys; };
     for (Index j = 0; j < columns; j += kDepth) {
       const Index depth = std::min(kDepth, columns - j);
-      pack(j, depth, 0);
       for (Index c = 0; c < here; c += kWidth) {
+        const Float* tile = panel(c) + j * kWidth;
         for (Index i = 0; i < rows; i += kTileRows) {
           const Index count = std::min(kTileRows, rows - i);
           const Index seen =
               causal ? std::min(depth, begin + support.shift + i + count - j) : depth;
           if (seen <= 0) continue;
-          Tile<Float>::multiply(rest + i * spacing + j, count, spacing, tiles + c * kDepth,
-                                here - c, seen, j > 0, from_rest + i * kWide + c, kWide);
+          Tile<Float>::multiply(rest + i * spacing + j, count, spacing, tile, here - c, seen, j > 0,
+                                from_rest + i * kWide + c, kWide);
         }
       }
     }
     for (Index r = 0; r < picks; r += kDepth) {
       const Index depth = std::min(kDepth, picks - r);
-      for (Index k = 0; k < depth; ++k) pack(marked[r + k], 1, k);
       for (Index c = 0; c < here; c += kWidth) {
+        for (Index k = 0; k < depth; ++k)
+          std::copy_n(panel(c) + marked[r + k] * kWidth, kWidth, tile_of_marked + k * kWidth);
         for (Index i = 0; i < rows; i += kTileRows) {
           Tile<Float>::multiply(picked + i * picks + r, std::min(kTileRows, rows - i), picks,
-                                tiles + c * kDepth, here - c, depth, r > 0,
+                                tile_of_marked, here - c, depth, r > 0,
                                 from_reference + i * kWide + c, kWide);
         }
       }
@@ -187,7 +210,7 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
     norms = workspace.norms.resize(size);
     std::fill(norms, norms + size, 0.0);
     marked_norms = norms + columns + kPackWidth;
-    norms_of(states, width, columns, norms);
+    norms_of(states, columns, norms);
     for (Index r = 0; r < picks; ++r) marked_norms[r] = norms[marked[r]];
   }
   for (Index i = begin; i < end; ++i) {
@@ -204,14 +227,15 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
   return true;
 }
 
-#define ATTNSCOPE_INFLUENCE(Scalar)                                                            \
-  template bool reference_influence(const MatrixView<Scalar>&, const Support&, const double*,  \
-                                    Index, const bool*, Index, Index, Index, const Influence&, \
-                                    InfluenceWorkspace&);                                      \
-  template bool reference_influence(const MatrixView<Scalar>&, const Support&, const float*,   \
-                                    Index, const bool*, Index, Index, Index, const Influence&, \
-                                    InfluenceWorkspace&);
+#define ATTNSCOPE_INFLUENCE_OF(Scalar, Float)                                                    \
+  template bool reference_influence(const MatrixView<Scalar>&, const Support&,                   \
+                                    const StatePanels<Float>&, const bool*, Index, Index, Index, \
+                                    const Influence&, InfluenceWorkspace&);
+#define ATTNSCOPE_INFLUENCE(Scalar)      \
+  ATTNSCOPE_INFLUENCE_OF(Scalar, double) \
+  ATTNSCOPE_INFLUENCE_OF(Scalar, float)
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INFLUENCE)
 #undef ATTNSCOPE_INFLUENCE
+#undef ATTNSCOPE_INFLUENCE_OF
 
 }  // namespace attnscope

@@ -203,10 +203,16 @@ bool sum_columns(const MatrixView<Scalar>& rows, Index heads, Index shift, bool 
 }
 
 bool are_finite(const double* sums, Index count, Index stride) {
-  Lanes zeros{};
+  // several chains, because each product waits for its last
+  constexpr Index kChains = 4;
+  Lanes zeros[kChains] = {};
   Index j = 0;
-  for (; stride == 1 && j + kPackWidth <= count; j += kPackWidth) zeros += load(sums + j) * 0.0;
-  double zero = sum_by_halves(zeros);
+  for (; stride == 1 && j + kChains * kPackWidth <= count; j += kChains * kPackWidth) {
+#pragma GCC unroll 4
+    for (Index c = 0; c < kChains; ++c) zeros[c] += load(sums + j + c * kPackWidth) * 0.0;
+  }
+  for (; stride == 1 && j + kPackWidth <= count; j += kPackWidth) zeros[0] += load(sums + j) * 0.0;
+  double zero = sum_by_halves((zeros[0] + zeros[1]) + (zeros[2] + zeros[3]));
   for (; j < count; ++j) zero += sums[j * stride] * 0.0;
   return zero == 0.0;
 }

@@ -101,6 +101,19 @@ class SharedRead:
         """Checked options of the calls."""
         return sinks.ReadOptions.of("measure", {source: call.options for source, call in self.calls.items()})
 
+    @functools.cached_property
+    def _is_bare(self) -> bool:
+        """True where the calls give maps alone and no option that they are to be checked with."""
+        first = next(iter(self.calls.values())).options
+        without_places = (None, *_checks.DEFAULT_PLACES)
+        return _checks.is_bare(first["support"], self.precision, *without_places, first["validate"])
+
+    def results_of_usual(self, function: str, attention: Any) -> dict[str, Any] | None:
+        """Return the results for maps as most calls hand them over, None for all others."""
+        if not self._is_bare:
+            return None
+        return sinks.from_usual_maps(function, attention, self.options, self.precision)
+
     def results(
         self, sites: Mapping[str, Tensor], lengths: _checks.Lengths, places: _checks.Places
     ) -> dict[str, Any]:
@@ -133,6 +146,20 @@ class MeasurementPlan:
     is_one_read: bool
     entropies: Mapping[Call, Call]
     held: Mapping[Call, Call]
+
+    def results_of_usual(self, function: str, attention: Any) -> dict[str, Any] | None:
+        """Return the results by key for maps as most calls hand them over, None for all others.
+
+        A single read has to answer every request. To make a run of the plan takes longer than the core takes
+        for a few maps of few tokens.
+        """
+        results = self.reads[0].results_of_usual(function, attention) if self.is_one_read else None
+        return None if results is None else {key: results[source] for key, source in self._sources}
+
+    @functools.cached_property
+    def _sources(self) -> list[tuple[str, str]]:
+        """Each request's key and the function that answers it."""
+        return [(request.key, call.source) for request, call in zip(self.requests, self.calls, strict=True)]
 
 
 def plan_of(requests: Sequence[Request], n: int) -> MeasurementPlan:

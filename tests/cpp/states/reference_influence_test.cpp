@@ -14,6 +14,18 @@ namespace {
 using testing::RowMatrix;
 using testing::view;
 
+// The states in panels, which `numbers` keeps.
+StatePanels<double> panels_of(const RowMatrix<double>& states, std::vector<double>& numbers) {
+  const Index keys = states.rows();
+  const Index width = states.cols();
+  numbers.resize(static_cast<std::size_t>(size_of_panels<double>(keys, width)));
+  // in two parts, as workers put them
+  const Index half = keys / 2;
+  put_in_panels(states.data(), Index{0}, half, keys, width, numbers.data());
+  put_in_panels(states.data() + half * width, half, keys, keys, width, numbers.data());
+  return {numbers.data(), keys, width};
+}
+
 TEST(ReferenceInfluence, SplitsTheOutputOfEveryOtherQuery) {
   constexpr Index n = 21;
   constexpr Index d = 3;
@@ -27,9 +39,10 @@ TEST(ReferenceInfluence, SplitsTheOutputOfEveryOtherQuery) {
   std::vector<double> directional(n, -1.0);
   std::vector<double> change(n, -1.0);
   InfluenceWorkspace workspace;
+  std::vector<double> numbers;
+  const StatePanels<double> panels = panels_of(states, numbers);
   for (Index begin = 0; begin < n; begin += 8) {
-    reference_influence(view(a), support, states.data(), d, reference, 1, begin,
-                        std::min(n, begin + 8),
+    reference_influence(view(a), support, panels, reference, 1, begin, std::min(n, begin + 8),
                         Influence{magnitude.data(), directional.data(), change.data()}, workspace);
   }
   for (Index i = 0; i < n; ++i) {
@@ -48,7 +61,7 @@ TEST(ReferenceInfluence, SplitsTheOutputOfEveryOtherQuery) {
 }
 
 TEST(ReferenceInfluence, EverySizeBesideAPanelOfTokensAndOfNumbers) {
-  // Panels hold 6, 12 or 24 numbers of 192 tokens, four of them are packed together.
+  // Panels hold 6, 12 or 24 numbers of 192 tokens, four of them are read together.
   for (Index n : {1, 4, 5, 47, 193, 260}) {
     for (Index d : {1, 11, 12, 13, 49, 100}) {
       for (bool causal : {true, false}) {
@@ -63,9 +76,11 @@ TEST(ReferenceInfluence, EverySizeBesideAPanelOfTokensAndOfNumbers) {
         auto directional = magnitude;
         auto change = magnitude;
         InfluenceWorkspace workspace;
+        std::vector<double> numbers;
+        const StatePanels<double> panels = panels_of(states, numbers);
         for (Index begin = 0; begin < n; begin += 64) {
           reference_influence(
-              view(a), support, states.data(), d, reference, 1, begin, std::min(n, begin + 64),
+              view(a), support, panels, reference, 1, begin, std::min(n, begin + 64),
               Influence{magnitude.data(), directional.data(), change.data()}, workspace);
         }
         for (Index i = 0; i < n; ++i) {
@@ -91,6 +106,26 @@ TEST(ReferenceInfluence, EverySizeBesideAPanelOfTokensAndOfNumbers) {
   }
 }
 
+TEST(ReferenceInfluence, AMapShorterThanItsStatesReadsTheFirstOfThem) {
+  constexpr Index n = 9;
+  const RowMatrix<double> a = testing::random_attention(n, false, 5);
+  const RowMatrix<double> states = RowMatrix<double>::Random(2 * n, 30);
+  const RowMatrix<double> first = states.topRows(n);
+  const bool reference[n] = {true};
+  InfluenceWorkspace workspace;
+  std::vector<double> of_all;
+  std::vector<double> of_first;
+  std::vector<double> expected(3 * n);
+  std::vector<double> influence(3 * n);
+  const auto measure = [&](const StatePanels<double>& panels, std::vector<double>& out) {
+    reference_influence(view(a), Support{}, panels, reference, 1, 0, n,
+                        Influence{out.data(), out.data() + n, out.data() + 2 * n}, workspace);
+  };
+  measure(panels_of(first, of_first), expected);
+  measure(panels_of(states, of_all), influence);
+  EXPECT_EQ(influence, expected);
+}
+
 TEST(ReferenceInfluence, WithoutReferenceNothingComesFromIt) {
   const RowMatrix<double> a = testing::random_attention(6, false, 9);
   const RowMatrix<double> states = RowMatrix<double>::Random(6, 2);
@@ -99,7 +134,9 @@ TEST(ReferenceInfluence, WithoutReferenceNothingComesFromIt) {
   double directional[6];
   double change[6];
   InfluenceWorkspace workspace;
-  reference_influence(view(a), Support{}, states.data(), 2, reference, 1, 0, 6,
+  std::vector<double> numbers;
+  const StatePanels<double> panels = panels_of(states, numbers);
+  reference_influence(view(a), Support{}, panels, reference, 1, 0, 6,
                       Influence{magnitude, directional, change}, workspace);
   for (Index i = 0; i < 6; ++i) {
     EXPECT_EQ(magnitude[i], 0.0);

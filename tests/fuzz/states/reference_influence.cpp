@@ -19,6 +19,9 @@ void reference_influence_target(Bytes& bytes) {
                                    width, Index{0}, n, false, wide.data());
   LAW(finite == states.finite, "widen_states says %d", finite);
   if (!finite || !map.finite()) return;
+  Output<double> numbers(size_of_panels<double>(n, width));
+  put_in_panels(wide.data(), Index{0}, n, n, width, numbers.data());
+  const StatePanels<double> panels{numbers.data(), n, width};
   static InfluenceWorkspace reused;
   InfluenceWorkspace fresh;
   Output<double> magnitude(n), direction(n), change(n);
@@ -26,13 +29,12 @@ void reference_influence_target(Bytes& bytes) {
   const Index rows = state_rows(n);
   for (Index begin = 0; begin < n; begin += rows) {
     const Index end = std::min(n, begin + rows);
-    reference_influence(map.view(), seen.support(), wide.data(), width, reference.all(),
-                        reference.stride(), begin, end,
-                        Influence{magnitude.data(), direction.data(), change.data()}, fresh);
+    reference_influence(map.view(), seen.support(), panels, reference.all(), reference.stride(),
+                        begin, end, Influence{magnitude.data(), direction.data(), change.data()},
+                        fresh);
     reference_influence(
-        map.view(), seen.support(), wide.data(), width, reference.all(), reference.stride(), begin,
-        end, Influence{magnitude_again.data(), direction_again.data(), change_again.data()},
-        reused);
+        map.view(), seen.support(), panels, reference.all(), reference.stride(), begin, end,
+        Influence{magnitude_again.data(), direction_again.data(), change_again.data()}, reused);
   }
   LAW(magnitude.same_bits(magnitude_again) && direction.same_bits(direction_again) &&
           change.same_bits(change_again),

@@ -517,6 +517,15 @@ class ReadOptions(NamedTuple):
         }
 
 
+def from_usual_maps(
+    function: str, attention: Any, options: ReadOptions, precision: _checks.Precision
+) -> dict[str, Any] | None:
+    """Return what one read of maps gives as most calls hand them over, None for all others."""
+    kernel = _core.sink_statistics
+    values = _checks.called_at_once(kernel, function, attention, "auto", *options, precision=precision)
+    return None if values is None else options.results(values)
+
+
 def from_one_read(
     function: str,
     attention: torch.Tensor,
@@ -530,14 +539,15 @@ def from_one_read(
     """Evaluate several functions named in FROM_ONE_READ, each with all its options, in one read of the
     maps.
     """
-    kernel = _core.sink_statistics
     if _checks.is_bare(support, precision, lengths, *places, validate):
-        values = _checks.called_at_once(kernel, function, attention, support, *options, precision=precision)
-        if values is not None:
-            return _checks.Attention(attention, None, None, True), options.results(values)
+        results = from_usual_maps(function, attention, options, precision)
+        if results is not None:
+            return _checks.Attention(attention, None, None, True), results
     _checks.precision_argument(function, precision, attention)
     checked = _checks.attention_argument(function, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(function, support, checked)
-    values = _checks.call_kernel(kernel, checked, seen, *options, function=function, precision=precision)
+    values = _checks.call_kernel(
+        _core.sink_statistics, checked, seen, *options, function=function, precision=precision
+    )
     _checks.warn_non_finite(function, checked, None, values[-1])
     return checked, options.results(values)
