@@ -253,7 +253,7 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
             Record& write) {
   const Index n = matrix.rows();
   const MatrixView<Scalar> view = testing::view(matrix);
-  const std::span<const MatrixView<Scalar>> one(&view, 1);
+  const std::span<const MatrixView<Scalar>> views(&view, 1);
   const Support support = auto_support(view);
   const std::span<const Support> supports(&support, 1);
   std::vector<double> numbers(static_cast<std::size_t>(n));
@@ -318,14 +318,14 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
   for (const bool normalized : {false, true}) {
     options.normalized = normalized;
     double value = 0.0;
-    fiedler_values(one, options, Precision::exact, &value, work.fiedler);
+    fiedler_values(views, options, Precision::exact, &value, work.fiedler);
     write(value);
   }
   fiedler_vector(view, options, numbers.data(), work.fiedler);
   write(numbers);
 
   double* const places[] = {numbers.data()};
-  singular_values(one, std::span<double* const>(places), work.singular);
+  singular_values(views, std::span<double* const>(places), work.singular);
   write(numbers);
   write(participation_ratio_singular(view, work.ratio));
   double fast_ratio = 0.0;
@@ -333,15 +333,16 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
   write(participation_ratio_eigen(view, work.ratio));
   write(participation_ratio_laplacian(view, work.ratio));
   for (const SpectralNull null : {SpectralNull::automatic, SpectralNull::permutation}) {
-    MarchenkoPasturOptions wanted;
-    wanted.null = null;
-    wanted.draws = 3;
-    wanted.triangular = &table;
-    MarchenkoPastur found;
-    marchenko_pastur(one, supports, wanted, std::span<MarchenkoPastur>(&found, 1), work.deviation);
-    write(found.ks);
-    write(found.wasserstein);
-    write(found.p_value);
+    MarchenkoPasturOptions null_options;
+    null_options.null = null;
+    null_options.draws = 3;
+    null_options.triangular = &table;
+    MarchenkoPastur result;
+    marchenko_pastur(views, supports, null_options, std::span<MarchenkoPastur>(&result, 1),
+                     work.deviation);
+    write(result.ks);
+    write(result.wasserstein);
+    write(result.p_value);
   }
 
   const double thresholds[] = {0.01, 0.05, 0.2};
@@ -412,21 +413,26 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Every
                 work.patterns);
   for (const PatternShare& share : shares) write({share.share, share.boost, share.distance});
 
-  const Index kept = split_rows(n, true);
-  std::vector<double> split(static_cast<std::size_t>(kept * (kept + 5)), 0.0);
+  const Index rows_of_split = split_rows(n, true);
+  std::vector<double> split(static_cast<std::size_t>(rows_of_split * (rows_of_split + 5)), 0.0);
   double* const at = split.data();
-  const ToeplitzOutputs outputs{
-      at, at + 5 * kept, at + kept, at + 2 * kept, at + 3 * kept, at + 4 * kept, kept};
+  const ToeplitzOutputs outputs{at,
+                                at + 5 * rows_of_split,
+                                at + rows_of_split,
+                                at + 2 * rows_of_split,
+                                at + 3 * rows_of_split,
+                                at + 4 * rows_of_split,
+                                rows_of_split};
   toeplitz_split(view, true, nullptr, 0, outputs, work.toeplitz);
   write(split);
   std::vector<std::int64_t> counts(static_cast<std::size_t>(n));
   std::vector<double> offsets(static_cast<std::size_t>(2 * n));
   offset_variance(view, offsets.data(), offsets.data() + n, counts.data(), work.toeplitz);
   write(offsets);
-  for (Index k = 0; k < kept; ++k) counts[static_cast<std::size_t>(k)] = k;
+  for (Index k = 0; k < rows_of_split; ++k) counts[static_cast<std::size_t>(k)] = k;
   std::fill(split.begin(), split.end(), 0.0);
-  mask_only(view, -1.0, counts.data(), kept, true, at, at + kept, at + 2 * kept, at + 5 * kept,
-            kept, work.masks);
+  mask_only(view, -1.0, counts.data(), rows_of_split, true, at, at + rows_of_split,
+            at + 2 * rows_of_split, at + 5 * rows_of_split, rows_of_split, work.masks);
   write(split);
   write(
       delta_sums(view, view, static_cast<Difference<Scalar, Scalar>*>(nullptr), n, work.differences)

@@ -14,16 +14,16 @@ namespace {
 py::tuple divergence(Argument heads, Argument lengths, Argument support, Argument entropy) {
   const Batch batch = make_rectangles(heads, lengths);
   const SupportBatch supports = make_support(batch, support);
-  const double* known = numbers_of(entropy, batch.count * batch.queries);
+  const double* entropies = numbers_of(entropy, batch.count * batch.queries);
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
   std::vector<double> rows(batch.count * batch.queries, kNaN);
   const Index block = batch.sizes.back() * batch.queries;
   const Index non_finite = per_layer<DivergenceWorkspace>(
       batch, supports,
-      [&](auto views, auto own, Index layer, Index begin, Index end, auto& workspace) {
+      [&](auto views, auto layer_supports, Index layer, Index begin, Index end, auto& workspace) {
         const Index at = layer * block;
-        head_divergence(views, own, begin, end, rows.data() + at, batch.queries, workspace,
-                        known == nullptr ? nullptr : known + at);
+        head_divergence(views, layer_supports, begin, end, rows.data() + at, batch.queries,
+                        workspace, entropies == nullptr ? nullptr : entropies + at);
       });
   for (Index index = 0; index < batch.count; ++index) {
     const double* row = rows.data() + index * batch.queries;
@@ -51,7 +51,7 @@ py::tuple removal(Argument heads, Argument lengths, Argument support, Argument k
   const Index block = batch.sizes.back() * batch.queries;
   const Index non_finite = per_layer<DivergenceWorkspace>(
       batch, supports,
-      [&](auto views, auto own, Index layer, Index begin, Index end, auto& workspace) {
+      [&](auto views, auto layer_supports, Index layer, Index begin, Index end, auto& workspace) {
         const Index at = layer * block;
         const RemovalRows out{before.data + at,
                               after.data + at,
@@ -60,8 +60,8 @@ py::tuple removal(Argument heads, Argument lengths, Argument support, Argument k
                               batch.queries,
                               batch.n,
                               learned == nullptr ? nullptr : learned + at};
-        sink_removal(views, own, removed.at(layer), removed.column_stride, begin, end, out,
-                     workspace);
+        sink_removal(views, layer_supports, removed.at(layer), removed.column_stride, begin, end,
+                     out, workspace);
       });
   return py::make_tuple(before.tensor, after.tensor, excluded.tensor,
                         keep_attention ? attention.tensor : py::none(), non_finite);

@@ -25,23 +25,25 @@ Pattern pattern_from(const std::string& name) {
 // `tokens`: contiguous int64, n of each map or of all, for "duplicate" and "induction"; `marked`: a
 // boolean tensor broadcast to the maps' shape, for "marked".
 py::tuple pattern_share_of(Argument attention, Argument lengths, Argument support,
-                           const std::vector<std::string>& patterns, Argument tokens,
-                           Argument marked, bool all) {
+                           const std::vector<std::string>& names, Argument tokens, Argument marked,
+                           bool all) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const py::object marked_pairs = marked.is_none() ? py::object(py::str("full")) : marked;
   const SupportBatch marks = make_support(batch, marked_pairs);
-  std::vector<Pattern> asked;
-  for (const std::string& name : patterns) {
-    asked.push_back(pattern_from(name));
-    const bool of_tokens = asked.back() == Pattern::duplicate || asked.back() == Pattern::induction;
-    if ((of_tokens && tokens.is_none()) || (asked.back() == Pattern::marked && marked.is_none())) {
+  std::vector<Pattern> patterns;
+  for (const std::string& name : names) {
+    patterns.push_back(pattern_from(name));
+    const bool of_tokens =
+        patterns.back() == Pattern::duplicate || patterns.back() == Pattern::induction;
+    if ((of_tokens && tokens.is_none()) ||
+        (patterns.back() == Pattern::marked && marked.is_none())) {
       throw py::value_error("'" + name + "' needs its tokens or marks");
     }
   }
   const bool of_all = !tokens.is_none() && py::len(tokens) == static_cast<std::size_t>(batch.n);
   const std::int64_t* ids = integers_of(tokens, of_all ? batch.n : batch.n * batch.count);
-  const auto count = static_cast<Index>(asked.size());
+  const auto count = static_cast<Index>(patterns.size());
   using P = PatternShare;
   const Fields fields(batch.sizes, {count}, P{kNaN, kNaN, kNaN, -1, kNaN}, &P::share, &P::uniform,
                       &P::boost, &P::queries, &P::distance);
@@ -51,11 +53,11 @@ py::tuple pattern_share_of(Argument attention, Argument lengths, Argument suppor
   };
   const Index non_finite = per_matrix_checked_by_kernel<Workspace>(
       batch, [&](const auto& view, Index index, Workspace& workspace) {
-        workspace.shares.resize(asked.size());
+        workspace.shares.resize(patterns.size());
         const std::int64_t* own_ids = ids == nullptr || of_all ? ids : ids + index * batch.n;
-        const PatternRequest request{asked.data(), count, own_ids, marks.given(index), all};
-        Support seen = supports.given(index);
-        if (!pattern_share(view, supports.automatic, seen, request, workspace.shares.data(),
+        const PatternRequest request{patterns.data(), count, own_ids, marks.given(index), all};
+        Support of_map = supports.given(index);
+        if (!pattern_share(view, supports.automatic, of_map, request, workspace.shares.data(),
                            workspace.kernel)) {
           return false;
         }

@@ -22,7 +22,7 @@ Index entries_of_columns(const Batch& batch) {
 
 // The shares of heads that lie together, of which few entries are needed once a layer is known to
 // be finite, and the numbers under uniform attention. Returns how many matrices are not finite.
-Index shares_of_layers(const Batch& batch, const SupportBatch& supports, const SinkRequest& asked,
+Index shares_of_layers(const Batch& batch, const SupportBatch& supports, const SinkRequest& request,
                        double* shares, double* uniforms) {
   const Index heads = batch.sizes.back();
   const Index layers = batch.count / heads;
@@ -41,10 +41,10 @@ Index shares_of_layers(const Batch& batch, const SupportBatch& supports, const S
           const MatrixView<Scalar> view = view_of(batch, data, index);
           SinkAnswers answers;
           if (together) {
-            answers.share = sink_share(view, support, asked.first, asked.queries);
+            answers.share = sink_share(view, support, request.first, request.queries);
           } else {
-            Support own = supports.given(index);
-            if (!sink_statistics(view, supports.automatic, own, asked, answers,
+            Support of_map = supports.given(index);
+            if (!sink_statistics(view, supports.automatic, of_map, request, answers,
                                  workspaces[worker])) {
               non_finite.fetch_add(1, std::memory_order_relaxed);
               continue;
@@ -130,8 +130,8 @@ Index rates_of(const Batch& batch, const SupportBatch& supports, double epsilon,
       visit_matrix(batch, index, [&](const auto& view, Index) {
         SinkAnswers answers;
         answers.incoming = exact.data();
-        Support seen = supports.given(index);
-        sink_statistics(view, supports.automatic, seen, SinkRequest{}, answers, workspace);
+        Support of_map = supports.given(index);
+        sink_statistics(view, supports.automatic, of_map, SinkRequest{}, answers, workspace);
       });
       received = exact[key];
       ++decided;
@@ -153,12 +153,12 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
   const SupportBatch supports = make_support(batch, support);
   const auto [first, queries] = first_and_queries.value_or(std::pair<Index, Index>(0, 0));
   const bool fast = precision_from(precision) == Precision::fast;
-  const SinkRequest asked{
+  const SinkRequest request{
       min_visibility.has_value(), min_visibility.value_or(0.0), first, queries, top, fast};
-  const auto numbers = [&](bool wanted, const std::vector<Index>& trailing) {
-    return wanted ? make_result(batch.sizes, trailing, kNaN) : Result<double>{py::none()};
+  const auto numbers = [&](bool is_asked, const std::vector<Index>& trailing) {
+    return is_asked ? make_result(batch.sizes, trailing, kNaN) : Result<double>{py::none()};
   };
-  const bool one_question = !entropy && !asked.position && top == 0 && supports.data == nullptr &&
+  const bool one_question = !entropy && !request.position && top == 0 && supports.data == nullptr &&
                             heads_lie_together(batch);
   // Every map writes all of its keys where none is shorter than the others.
   const bool are_whole = lengths.is_none() && !one_question;
@@ -166,11 +166,11 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
                                        ? make_empty<double>(batch.sizes, {batch.n})
                                        : numbers(incoming, {batch.n});
   const Result<double> entropies = numbers(entropy, {batch.queries});
-  const Result<double> shares = numbers(asked.first > 0, {});
-  const Result<double> uniforms = numbers(asked.first > 0, {});
+  const Result<double> shares = numbers(request.first > 0, {});
+  const Result<double> uniforms = numbers(request.first > 0, {});
   const Result<double> tops = numbers(top > 0, {});
   Result<std::int64_t> positions{py::none()};
-  if (asked.position) positions = make_result(batch.sizes, {}, std::int64_t{-1});
+  if (request.position) positions = make_result(batch.sizes, {}, std::int64_t{-1});
   std::atomic<Index> fallbacks{0};
   const auto answer = [&](Index non_finite) {
     Result<bool> rates{py::none()};
@@ -185,10 +185,10 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
                        uniforms.tensor, tops.tensor, rates.tensor, non_finite),
         fast, fallbacks.load() + decided);
   };
-  if (one_question && asked.first > 0 && !incoming)
-    return answer(shares_of_layers(batch, supports, asked, shares.data, uniforms.data));
+  if (one_question && request.first > 0 && !incoming)
+    return answer(shares_of_layers(batch, supports, request, shares.data, uniforms.data));
   const bool by_entries = supports.automatic || supports.rule.kind == Support::Kind::full;
-  if (one_question && asked.first == 0 && incoming && by_entries && sums_layers(batch))
+  if (one_question && request.first == 0 && incoming && by_entries && sums_layers(batch))
     return answer(
         incoming_of_layers(batch, supports.automatic, supports.given(0).shift, incomings.data));
   const Index non_finite = per_matrix_checked_by_kernel<SinkWorkspace>(
@@ -197,14 +197,14 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
         SinkAnswers answers;
         if (incoming) answers.incoming = incomings.data + index * batch.n;
         if (entropy) answers.entropy = entropies.data + index * batch.queries;
-        Support own = supports.given(index);
-        if (!sink_statistics(view, supports.automatic, own, asked, answers, workspace)) {
+        Support of_map = supports.given(index);
+        if (!sink_statistics(view, supports.automatic, of_map, request, answers, workspace)) {
           if (incoming && are_whole) std::fill_n(answers.incoming, batch.n, kNaN);
           return false;
         }
-        if (asked.position) positions.data[index] = answers.position;
+        if (request.position) positions.data[index] = answers.position;
         if (answers.fell_back) fallbacks.fetch_add(1, std::memory_order_relaxed);
-        if (asked.first > 0) {
+        if (request.first > 0) {
           shares.data[index] = answers.share.share;
           uniforms.data[index] = answers.share.uniform;
         }
@@ -232,7 +232,7 @@ py::tuple far(Argument attention, Argument lengths, Argument support) {
   const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   Result<double> numbers[5];
-  for (auto& one : numbers) one = make_result(batch.sizes, {batch.n}, kNaN);
+  for (auto& result : numbers) result = make_result(batch.sizes, {batch.n}, kNaN);
   const Result<std::int64_t> queries = make_result(batch.sizes, {batch.n}, std::int64_t{0});
   const Index non_finite =
       per_matrix<SinkWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {

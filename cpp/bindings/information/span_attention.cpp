@@ -15,8 +15,8 @@ py::tuple span_attention_of(Argument attention, Argument lengths, Argument suppo
   const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const FlagBatch marked = make_flags(batch.sizes, batch.n, special);
-  const auto given = static_cast<Index>(spans.size());
-  if (given != 2 && given != 2 * batch.count)
+  const auto numbers = static_cast<Index>(spans.size());
+  if (numbers != 2 && numbers != 2 * batch.count)
     throw py::value_error("spans must be two numbers for each map");
   using S = SpanAttention;
   const S none{kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN};
@@ -24,16 +24,16 @@ py::tuple span_attention_of(Argument attention, Argument lengths, Argument suppo
                       &S::special, &S::context, &S::received, &S::received_uniform);
   const Index non_finite = per_matrix_checked_by_kernel<NoWorkspace>(
       batch, [&](const auto& view, Index index, NoWorkspace&) {
-        const std::int64_t* ends = spans.data() + (given == 2 ? 0 : 2 * index);
+        const std::int64_t* ends = spans.data() + (numbers == 2 ? 0 : 2 * index);
         const Index start = ends[0];
         if (start < 0) return true;
-        Support own = supports.given(index);
-        SpanAttention found;
-        if (!span_attention(view, supports.automatic, own, start, ends[1], marked.at(index),
-                            marked.column_stride, found)) {
+        Support of_map = supports.given(index);
+        SpanAttention span;
+        if (!span_attention(view, supports.automatic, of_map, start, ends[1], marked.at(index),
+                            marked.column_stride, span)) {
           return false;
         }
-        fields.set(index, found);
+        fields.set(index, span);
         return true;
       });
   return py::make_tuple(fields.tensors(), non_finite);

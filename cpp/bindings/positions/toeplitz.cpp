@@ -44,8 +44,8 @@ py::tuple split(Argument scores, Argument lengths, bool late, Argument weights,
                                   first.data + index * m,
                                   lse.data + index * m,
                                   m};
-        const double* own = weight_matrices > 1 ? weighing + index * m * m : weighing;
-        return toeplitz_split(view, late, own, m, out, workspace, ahead);
+        const double* of_map = weight_matrices > 1 ? weighing + index * m * m : weighing;
+        return toeplitz_split(view, late, of_map, m, out, workspace, ahead);
       });
   return py::make_tuple(py::make_tuple(profile.tensor, residual.tensor, row.tensor, variance.tensor,
                                        first.tensor, lse.tensor),
@@ -66,8 +66,8 @@ py::tuple cut(Argument scores, Argument lengths, Argument sinks, Index sink_coun
       batch, workers, block_size(batch, 1), largest_block(batch),
       [&](const auto& view, Index index, Index next, auto& workspace) {
         // Queries behind a shorter map's own half have no attention.
-        const Index own = split_rows(view.rows(), true);
-        const Index few = std::lower_bound(queries.begin(), queries.end(), own) - queries.begin();
+        const Index split = split_rows(view.rows(), true);
+        const Index few = std::lower_bound(queries.begin(), queries.end(), split) - queries.begin();
         const double sink =
             logits == nullptr ? -std::numeric_limits<double>::infinity() : logits[index];
         return mask_only(view, sink, queries.data(), few, body, lse.data + index * m,

@@ -15,21 +15,22 @@ constexpr double kLeastSpread = 0.01;
 template <class Float>
 Index moments_of(const Batch& batch, const SupportBatch& supports, const MatrixBatch& states,
                  const MatrixBatch* query_states, const FlagBatch& left_out, Index blocks,
-                 const std::vector<char>* wanted, std::vector<PairMoments>& parts) {
+                 const std::vector<char>* selected, std::vector<PairMoments>& parts) {
   std::vector<char> beyond(batch.count);
   return per_state<AlignmentWorkspace, Float>(
       batch, supports, states, true,
-      [&](std::span<const Index> group, const std::vector<Support>& seen, const Float* unit,
-          const Float* unit_queries, Index begin, Index end, Index block, auto& workspace) {
+      [&](std::span<const Index> group, const std::vector<Support>& supports_of_maps,
+          const Float* unit, const Float* unit_queries, Index begin, Index end, Index block,
+          auto& workspace) {
         visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
           std::vector<AlignedHead<Scalar>> heads;
           std::vector<Index> indices;
           heads.reserve(group.size());
           indices.reserve(group.size());
           for (const Index index : group) {
-            if (wanted != nullptr && (*wanted)[index] == 0) continue;
-            heads.push_back({view_of(batch, data, index), seen[index], left_out.at(index),
-                             left_out.column_stride});
+            if (selected != nullptr && (*selected)[index] == 0) continue;
+            heads.push_back({view_of(batch, data, index), supports_of_maps[index],
+                             left_out.at(index), left_out.column_stride});
             indices.push_back(index);
           }
           if (heads.empty()) return;

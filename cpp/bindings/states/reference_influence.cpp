@@ -23,25 +23,26 @@ struct InPanels {
 // not finite.
 template <class Float>
 Index measure(const Batch& batch, const SupportBatch& supports, const MatrixBatch& states,
-              const FlagBatch& reference, const Influence& out, const std::vector<char>* wanted,
+              const FlagBatch& reference, const Influence& out, const std::vector<char>* selected,
               std::vector<char>& unknown) {
   std::vector<std::atomic<bool>> failed(batch.count);
   const Index non_finite = per_state<InfluenceWorkspace, Float, InPanels<Float>>(
       batch, supports, states, false,
-      [&](std::span<const Index> group, const std::vector<Support>& seen, const Float* panels,
-          const Float*, Index begin, Index end, Index, auto& workspace) {
+      [&](std::span<const Index> group, const std::vector<Support>& supports_of_maps,
+          const Float* panels, const Float*, Index begin, Index end, Index, auto& workspace) {
         visit_scalar(batch, [&](const auto* data) {
           for (const Index index : group) {
-            if (wanted != nullptr && (*wanted)[index] == 0) continue;
+            if (selected != nullptr && (*selected)[index] == 0) continue;
             const auto view = view_of(batch, data, index);
             const Index last = std::min<Index>(end, view.rows());
             if (begin >= last) continue;
             const Index at = index * batch.queries;
             const Influence of_map{out.relative_magnitude + at, out.directional + at,
                                    out.information_change + at};
-            if (!reference_influence(
-                    view, seen[index], StatePanels<Float>{panels, batch.n, states.columns},
-                    reference.at(index), reference.column_stride, begin, last, of_map, workspace)) {
+            if (!reference_influence(view, supports_of_maps[index],
+                                     StatePanels<Float>{panels, batch.n, states.columns},
+                                     reference.at(index), reference.column_stride, begin, last,
+                                     of_map, workspace)) {
               failed[index].store(true, std::memory_order_relaxed);
             }
           }
@@ -74,8 +75,9 @@ py::tuple influence(Argument attention, Argument lengths, Argument support, Argu
   }
   const Index non_finite = measure<float>(batch, supports, beside, marked, out, nullptr, unknown);
   const auto measured_exactly = static_cast<Index>(std::count(unknown.begin(), unknown.end(), 1));
-  const std::vector<char> wanted = unknown;
-  if (measured_exactly > 0) measure<double>(batch, supports, beside, marked, out, &wanted, unknown);
+  const std::vector<char> selected = unknown;
+  if (measured_exactly > 0)
+    measure<double>(batch, supports, beside, marked, out, &selected, unknown);
   return py::make_tuple(magnitude.tensor, directional.tensor, change.tensor, non_finite,
                         measured_exactly);
 }

@@ -74,9 +74,10 @@ void head_divergence(std::span<const MatrixView<Scalar>> heads, std::span<const 
     log_mean(rows, n, log_of_mean);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       const Index at = static_cast<Index>(h) * stride + i;
-      const Index seen = rows.readers[h].end(i);
-      const double own = entropy != nullptr ? entropy[at] : row_entropy(rows[h], seen, n, nullptr);
-      out[at] = row_divergence(own, rows[h], seen, n, log_of_mean);
+      const Index keys = rows.readers[h].end(i);
+      const double row_entropy_of_head =
+          entropy != nullptr ? entropy[at] : row_entropy(rows[h], keys, n, nullptr);
+      out[at] = row_divergence(row_entropy_of_head, rows[h], keys, n, log_of_mean);
     }
   }
 }
@@ -91,9 +92,9 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
   double* log_of_removed_mean = workspace.removed_mean.resize(padded(n));
   std::fill(log_of_mean, log_of_mean + padded(n), 0.0);
   // 1 for the keys that stay, and one row of rescaled entries.
-  double* kept = workspace.kept.resize(2 * padded(n));
-  double* rescaled = kept + padded(n);
-  for (Index j = 0; j < padded(n); ++j) kept[j] = j < n && !removed[j * key_stride] ? 1.0 : 0.0;
+  double* factors = workspace.factors.resize(2 * padded(n));
+  double* rescaled = factors + padded(n);
+  for (Index j = 0; j < padded(n); ++j) factors[j] = j < n && !removed[j * key_stride] ? 1.0 : 0.0;
   std::vector<double> left(heads.size());
   const auto learned = [&](std::size_t h, Index i) {
     return out.sink_mass == nullptr ? 0.0 : out.sink_mass[static_cast<Index>(h) * out.stride + i];
@@ -108,7 +109,8 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
     std::fill(log_of_removed_mean, log_of_removed_mean + padded(rows.end), 0.0);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       Lanes mass{};
-      for_each_lane(rows[h], 0, rows.end, n, [&](Lanes x, Index j) { mass += x * load(kept + j); });
+      for_each_lane(rows[h], 0, rows.end, n,
+                    [&](Lanes x, Index j) { mass += x * load(factors + j); });
       left[h] = sum_of_lanes(mass) + learned(h, i);
       mean_learned += learned(h, i) / static_cast<double>(heads.size());
       if (!(left[h] > 0.0)) continue;
@@ -116,7 +118,7 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
       mean_learned_after += learned(h, i) / left[h];
       for_each_lane(rows[h], 0, rows.end, n, [&](Lanes x, Index j) {
         double* at = log_of_removed_mean + j;
-        store(at, load(at) + x * load(kept + j) / left[h]);
+        store(at, load(at) + x * load(factors + j) / left[h]);
       });
     }
     for (Index j = 0; j < rows.end; j += kPackWidth) {
@@ -133,12 +135,13 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
         std::fill(rescaled, rescaled + n, 0.0);
       } else {
         std::fill(rescaled + rows.end, rescaled + n, 0.0);
-        for_each_lane(rows[h], 0, rows.end, n,
-                      [&](Lanes x, Index j) { store(rescaled + j, x * load(kept + j) / left[h]); });
-        const Index seen = rows.end;
+        for_each_lane(rows[h], 0, rows.end, n, [&](Lanes x, Index j) {
+          store(rescaled + j, x * load(factors + j) / left[h]);
+        });
+        const Index keys = rows.end;
         out.before[at] =
-            row_divergence(row_entropy(rows[h], seen, n, nullptr), rows[h], seen, n, log_of_mean);
-        out.after[at] = row_divergence(row_entropy(rescaled, seen, n, nullptr), rescaled, seen, n,
+            row_divergence(row_entropy(rows[h], keys, n, nullptr), rows[h], keys, n, log_of_mean);
+        out.after[at] = row_divergence(row_entropy(rescaled, keys, n, nullptr), rescaled, keys, n,
                                        log_of_removed_mean);
         if (learned(h, i) > 0.0) {
           const double rest = learned(h, i) / left[h];

@@ -15,7 +15,7 @@ struct DivergenceWorkspace {
   std::vector<RowScratch> rows;
   AlignedBuffer mean;
   AlignedBuffer removed_mean;
-  AlignedBuffer kept;
+  AlignedBuffer factors;
 };
 
 // KL(A^h_i ‖ Ā_i) = Σ_j A^h_ij (log A^h_ij − log Ā_ij) in nats, over the keys that head h lets

@@ -75,10 +75,10 @@ std::pair<double, double> sum_and_largest(const std::vector<double>& mass) {
 double top_mass_of(Index k, std::vector<double>& mass) {
   const auto [total, largest] = sum_and_largest(mass);
   if (total == 0.0) return kNaN;
-  const Index taken = std::min(k, static_cast<Index>(mass.size()));
-  if (taken == 1) return largest / total;
-  std::partial_sort(mass.begin(), mass.begin() + taken, mass.end(), std::greater<>());
-  return std::accumulate(mass.begin(), mass.begin() + taken, 0.0) / total;
+  const Index count = std::min(k, static_cast<Index>(mass.size()));
+  if (count == 1) return largest / total;
+  std::partial_sort(mass.begin(), mass.begin() + count, mass.end(), std::greater<>());
+  return std::accumulate(mass.begin(), mass.begin() + count, 0.0) / total;
 }
 
 // Number, sum, sum of squared distances from their mean, and largest of the far visible entries of
@@ -162,10 +162,10 @@ void count_visible(const Support& support, Index queries, Index n, SinkWorkspace
 // the same order.
 template <class Scalar>
 SinkShare share_after_sums(const MatrixView<Scalar>& attention, const Support& support,
-                           const SinkRequest& asked, SinkWorkspace& workspace) {
+                           const SinkRequest& request, SinkWorkspace& workspace) {
   const Index queries = attention.rows();
-  if (asked.first != 1 || asked.queries < queries || support.kind == Support::Kind::mask)
-    return sink_share(attention, support, asked.first, asked.queries);
+  if (request.first != 1 || request.queries < queries || support.kind == Support::Kind::mask)
+    return sink_share(attention, support, request.first, request.queries);
   count_visible(support, queries, attention.cols(), workspace);
   const VisibleCounts& counts = workspace.visible;
   const double scale = counts.seeing == 0 ? kNaN : 1.0 / static_cast<double>(counts.seeing);
@@ -191,9 +191,9 @@ bool sums_and_entropies(const MatrixView<Scalar>& attention, bool find_support, 
 }
 
 // Whether nothing is asked for that sums of whole rows or columns answer.
-bool asks_for_share_alone(const SinkRequest& asked, const SinkAnswers& answers) {
-  return answers.entropy == nullptr && answers.incoming == nullptr && !asked.position &&
-         asked.top == 0;
+bool asks_for_share_alone(const SinkRequest& request, const SinkAnswers& answers) {
+  return answers.entropy == nullptr && answers.incoming == nullptr && !request.position &&
+         request.top == 0;
 }
 
 // Finds out the support, where that is asked for, without a sum. Returns whether all entries are
@@ -233,11 +233,11 @@ void far_attention_of_mask(const MatrixView<Scalar>& attention, const Support& s
         unused.assign(count + 2 * kPackWidth, 0.0);
         const FarRow of_row = far_row(far.data(), count, count, count, count, unused.data());
         if (of_row.count == 0.0) return;
-        const FarSums given{of_row.sum / of_row.count, of_row.squares / of_row.count,
-                            of_row.largest, 1.0 / static_cast<double>(visible), 1};
+        const FarSums of_far_keys{of_row.sum / of_row.count, of_row.squares / of_row.count,
+                                  of_row.largest, 1.0 / static_cast<double>(visible), 1};
         for (std::size_t k = 0; k < far.size(); ++k) {
           out.mass[keys[k]] += far[k];
-          given.add_to(out, keys[k]);
+          of_far_keys.add_to(out, keys[k]);
         }
       });
 }
@@ -252,8 +252,8 @@ template <class Scalar>
 void far_attention(const MatrixView<Scalar>& attention, const Support& support,
                    const FarAttention& out, SinkWorkspace& workspace) {
   const Index n = attention.cols();
-  for (double* each : {out.mass, out.expected, out.variance, out.largest, out.uniform})
-    std::fill(each, each + n, 0.0);
+  for (double* sums_of_keys : {out.mass, out.expected, out.variance, out.largest, out.uniform})
+    std::fill(sums_of_keys, sums_of_keys + n, 0.0);
   std::fill(out.queries, out.queries + n, std::int64_t{0});
   if (support.kind == Support::Kind::mask) {
     far_attention_of_mask(attention, support, out, workspace);
@@ -274,14 +274,14 @@ void far_attention(const MatrixView<Scalar>& attention, const Support& support,
                  const Index right = std::clamp<Index>(place + distance, left, end);
                  const FarRow of_row = far_row(row, left, right, end, n, mass.data());
                  if (of_row.count == 0.0) return;
-                 const FarSums given{of_row.sum / of_row.count, of_row.squares / of_row.count,
-                                     of_row.largest, 1.0 / static_cast<double>(end), 1};
-                 if (left > 0) before[left - 1].add(given);
+                 const FarSums of_far_keys{of_row.sum / of_row.count, of_row.squares / of_row.count,
+                                           of_row.largest, 1.0 / static_cast<double>(end), 1};
+                 if (left > 0) before[left - 1].add(of_far_keys);
                  if (right == end) return;
                  if (end == n) {
-                   from[right].add(given);
+                   from[right].add(of_far_keys);
                  } else {
-                   for (Index j = right; j < end; ++j) given.add_to(out, j);
+                   for (Index j = right; j < end; ++j) of_far_keys.add_to(out, j);
                  }
                });
   std::copy(mass.begin(), mass.begin() + n, out.mass);
@@ -299,32 +299,32 @@ void far_attention(const MatrixView<Scalar>& attention, const Support& support,
 
 template <class Scalar>
 bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
-                     const SinkRequest& asked, SinkAnswers& answers, SinkWorkspace& workspace) {
+                     const SinkRequest& request, SinkAnswers& answers, SinkWorkspace& workspace) {
   const Index queries = attention.rows();
   const Index n = attention.cols();
   std::vector<double>& mass = workspace.rows.sums;
   // `fast` gives the share that it gives beside other answers
-  if (asks_for_share_alone(asked, answers) && !asked.fast) {
+  if (asks_for_share_alone(request, answers) && !request.fast) {
     if (!read_support(attention, find_support, support)) return false;
-    answers.share = sink_share(attention, support, asked.first, asked.queries);
+    answers.share = sink_share(attention, support, request.first, request.queries);
     return true;
   }
-  if (!sums_and_entropies(attention, find_support, support, asked.fast, answers.entropy,
+  if (!sums_and_entropies(attention, find_support, support, request.fast, answers.entropy,
                           workspace)) {
     if (answers.entropy != nullptr) std::fill(answers.entropy, answers.entropy + queries, kNaN);
     return false;
   }
-  if (asked.position) visible_queries(support, queries, n, workspace.queries);
+  if (request.position) visible_queries(support, queries, n, workspace.queries);
   if (answers.incoming != nullptr) {
     count_visible(support, queries, n, workspace);
     // A key that no query sees has no mass, and 0/0 is NaN.
     const double* seeing = workspace.visible.queries.data();
     for (Index j = 0; j < n; ++j) answers.incoming[j] = mass[j] / seeing[j];
   }
-  if (asked.position) {
-    const bool is_rounded = asked.fast && !std::is_same_v<Scalar, double>;
+  if (request.position) {
+    const bool is_rounded = request.fast && !std::is_same_v<Scalar, double>;
     const auto position = [&] {
-      return position_of(asked.min_visibility, queries, 4.0 * kErrorOfFastSums, workspace);
+      return position_of(request.min_visibility, queries, 4.0 * kErrorOfFastSums, workspace);
     };
     auto [key, is_close] = position();
     if (is_rounded && is_close) {
@@ -335,8 +335,8 @@ bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Sup
     }
     answers.position = key;
   }
-  if (asked.first > 0) answers.share = share_after_sums(attention, support, asked, workspace);
-  if (asked.top > 0) answers.top_mass = top_mass_of(asked.top, mass);
+  if (request.first > 0) answers.share = share_after_sums(attention, support, request, workspace);
+  if (request.top > 0) answers.top_mass = top_mass_of(request.top, mass);
   return true;
 }
 
@@ -379,18 +379,18 @@ SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support
     const Index visible = visible_keys(support, i, n);
     if (visible == 0) continue;
     ++counted;
-    Index seen = 0;
+    Index visible_first = 0;
     if (support.kind == Support::Kind::mask) {
       for (Index j = 0; j < keys; ++j) {
         if (!support.visible(i, j)) continue;
-        ++seen;
+        ++visible_first;
         share += static_cast<double>(attention(i, j));
       }
     } else {
-      seen = std::min(keys, visible);
-      for (Index j = 0; j < seen; ++j) share += static_cast<double>(attention(i, j));
+      visible_first = std::min(keys, visible);
+      for (Index j = 0; j < visible_first; ++j) share += static_cast<double>(attention(i, j));
     }
-    uniform += static_cast<double>(seen) / static_cast<double>(visible);
+    uniform += static_cast<double>(visible_first) / static_cast<double>(visible);
   }
   const double scale = counted == 0 ? kNaN : 1.0 / static_cast<double>(counted);
   return {share * scale, uniform * scale};
@@ -404,11 +404,11 @@ bool read_heads_together(const MatrixView<Scalar>& layer, Index heads, Index shi
   const Index stride = layer.outerStride();
   bool every_head_is_causal = find_support && n >= 2;
   for (Index i = 0; every_head_is_causal && i < rows; ++i) {
-    const Index seen = std::clamp<Index>(i + shift + 1, 0, n) * heads;
+    const Index visible = std::clamp<Index>(i + shift + 1, 0, n) * heads;
     const Scalar* row = layer.data() + i * stride;
-    every_head_is_causal = !any_nonzero(row + seen, layer.cols() - seen, 1);
+    every_head_is_causal = !any_nonzero(row + visible, layer.cols() - visible, 1);
     // What is hidden is 0 where heads are causal so far.
-    if (every_head_is_causal && !all_finite(matrix_view(row, Index{1}, seen, stride, Index{1})))
+    if (every_head_is_causal && !all_finite(matrix_view(row, Index{1}, visible, stride, Index{1})))
       return false;
   }
   if (!every_head_is_causal && !all_finite(layer)) return false;

@@ -160,6 +160,6 @@ struct SinkAnswers {
 // not, nothing is answered.
 template <class Scalar>
 bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
-                     const SinkRequest& asked, SinkAnswers& answers, SinkWorkspace& workspace);
+                     const SinkRequest& request, SinkAnswers& answers, SinkWorkspace& workspace);
 
 }  // namespace attnscope

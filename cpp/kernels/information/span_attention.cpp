@@ -47,18 +47,18 @@ void add(const MatrixView<Scalar>& attention, const Support& support, Index i, I
 // What query i gives the keys [start, stop), and how many of them it sees.
 struct Inside {
   double mass = 0.0;
-  Index seen = 0;
+  Index visible = 0;
 };
 
 template <class Scalar>
 Inside inside(const MatrixView<Scalar>& attention, const Support& support, Index i, Index start,
               Index stop) {
-  Inside found;
+  Inside of_row;
   for (Index j = start; j < stop; ++j) {
-    found.mass += entry(attention, support, i, j);
-    found.seen += support.visible(i, j) ? 1 : 0;
+    of_row.mass += entry(attention, support, i, j);
+    of_row.visible += support.visible(i, j) ? 1 : 0;
   }
-  return found;
+  return of_row;
 }
 
 // Rows that are looked at together: few enough to stay in the cache until the span's columns are
@@ -109,9 +109,10 @@ bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Supp
     if (!reading.finite) return false;
   }
   if (find_support) support.kind = reading.causal ? Support::Kind::causal : Support::Kind::full;
-  const auto uniform_share = [&](Index i, Index seen) {
-    return seen == 0 ? 0.0
-                     : static_cast<double>(seen) / static_cast<double>(visible_keys(support, i, n));
+  const auto uniform_share = [&](Index i, Index visible) {
+    return visible == 0
+               ? 0.0
+               : static_cast<double>(visible) / static_cast<double>(visible_keys(support, i, n));
   };
   out = {};
   out.received = received;
@@ -122,9 +123,9 @@ bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Supp
     const Index place = support.position(i);
     if (!in_span(place)) continue;
     ++inner_queries;
-    const Inside own = inside(attention, support, i, start, stop);
-    out.share += own.mass;
-    out.uniform += uniform_share(i, own.seen);
+    const Inside of_query = inside(attention, support, i, start, stop);
+    out.share += of_query.mass;
+    out.uniform += uniform_share(i, of_query.visible);
     out.diagonal += entry(attention, support, i, place);
     add(attention, support, i, 0, start, special, special_stride, rest);
     add(attention, support, i, stop, n, special, special_stride, rest);
@@ -133,12 +134,12 @@ bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Supp
   for (Index i = 0; i < queries; ++i) {
     const Index place = support.position(i);
     if (in_span(place) || (support.kind == Support::Kind::causal && place < stop)) continue;
-    const Inside given =
+    const Inside of_span =
         masked ? inside(attention, support, i, start, stop) : Inside{0.0, stop - start};
-    if (given.seen == 0) continue;
+    if (of_span.visible == 0) continue;
     ++outer_queries;
-    out.received += given.mass;
-    out.received_uniform += uniform_share(i, given.seen);
+    out.received += of_span.mass;
+    out.received_uniform += uniform_share(i, of_span.visible);
   }
   const double m = inner_queries == 0 ? kNaN : static_cast<double>(inner_queries);
   const double scale = outer_queries == 0 ? kNaN : static_cast<double>(outer_queries);

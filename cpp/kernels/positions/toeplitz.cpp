@@ -50,13 +50,13 @@ bool fill_profile(RowReader<Scalar>& reader, ToeplitzAhead& ahead, Index n, Inde
     farther.add(row, i - m + 1, n);
     add_offsets<false>(row, i, m, n, profile, counts);
   }
-  const auto whole = [&](Index k) {
+  const auto visible_rows = [&](Index k) {
     return begin > 0 ? static_cast<double>(m) : static_cast<double>(k + 1);
   };
   const bool finite =
       std::all_of(profile, profile + m, [](double sum) { return std::isfinite(sum); });
   if (farther.is_readable() && finite) {
-    for (Index k = 0; k < m; ++k) profile[k] /= whole(k);
+    for (Index k = 0; k < m; ++k) profile[k] /= visible_rows(k);
     return true;
   }
   std::fill(profile, profile + m + kPackWidth, 0.0);
@@ -234,8 +234,8 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
   const Lanes total = row_sums(sums.residuals);
   Lanes keys = row_sums(sums.keys);
   if constexpr (!hiding) {
-    const Lanes whole = total + sinks;
-    if (any(~(magnitude(whole) < kInfinity))) return Found::hidden;
+    const Lanes total_with_sinks = total + sinks;
+    if (any(~(magnitude(total_with_sinks) < kInfinity))) return Found::hidden;
     for (Index r = 0; r < kPackWidth; ++r) keys[r] = static_cast<double>(first + r);
   }
   const Lanes mean = total / keys;
@@ -255,9 +255,9 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
       Lanes below[kAbreast];
 #pragma GCC unroll 4
       for (Index a = 0; a < kAbreast; ++a) {
-        const auto here = early.template keys<last>(begin + a, j);
-        const LaneMask body = early.template body<last>(begin + a, j, here.residuals);
-        Lanes rest = here.residuals - middle[a];
+        const auto at_keys = early.template keys<last>(begin + a, j);
+        const LaneMask body = early.template body<last>(begin + a, j, at_keys.residuals);
+        Lanes rest = at_keys.residuals - middle[a];
         if (hiding || last || j == 0) rest = body ? rest : Lanes{};
         if constexpr (weighing) {
           const Index i = first + std::min(begin + a, rows - 1);
@@ -265,7 +265,7 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
         } else {
           squares[a] += rest * rest;
         }
-        below[a] = here.scores - top[a];
+        below[a] = at_keys.scores - top[a];
       }
       bounded_exps(below);
 #pragma GCC unroll 4
@@ -311,10 +311,10 @@ bool toeplitz_split(const MatrixView<Scalar>& scores, bool late, const double* w
                                         weight_ld, out, ahead);
   };
   for (Index first = 0; first < m; first += kPackWidth) {
-    Found found = weights == nullptr ? rows.template operator()<false, false>(first)
-                                     : rows.template operator()<true, true>(first);
-    if (found == Found::hidden) found = rows.template operator()<true, false>(first);
-    if (found == Found::unreadable) {
+    Found reading = weights == nullptr ? rows.template operator()<false, false>(first)
+                                       : rows.template operator()<true, true>(first);
+    if (reading == Found::hidden) reading = rows.template operator()<true, false>(first);
+    if (reading == Found::unreadable) {
       fill_split(out, m, kMissing);
       return false;
     }

@@ -51,11 +51,11 @@ struct ShiftedSums {
            Index end, Index n) {
     for (Index j = begin; j < end; j += kPackWidth) {
       const Index left = end - j;
-      const bool whole = left >= kPackWidth;
-      const Lanes v = whole ? load(weights + j) : load_head(weights + j, left, kPackWidth);
+      const bool is_full = left >= kPackWidth;
+      const Lanes v = is_full ? load(weights + j) : load_head(weights + j, left, kPackWidth);
       w += v;
-      add(((whole ? load(row + j) : load_head(row + j, left, n - j)) - a0) * v,
-          ((whole ? load(cosines + j) : load_head(cosines + j, left, kPackWidth)) - c0) * v);
+      add(((is_full ? load(row + j) : load_head(row + j, left, n - j)) - a0) * v,
+          ((is_full ? load(cosines + j) : load_head(cosines + j, left, kPackWidth)) - c0) * v);
     }
   }
 
@@ -377,7 +377,7 @@ void add_by_rows(const AlignedHead<Scalar>& head, const Block& block, const Cosi
   RowReader<Scalar> reader(head.attention, head.support, workspace.rows);
   for (Index i = block.begin; i < std::min<Index>(block.end, head.attention.rows()); ++i) {
     if (workspace.directed_queries[i] == 0.0) continue;
-    const Index own = head.support.position(i);
+    const Index self = head.support.position(i);
     const double* cosines = of_block.packed + (i - block.begin) * of_block.ld;
     const Wide<Scalar>* row = reader.row(i);
     const Index last = reader.end(i);
@@ -390,11 +390,11 @@ void add_by_rows(const AlignedHead<Scalar>& head, const Block& block, const Cosi
       row_weights = workspace.row_weights.data();
     }
     Index first = 0;
-    while (first < last && (first == own || row_weights[first] == 0.0)) ++first;
+    while (first < last && (first == self || row_weights[first] == 0.0)) ++first;
     if (first == last) continue;
     ShiftedSums sums{static_cast<double>(row[first]), cosines[first]};
-    sums.add(row, cosines, row_weights, first, std::min(own, last), n);
-    sums.add(row, cosines, row_weights, std::max(first, own + 1), last, n);
+    sums.add(row, cosines, row_weights, first, std::min(self, last), n);
+    sums.add(row, cosines, row_weights, std::max(first, self + 1), last, n);
     moments.put(sums.moments(sum_of_lanes(sums.w)));
   }
 }

@@ -171,36 +171,37 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
   std::fill(from_reference, from_reference + rows * kWide, 0.0);
   const bool causal = support.kind == Support::Kind::causal;
   for (Index left = 0; left < width; left += kWide) {
-    const Index here = std::min(kWide, width - left);
+    const Index numbers = std::min(kWide, width - left);
     const auto panel = [&](Index c) { return states.data + (left + c) * states.keys; };
     for (Index j = 0; j < columns; j += kDepth) {
       const Index depth = std::min(kDepth, columns - j);
-      for (Index c = 0; c < here; c += kWidth) {
+      for (Index c = 0; c < numbers; c += kWidth) {
         const Float* tile = panel(c) + j * kWidth;
         for (Index i = 0; i < rows; i += kTileRows) {
           const Index count = std::min(kTileRows, rows - i);
-          const Index seen =
+          const Index keys =
               causal ? std::min(depth, begin + support.shift + i + count - j) : depth;
-          if (seen <= 0) continue;
-          Tile<Float>::multiply(rest + i * spacing + j, count, spacing, tile, here - c, seen, j > 0,
-                                from_rest + i * kWide + c, kWide);
+          if (keys <= 0) continue;
+          Tile<Float>::multiply(rest + i * spacing + j, count, spacing, tile, numbers - c, keys,
+                                j > 0, from_rest + i * kWide + c, kWide);
         }
       }
     }
     for (Index r = 0; r < picks; r += kDepth) {
       const Index depth = std::min(kDepth, picks - r);
-      for (Index c = 0; c < here; c += kWidth) {
+      for (Index c = 0; c < numbers; c += kWidth) {
         for (Index k = 0; k < depth; ++k)
           std::copy_n(panel(c) + marked[r + k] * kWidth, kWidth, tile_of_marked + k * kWidth);
         for (Index i = 0; i < rows; i += kTileRows) {
           Tile<Float>::multiply(picked + i * picks + r, std::min(kTileRows, rows - i), picks,
-                                tile_of_marked, here - c, depth, r > 0,
+                                tile_of_marked, numbers - c, depth, r > 0,
                                 from_reference + i * kWide + c, kWide);
         }
       }
     }
     for (Index i = 0; i < rows; ++i) {
-      products[i].add(from_reference + i * kWide, from_rest + i * kWide, in_vectors<Float>(here));
+      products[i].add(from_reference + i * kWide, from_rest + i * kWide,
+                      in_vectors<Float>(numbers));
     }
   }
   double* norms = nullptr;
@@ -214,8 +215,8 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
     for (Index r = 0; r < picks; ++r) marked_norms[r] = norms[marked[r]];
   }
   for (Index i = begin; i < end; ++i) {
-    const Index own = support.position(i);
-    const bool inside = 0 <= own && own < n && reference[own * stride];
+    const Index self = support.position(i);
+    const bool inside = 0 <= self && self < n && reference[self * stride];
     if (inside) continue;
     const Index r = i - begin;
     if (norms != nullptr && !products[r].hold(sum_of_terms(picked + r * picks, marked_norms, picks),

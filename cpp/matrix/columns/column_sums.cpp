@@ -36,7 +36,7 @@ void add_strip(const Scalar* columns, Index row_stride, Index rows, Index ahead,
   constexpr auto kLine = Ahead::kLine / static_cast<Index>(sizeof(Scalar));
   constexpr bool kAsks = sizeof(Scalar) < sizeof(double);
   const auto factor = Lane::factor();
-  Looks<Lane> seen = looks;
+  Looks<Lane> looks_of_strip = looks;
   typename Lane::Sum total[kUnits];
 #pragma GCC unroll 16
   for (Index u = 0; u < kUnits; ++u) total[u] = Lane::begin(sums + u * Lane::kColumns);
@@ -46,13 +46,13 @@ void add_strip(const Scalar* columns, Index row_stride, Index rows, Index ahead,
     for (Index u = 0; u < kUnits; ++u) {
       const Scalar* from = row + u * Lane::kColumns;
       if (kAsks && u * Lane::kColumns % kLine == 0) __builtin_prefetch(from + ahead);
-      Lane::Seen::look(from, seen.chains[u % 2]);
+      Lane::Seen::look(from, looks_of_strip.chains[u % 2]);
       Lane::add(from, factor, total[u]);
     }
   }
 #pragma GCC unroll 16
   for (Index u = 0; u < kUnits; ++u) Lane::end(total[u], sums + u * Lane::kColumns);
-  looks = seen;
+  looks = looks_of_strip;
 }
 
 // The same of up to kCount units.
@@ -70,8 +70,8 @@ void add_units(Index units, const Scalar* columns, Index row_stride, Index rows,
 template <class Lane, class Scalar>
 Index add_whole_units(const Scalar* data, Index row_stride, Index rows, Index columns, Index end,
                       double* sums, Looks<Lane>& looks) {
-  const Index whole = columns / Lane::kColumns * Lane::kColumns;
-  Index units = (std::min(end, whole) + Lane::kColumns - 1) / Lane::kColumns;
+  const Index in_units = columns / Lane::kColumns * Lane::kColumns;
+  Index units = (std::min(end, in_units) + Lane::kColumns - 1) / Lane::kColumns;
   constexpr Index kStep = Lane::kMost * Lane::kColumns;
   constexpr auto kSize = static_cast<Index>(sizeof(Scalar));
   const bool is_short = row_stride * kSize <= kShortRow;
@@ -81,7 +81,7 @@ Index add_whole_units(const Scalar* data, Index row_stride, Index rows, Index co
                                  sums, looks);
   if (is_short) below = kBytesAhead / kSize;
   if (units > 0) add_units<Lane, Lane::kMost>(units, data, row_stride, rows, below, sums, looks);
-  return whole;
+  return in_units;
 }
 
 // The same of all columns [0, end), of which the last that fill no vector go to `rest`, beside
@@ -89,13 +89,14 @@ Index add_whole_units(const Scalar* data, Index row_stride, Index rows, Index co
 template <class Lane, class Scalar>
 void add_rows(const Scalar* data, Index row_stride, Index rows, Index columns, Index end,
               double* sums, double* rest, Looks<Lane>& looks) {
-  Index whole = add_whole_units<Lane>(data, row_stride, rows, columns, end, sums, looks);
-  if (end <= whole) return;
+  Index in_units = add_whole_units<Lane>(data, row_stride, rows, columns, end, sums, looks);
+  if (end <= in_units) return;
   using Plain = PlainSums<Scalar>;
-  Looks<Plain> any;
-  whole += add_whole_units<Plain>(data + whole, row_stride, rows, columns - whole, end - whole,
-                                  sums + whole, any);
-  if (end > whole) add_strip<Plain, 1>(data + columns - kPackWidth, row_stride, rows, 0, rest, any);
+  Looks<Plain> ignored;
+  in_units += add_whole_units<Plain>(data + in_units, row_stride, rows, columns - in_units,
+                                     end - in_units, sums + in_units, ignored);
+  if (end > in_units)
+    add_strip<Plain, 1>(data + columns - kPackWidth, row_stride, rows, 0, rest, ignored);
 }
 
 // What is hidden in the rows [first, last) of a map, beside what was seen before of others.
@@ -163,10 +164,10 @@ Reading add_all_rows(const MatrixView<Scalar>& rows, Index heads, Index shift, b
     if (!looks.hold()) return Reading::out_of_range;
     if (causal && hidden.any()) return Reading::not_causal;
   }
-  const Index whole = columns / Lane::kColumns * Lane::kColumns;
-  for (Index k = 0; k < whole; k += Lane::kColumns) Lane::sort(sums + k);
+  const Index in_units = columns / Lane::kColumns * Lane::kColumns;
+  for (Index k = 0; k < in_units; k += Lane::kColumns) Lane::sort(sums + k);
   // What is left of them, in vectors.
-  const Index in_vectors = whole + (columns - whole) / kPackWidth * kPackWidth;
+  const Index in_vectors = in_units + (columns - in_units) / kPackWidth * kPackWidth;
   for (Index k = in_vectors; k < columns; ++k) sums[k] = rest[k - columns + kPackWidth];
   return Reading::done;
 }

@@ -27,9 +27,9 @@ namespace attnscope {
 inline const volatile double kOne = 1.0;
 
 template <class Vector>
-Vector plus(Vector sum, Vector x, [[maybe_unused]] Vector one) {
+Vector plus(Vector sum, Vector x, [[maybe_unused]] Vector factor) {
 #if defined(__FMA__)
-  return one * x + sum;
+  return factor * x + sum;
 #else
   return sum + x;
 #endif
@@ -49,13 +49,13 @@ struct SeenBits {
   Bits largest{};
 
   template <class Scalar>
-  static void look(const Scalar* from, SeenBits& seen) {
+  static void look(const Scalar* from, SeenBits& bits) {
     const Bits x = vector_at<Bits>(from);
-    seen.largest = x > seen.largest ? x : seen.largest;
+    bits.largest = x > bits.largest ? x : bits.largest;
   }
-  static bool holds(const SeenBits& seen) {
+  static bool holds(const SeenBits& bits) {
     typedef std::int16_t Flags __attribute__((vector_size(kBytes)));
-    const Flags beyond = seen.largest > kLargestBits;
+    const Flags beyond = bits.largest > kLargestBits;
     std::uint64_t words[kBytes / sizeof(std::uint64_t)];
     std::memcpy(words, &beyond, kBytes);
     return std::all_of(std::begin(words), std::end(words), [](auto word) { return word == 0; });

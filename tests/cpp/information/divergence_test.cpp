@@ -18,11 +18,11 @@ using testing::view;
 // Two heads that look at key 0 and key 1 only are log 2 from their mean; one head is its own mean.
 TEST(Divergence, DisjointHeadsAreLogTwoApart) {
   constexpr Index n = 7;
-  RowMatrix<double> one = RowMatrix<double>::Zero(n, n);
+  RowMatrix<double> first = RowMatrix<double>::Zero(n, n);
   RowMatrix<double> other = RowMatrix<double>::Zero(n, n);
-  one.col(0).setOnes();
+  first.col(0).setOnes();
   other.col(1).setOnes();
-  const std::vector<MatrixView<double>> heads = {view(one), view(other)};
+  const std::vector<MatrixView<double>> heads = {view(first), view(other)};
   const std::vector<Support> supports(2);
   std::vector<double> out(2 * n);
   DivergenceWorkspace workspace;
@@ -42,11 +42,12 @@ TEST(Divergence, BlocksOfRowsFillTheirRowsOnly) {
   const std::vector<MatrixView<float>> heads = {view(a), matrix_view(b_turned.data(), n, 1, n)};
   std::vector<Support> supports(2);
   supports[0].kind = Support::Kind::causal;
-  std::vector<double> whole(2 * n);
+  std::vector<double> of_all_rows(2 * n);
   std::vector<double> parts(2 * n, -1.0);
   DivergenceWorkspace workspace;
   const std::span<const MatrixView<float>> views(heads);
-  head_divergence(views, std::span<const Support>(supports), 0, n, whole.data(), n, workspace);
+  head_divergence(views, std::span<const Support>(supports), 0, n, of_all_rows.data(), n,
+                  workspace);
   head_divergence(views, std::span<const Support>(supports), 5, 17, parts.data(), n, workspace);
   for (Index h = 0; h < 2; ++h) {
     for (Index i = 0; i < n; ++i) {
@@ -56,8 +57,8 @@ TEST(Divergence, BlocksOfRowsFillTheirRowsOnly) {
         const double mean = (static_cast<double>(a(i, j)) + static_cast<double>(b(i, j))) / 2.0;
         if (x > 0.0) expected += x * (std::log(x) - std::log(mean));
       }
-      EXPECT_NEAR(whole[h * n + i], expected, 1e-14);
-      EXPECT_EQ(parts[h * n + i], i >= 5 && i < 17 ? whole[h * n + i] : -1.0);
+      EXPECT_NEAR(of_all_rows[h * n + i], expected, 1e-14);
+      EXPECT_EQ(parts[h * n + i], i >= 5 && i < 17 ? of_all_rows[h * n + i] : -1.0);
     }
   }
   // The head that sees most need not be the last.
@@ -67,8 +68,8 @@ TEST(Divergence, BlocksOfRowsFillTheirRowsOnly) {
   head_divergence(std::span<const MatrixView<float>>(turned),
                   std::span<const Support>(turned_supports), 0, n, other.data(), n, workspace);
   for (Index i = 0; i < n; ++i) {
-    EXPECT_NEAR(other[i], whole[n + i], 1e-14);
-    EXPECT_NEAR(other[n + i], whole[i], 1e-14);
+    EXPECT_NEAR(other[i], of_all_rows[n + i], 1e-14);
+    EXPECT_NEAR(other[n + i], of_all_rows[i], 1e-14);
   }
 }
 
@@ -110,10 +111,10 @@ TEST(Divergence, OneHeadIsItsOwnMeanAndAKnownEntropyChangesNoBit) {
     std::vector<Support> supports(2);
     supports[0].kind = supports[1].kind = Support::Kind::causal;
     DivergenceWorkspace workspace;
-    std::vector<double> alone(static_cast<std::size_t>(n), -1.0);
+    std::vector<double> single(static_cast<std::size_t>(n), -1.0);
     head_divergence(std::span<const MatrixView<float>>(heads).first(1),
-                    std::span<const Support>(supports).first(1), 0, n, alone.data(), n, workspace);
-    for (double value : alone) EXPECT_EQ(value, 0.0) << n;
+                    std::span<const Support>(supports).first(1), 0, n, single.data(), n, workspace);
+    for (double value : single) EXPECT_EQ(value, 0.0) << n;
 
     std::vector<double> entropy(static_cast<std::size_t>(2 * n));
     RowScratch scratch;
@@ -122,12 +123,12 @@ TEST(Divergence, OneHeadIsItsOwnMeanAndAKnownEntropyChangesNoBit) {
           row_statistics(heads[h], false, supports[h], entropy.data() + Index(h) * n, scratch));
     }
     std::vector<double> plain(static_cast<std::size_t>(2 * n));
-    std::vector<double> known(static_cast<std::size_t>(2 * n));
+    std::vector<double> of_known_supports(static_cast<std::size_t>(2 * n));
     const std::span<const MatrixView<float>> views(heads);
     head_divergence(views, std::span<const Support>(supports), 0, n, plain.data(), n, workspace);
-    head_divergence(views, std::span<const Support>(supports), 0, n, known.data(), n, workspace,
-                    entropy.data());
-    EXPECT_EQ(plain, known) << n;
+    head_divergence(views, std::span<const Support>(supports), 0, n, of_known_supports.data(), n,
+                    workspace, entropy.data());
+    EXPECT_EQ(plain, of_known_supports) << n;
     for (Index i = 0; i < n; ++i) {
       long double expected = 0.0L;
       for (Index j = 0; j <= i; ++j) {

@@ -54,14 +54,14 @@ TEST(Entropy, ALogarithmIsRightToAFewUnitsInTheLastPlace) {
           x = std::sqrt(0.5) * (1.0 + (uniform(generator) - 0.5) * 1e-12);
       }
     }
-    const auto found = entropy(a, causal(), false);
+    const auto entropies_of_rows = entropy(a, causal(), false);
     for (Index i = 0; i < n; ++i) {
       const long double x = a(i, i);
       const long double expected = -x * std::log(x);
       if (expected == 0.0L) {
-        EXPECT_EQ(found[i], 0.0);
+        EXPECT_EQ(entropies_of_rows[i], 0.0);
       } else {
-        worst = std::max(worst, double(std::abs((found[i] - expected) / expected)));
+        worst = std::max(worst, double(std::abs((entropies_of_rows[i] - expected) / expected)));
       }
     }
   }
@@ -87,13 +87,14 @@ TEST(Entropy, EqualsTheScalarSumOverEverySizeAndMagnitude) {
     // A sharpness of 60 reaches down to subnormal entries and to exact zeros.
     for (double sharpness : {0.1, 3.0, 60.0}) {
       const RowMatrix<double> a = testing::random_attention(n, false, 7, sharpness);
-      const auto found = entropy(a, Support{}, false);
+      const auto entropies_of_rows = entropy(a, Support{}, false);
       for (Index i = 0; i < n; ++i) {
         double expected = 0.0;
         for (Index j = 0; j < n; ++j) {
           if (a(i, j) > 0.0) expected -= a(i, j) * std::log(a(i, j));
         }
-        EXPECT_NEAR(found[i], expected, 1e-14 * (1.0 + expected)) << "n " << n << " row " << i;
+        EXPECT_NEAR(entropies_of_rows[i], expected, 1e-14 * (1.0 + expected))
+            << "n " << n << " row " << i;
       }
     }
   }
@@ -136,9 +137,9 @@ TEST(Entropy, AMaskHidesEntriesAndCountsKeys) {
 TEST(Entropy, ANegativeEntryMakesItsRowAloneNaN) {
   RowMatrix<double> a = testing::random_attention(20, false, 4);
   a(3, 19) = -1e-3;
-  const auto found = entropy(a, Support{}, false);
-  EXPECT_TRUE(std::isnan(found[3]));
-  EXPECT_FALSE(std::isnan(found[2]) || std::isnan(found[4]));
+  const auto entropies_of_rows = entropy(a, Support{}, false);
+  EXPECT_TRUE(std::isnan(entropies_of_rows[3]));
+  EXPECT_FALSE(std::isnan(entropies_of_rows[2]) || std::isnan(entropies_of_rows[4]));
   a(3, 19) = -0.0;
   EXPECT_FALSE(std::isnan(entropy(a, Support{}, false)[3]));
 }
@@ -151,17 +152,20 @@ TEST(Entropy, TheReadJudgesMapsThatItWidens) {
   RowScratch workspace;
   std::vector<double> entropies(9), full(9);
   for (const auto& map : {view(single), matrix_view(single.data(), Index{9}, Index{1}, Index{9})}) {
-    Support found, all;
-    EXPECT_TRUE(attention_entropy(map, true, found, false, entropies.data(), workspace));
-    EXPECT_EQ(found.kind, Support::Kind::full);
+    Support entropies_of_rows, all;
+    EXPECT_TRUE(
+        attention_entropy(map, true, entropies_of_rows, false, entropies.data(), workspace));
+    EXPECT_EQ(entropies_of_rows.kind, Support::Kind::full);
     EXPECT_TRUE(attention_entropy(map, false, all, false, full.data(), workspace));
     EXPECT_EQ(entropies, full);
   }
-  Support found;
+  Support entropies_of_rows;
   const RowMatrix<Eigen::half> halved = single.cast<Eigen::half>();
-  EXPECT_TRUE(attention_entropy(view(halved), true, found, false, entropies.data(), workspace));
-  EXPECT_EQ(found.kind, Support::Kind::full);
-  EXPECT_FALSE(attention_entropy(view(infinite), true, found, false, entropies.data(), workspace));
+  EXPECT_TRUE(
+      attention_entropy(view(halved), true, entropies_of_rows, false, entropies.data(), workspace));
+  EXPECT_EQ(entropies_of_rows.kind, Support::Kind::full);
+  EXPECT_FALSE(attention_entropy(view(infinite), true, entropies_of_rows, false, entropies.data(),
+                                 workspace));
 }
 
 TEST(Entropy, TheReadJudgesTheSupportAndSeesWhatIsNotFinite) {
@@ -169,28 +173,30 @@ TEST(Entropy, TheReadJudgesTheSupportAndSeesWhatIsNotFinite) {
   for (Index n : {1, 2, 3, 7, 37}) {
     for (bool is_causal : {false, true}) {
       RowMatrix<double> a = testing::random_attention(n, is_causal, 5);
-      std::vector<double> found(static_cast<std::size_t>(n));
+      std::vector<double> entropies_of_rows(static_cast<std::size_t>(n));
       Support support;
-      ASSERT_TRUE(attention_entropy(view(a), true, support, false, found.data(), workspace));
+      ASSERT_TRUE(
+          attention_entropy(view(a), true, support, false, entropies_of_rows.data(), workspace));
       EXPECT_EQ(support.kind, auto_support(view(a)).kind) << "n " << n;
-      EXPECT_EQ(found, entropy(a, auto_support(view(a)), false));
+      EXPECT_EQ(entropies_of_rows, entropy(a, auto_support(view(a)), false));
       // Anywhere, above the diagonal too.
       for (double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
         for (Index at : {Index{0}, n - 1, n * (n - 1), n * n - 1}) {
           RowMatrix<double> non_finite = a;
           non_finite.data()[at] = bad;
-          EXPECT_FALSE(
-              attention_entropy(view(non_finite), true, support, false, found.data(), workspace));
-          EXPECT_TRUE(std::isnan(found[0]));
+          EXPECT_FALSE(attention_entropy(view(non_finite), true, support, false,
+                                         entropies_of_rows.data(), workspace));
+          EXPECT_TRUE(std::isnan(entropies_of_rows[0]));
         }
       }
     }
   }
   // A sum that leaves float64's range is no entry that is not finite.
   const RowMatrix<double> large = RowMatrix<double>::Constant(4, 4, 1e308);
-  std::vector<double> found(4);
+  std::vector<double> entropies_of_rows(4);
   Support support;
-  EXPECT_TRUE(attention_entropy(view(large), true, support, false, found.data(), workspace));
+  EXPECT_TRUE(
+      attention_entropy(view(large), true, support, false, entropies_of_rows.data(), workspace));
 }
 
 }  // namespace

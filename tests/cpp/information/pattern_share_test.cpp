@@ -17,12 +17,12 @@ PatternShare of(const RowMatrix<double>& a, Pattern pattern,
                 const std::vector<std::int64_t>& tokens = {}, bool all = false,
                 const bool* marks = nullptr) {
   PatternWorkspace workspace;
-  PatternShare found{};
+  PatternShare share{};
   Support support;
   const Support marked = marks == nullptr ? Support{} : testing::masked(marks, a.rows());
   const PatternRequest request{&pattern, 1, tokens.empty() ? nullptr : tokens.data(), marked, all};
-  EXPECT_TRUE(pattern_share(testing::view(a), true, support, request, &found, workspace));
-  return found;
+  EXPECT_TRUE(pattern_share(testing::view(a), true, support, request, &share, workspace));
+  return share;
 }
 
 RowMatrix<double> before(Index n) {
@@ -62,10 +62,10 @@ TEST(PatternShare, OfCopiesIsWhatFollowedThem) {
 TEST(PatternShare, OfAMaskIsThatOfItsVisibleKeys) {
   bool marks[9] = {true, true, true, false, true, true, false, false, false};
   const RowMatrix<double> a = testing::uniform_causal(3);
-  const PatternShare found = of(a, Pattern::marked, {}, false, marks);
-  EXPECT_EQ(found.queries, 2);
-  EXPECT_DOUBLE_EQ(found.share, (1.0 + 0.5) / 2);
-  EXPECT_DOUBLE_EQ(found.boost, 1.0);
+  const PatternShare share = of(a, Pattern::marked, {}, false, marks);
+  EXPECT_EQ(share.queries, 2);
+  EXPECT_DOUBLE_EQ(share.share, (1.0 + 0.5) / 2);
+  EXPECT_DOUBLE_EQ(share.boost, 1.0);
 }
 
 TEST(PatternShare, DistanceKeepsItsDigitsNearZero) {
@@ -79,11 +79,11 @@ TEST(PatternShare, RefusesWhatIsNotFinite) {
   RowMatrix<double> a = before(5);
   a(4, 4) = kNaN;
   PatternWorkspace workspace;
-  PatternShare found{};
+  PatternShare share{};
   Support support;
   const Pattern pattern = Pattern::first;
   EXPECT_FALSE(pattern_share(testing::view(a), true, support,
-                             {&pattern, 1, nullptr, Support{}, false}, &found, workspace));
+                             {&pattern, 1, nullptr, Support{}, false}, &share, workspace));
 }
 
 }  // namespace

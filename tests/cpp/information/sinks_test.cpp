@@ -34,10 +34,10 @@ TEST(Sinks, OfTheLastRowsOfACausalMap) {
     std::vector<double> alpha(n);
     SinkAnswers answers;
     answers.incoming = alpha.data();
-    SinkRequest asked;
-    asked.first = 2;
-    asked.queries = q;
-    EXPECT_TRUE(sink_statistics(rows, true, support, asked, answers, workspace));
+    SinkRequest request;
+    request.first = 2;
+    request.queries = q;
+    EXPECT_TRUE(sink_statistics(rows, true, support, request, answers, workspace));
     EXPECT_EQ(support.kind, Support::Kind::causal);
     EXPECT_EQ(support.shift, n - q);
     for (Index j = 0; j < n; ++j) {
@@ -53,12 +53,12 @@ TEST(Sinks, OfTheLastRowsOfACausalMap) {
 
 SinkAnswers answers_of(const RowMatrix<double>& a, Support support, double min_visibility) {
   SinkWorkspace workspace;
-  SinkRequest asked;
-  asked.position = true;
-  asked.min_visibility = min_visibility;
-  asked.top = 1;
+  SinkRequest request;
+  request.position = true;
+  request.min_visibility = min_visibility;
+  request.top = 1;
   SinkAnswers answers;
-  EXPECT_TRUE(sink_statistics(view(a), false, support, asked, answers, workspace));
+  EXPECT_TRUE(sink_statistics(view(a), false, support, request, answers, workspace));
   return answers;
 }
 
@@ -212,8 +212,8 @@ TEST(Sinks, AThresholdBetweenFloatsDecidesAsInDoubles) {
 TEST(Sinks, WithoutMassOrQueriesThereIsNoAnswer) {
   const RowMatrix<double> zero = RowMatrix<double>::Zero(3, 3);
   EXPECT_TRUE(std::isnan(answers_of(zero, Support{}, 0.3).top_mass));
-  const bool nothing[9] = {};
-  const Support support = testing::masked(nothing, 3);
+  const bool hidden[9] = {};
+  const Support support = testing::masked(hidden, 3);
   EXPECT_TRUE(std::isnan(incoming_of(zero, support)[0]));
   EXPECT_EQ(answers_of(zero, support, 0.0).position, -1);
   EXPECT_TRUE(std::isnan(sink_share(view(zero), support, 1, 3).share));
@@ -232,12 +232,12 @@ TEST(Sinks, FarAttentionIsTheSumOverFarQueries) {
   RowMatrix<double> a(n, n);
   for (Index i = 0; i < n; ++i)
     for (Index j = 0; j < n; ++j) a(i, j) = double((7 * i + 3 * j * j) % 11) / 11.0;
-  bool seen[n * n];
+  bool near[n * n];
   for (Index i = 0; i < n; ++i)
-    for (Index j = 0; j < n; ++j) seen[i * n + j] = j <= i && i - j < 15;
+    for (Index j = 0; j < n; ++j) near[i * n + j] = j <= i && i - j < 15;
   Support mask;
   mask.kind = Support::Kind::mask;
-  mask.mask = seen;
+  mask.mask = near;
   mask.mask_row_stride = n;
   mask.mask_column_stride = 1;
   for (const Support& support : {Support{}, causal(), mask}) {

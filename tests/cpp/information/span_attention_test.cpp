@@ -19,34 +19,34 @@ template <class Scalar>
 SpanAttention of(const MatrixView<Scalar>& attention, Index start, Index stop,
                  const bool* special = nullptr) {
   Support support;
-  SpanAttention found;
-  EXPECT_TRUE(span_attention(attention, true, support, start, stop, special, 1, found));
-  return found;
+  SpanAttention span;
+  EXPECT_TRUE(span_attention(attention, true, support, start, stop, special, 1, span));
+  return span;
 }
 
 TEST(SpanAttention, UniformCausalAttentionByHand) {
   const RowMatrix<double> a = testing::uniform_causal(9);
   const bool special[9] = {true};
-  const SpanAttention found = of(view(a), 3, 5, special);
-  EXPECT_DOUBLE_EQ(found.share, (1.0 / 4 + 2.0 / 5) / 2);
-  EXPECT_DOUBLE_EQ(found.uniform, (1.0 / 4 + 2.0 / 5) / 2);
-  EXPECT_EQ(found.boost, 1.0);
-  EXPECT_DOUBLE_EQ(found.diagonal, (1.0 / 4 + 1.0 / 5) / 2);
-  EXPECT_DOUBLE_EQ(found.special, (1.0 / 4 + 1.0 / 5) / 2);
-  EXPECT_DOUBLE_EQ(found.context, (2.0 / 4 + 2.0 / 5) / 2);
-  EXPECT_DOUBLE_EQ(found.received, (2.0 / 6 + 2.0 / 7 + 2.0 / 8 + 2.0 / 9) / 4);
-  EXPECT_DOUBLE_EQ(found.received_uniform, found.received);
+  const SpanAttention span = of(view(a), 3, 5, special);
+  EXPECT_DOUBLE_EQ(span.share, (1.0 / 4 + 2.0 / 5) / 2);
+  EXPECT_DOUBLE_EQ(span.uniform, (1.0 / 4 + 2.0 / 5) / 2);
+  EXPECT_EQ(span.boost, 1.0);
+  EXPECT_DOUBLE_EQ(span.diagonal, (1.0 / 4 + 1.0 / 5) / 2);
+  EXPECT_DOUBLE_EQ(span.special, (1.0 / 4 + 1.0 / 5) / 2);
+  EXPECT_DOUBLE_EQ(span.context, (2.0 / 4 + 2.0 / 5) / 2);
+  EXPECT_DOUBLE_EQ(span.received, (2.0 / 6 + 2.0 / 7 + 2.0 / 8 + 2.0 / 9) / 4);
+  EXPECT_DOUBLE_EQ(span.received_uniform, span.received);
 }
 
 TEST(SpanAttention, UniformFullAttentionByHand) {
   const RowMatrix<double> a = RowMatrix<double>::Constant(8, 8, 1.0 / 8);
-  const SpanAttention found = of(view(a), 2, 5);
-  EXPECT_DOUBLE_EQ(found.share, 3.0 / 8);
-  EXPECT_EQ(found.boost, 1.0);
-  EXPECT_DOUBLE_EQ(found.diagonal, 1.0 / 8);
-  EXPECT_EQ(found.special, 0.0);
-  EXPECT_DOUBLE_EQ(found.context, 5.0 / 8);
-  EXPECT_DOUBLE_EQ(found.received, 3.0 / 8);
+  const SpanAttention span = of(view(a), 2, 5);
+  EXPECT_DOUBLE_EQ(span.share, 3.0 / 8);
+  EXPECT_EQ(span.boost, 1.0);
+  EXPECT_DOUBLE_EQ(span.diagonal, 1.0 / 8);
+  EXPECT_EQ(span.special, 0.0);
+  EXPECT_DOUBLE_EQ(span.context, 5.0 / 8);
+  EXPECT_DOUBLE_EQ(span.received, 3.0 / 8);
 }
 
 TEST(SpanAttention, AttentionToItselfAloneAndASpanAtTheEnd) {
@@ -54,13 +54,13 @@ TEST(SpanAttention, AttentionToItselfAloneAndASpanAtTheEnd) {
   EXPECT_EQ(of(view(identity), 2, 4).share, 1.0);
   EXPECT_EQ(of(view(identity), 2, 4).context, 0.0);
   EXPECT_TRUE(std::isnan(of(view(identity), 8, 9).received));
-  const RowMatrix<double> one = RowMatrix<double>::Ones(1, 1);
-  const SpanAttention found = of(view(one), 0, 1);
-  EXPECT_EQ(found.share, 1.0);
-  EXPECT_EQ(found.uniform, 1.0);
-  EXPECT_EQ(found.boost, 1.0);
-  EXPECT_TRUE(std::isnan(found.received));
-  EXPECT_TRUE(std::isnan(found.received_uniform));
+  const RowMatrix<double> of_first = RowMatrix<double>::Ones(1, 1);
+  const SpanAttention span = of(view(of_first), 0, 1);
+  EXPECT_EQ(span.share, 1.0);
+  EXPECT_EQ(span.uniform, 1.0);
+  EXPECT_EQ(span.boost, 1.0);
+  EXPECT_TRUE(std::isnan(span.received));
+  EXPECT_TRUE(std::isnan(span.received_uniform));
 }
 
 template <class Scalar>
@@ -77,45 +77,46 @@ void expect_sums_of_loops() {
       Support support = testing::masked(mask.get(), n);
       for (const auto& [start, stop] :
            {std::pair<Index, Index>{0, 1}, {4, 8}, {10, 13}, {15, 19}, {0, 19}}) {
-        SpanAttention found;
-        ASSERT_TRUE(span_attention(view(a), !masked, support, start, stop, special, 1, found));
+        SpanAttention span;
+        ASSERT_TRUE(span_attention(view(a), !masked, support, start, stop, special, 1, span));
         if (!masked) support.kind = causal ? Support::Kind::causal : Support::Kind::full;
         long double sums[6] = {};
         Index queries = 0;
         for (Index i = 0; i < n; ++i) {
-          long double own = 0.0;
-          Index seen = 0;
+          long double mass = 0.0;
+          Index visible_in_span = 0;
           Index visible = 0;
           for (Index j = 0; j < n; ++j) {
             if (!support.visible(i, j)) continue;
             ++visible;
             const auto x = static_cast<long double>(static_cast<double>(a(i, j)));
             const bool in = start <= j && j < stop;
-            own += in ? x : 0.0L;
-            seen += in ? 1 : 0;
+            mass += in ? x : 0.0L;
+            visible_in_span += in ? 1 : 0;
             if (start <= i && i < stop && !in) sums[special[j] ? 2 : 3] += x;
           }
-          const long double even = seen == 0 ? 0.0L : static_cast<long double>(seen) / visible;
+          const long double even =
+              visible_in_span == 0 ? 0.0L : static_cast<long double>(visible_in_span) / visible;
           if (start <= i && i < stop) {
-            sums[0] += own;
+            sums[0] += mass;
             sums[1] += even;
-          } else if (seen > 0) {
+          } else if (visible_in_span > 0) {
             ++queries;
-            sums[4] += own;
+            sums[4] += mass;
             sums[5] += even;
           }
         }
         const auto m = static_cast<long double>(stop - start);
-        EXPECT_NEAR(found.share, static_cast<double>(sums[0] / m), 1e-15);
-        EXPECT_NEAR(found.uniform, static_cast<double>(sums[1] / m), 1e-15);
-        EXPECT_NEAR(found.special, static_cast<double>(sums[2] / m), 1e-15);
-        EXPECT_NEAR(found.context, static_cast<double>(sums[3] / m), 2e-15);
+        EXPECT_NEAR(span.share, static_cast<double>(sums[0] / m), 1e-15);
+        EXPECT_NEAR(span.uniform, static_cast<double>(sums[1] / m), 1e-15);
+        EXPECT_NEAR(span.special, static_cast<double>(sums[2] / m), 1e-15);
+        EXPECT_NEAR(span.context, static_cast<double>(sums[3] / m), 2e-15);
         if (queries == 0) {
-          EXPECT_TRUE(std::isnan(found.received));
+          EXPECT_TRUE(std::isnan(span.received));
           continue;
         }
-        EXPECT_NEAR(found.received, static_cast<double>(sums[4] / queries), 1e-15);
-        EXPECT_NEAR(found.received_uniform, static_cast<double>(sums[5] / queries), 1e-15);
+        EXPECT_NEAR(span.received, static_cast<double>(sums[4] / queries), 1e-15);
+        EXPECT_NEAR(span.received_uniform, static_cast<double>(sums[5] / queries), 1e-15);
       }
     }
   }
@@ -133,13 +134,13 @@ TEST(SpanAttention, StridesAndAMarkOnASharedFlagChangeNothing) {
   const RowMatrix<double> turned = a.transpose();
   const bool special[12] = {true,  false, false, false, false, false,
                             false, false, false, false, true,  false};
-  const SpanAttention one = of(view(a), 4, 7, special);
+  const SpanAttention of_first = of(view(a), 4, 7, special);
   const SpanAttention other =
       of(matrix_view(turned.data(), 12, Index{1}, Index{12}), 4, 7, special);
-  EXPECT_EQ(one.share, other.share);
-  EXPECT_EQ(one.special, other.special);
-  EXPECT_EQ(one.context, other.context);
-  EXPECT_EQ(one.received, other.received);
+  EXPECT_EQ(of_first.share, other.share);
+  EXPECT_EQ(of_first.special, other.special);
+  EXPECT_EQ(of_first.context, other.context);
+  EXPECT_EQ(of_first.received, other.received);
   const bool all[1] = {true};
   Support support;
   SpanAttention marked;
@@ -155,10 +156,10 @@ TEST(SpanAttention, AMapThatIsNotFiniteIsRefusedWhateverItsSupport) {
       RowMatrix<double> a = testing::uniform_causal(7);
       a(6, 0) = bad;
       Support support{.kind = Support::Kind::causal};
-      SpanAttention found{};
-      found.share = 5.0;
-      EXPECT_FALSE(span_attention(view(a), automatic, support, 2, 3, nullptr, 0, found));
-      EXPECT_EQ(found.share, 5.0);
+      SpanAttention span{};
+      span.share = 5.0;
+      EXPECT_FALSE(span_attention(view(a), automatic, support, 2, 3, nullptr, 0, span));
+      EXPECT_EQ(span.share, 5.0);
     }
   }
 }

@@ -107,9 +107,9 @@ TEST(FastRowStatistics, SeeASingleEntryBehindAnyQuery) {
           EXPECT_EQ(fast_row_statistics(view(a), true, support, entropy.data(), scratch),
                     !std::isnan(entry));
           EXPECT_EQ(support.kind == Support::Kind::causal, entry == 0.0f) << i << ", " << j;
-          Support given;
-          given.kind = Support::Kind::causal;
-          EXPECT_EQ(fast_row_statistics(view(a), false, given, entropy.data(), scratch),
+          Support of_map;
+          of_map.kind = Support::Kind::causal;
+          EXPECT_EQ(fast_row_statistics(view(a), false, of_map, entropy.data(), scratch),
                     !std::isnan(entry));
         }
       }

@@ -39,13 +39,15 @@ void expect_plain_sums() {
       for (Index i = 0; i < n; ++i) {
         for (Index j = 0; j < n; ++j) apart(i, 3 * j) = square(i, j);
       }
-      for (const MatrixView<Scalar>& whole : {view(square), matrix_view(turned.data(), n, 1, n),
-                                              matrix_view(apart.data(), n, n, 3 * n, Index{3})}) {
+      for (const MatrixView<Scalar>& all_rows :
+           {view(square), matrix_view(turned.data(), n, 1, n),
+            matrix_view(apart.data(), n, n, 3 * n, Index{3})}) {
         for (const Index rows : {n, (n + 1) / 2}) {
           // The last `rows` queries, which stand at the last keys.
           const Index shift = n - rows;
-          const MatrixView<Scalar> a = matrix_view(whole.data() + shift * whole.outerStride(), rows,
-                                                   n, whole.outerStride(), whole.innerStride());
+          const MatrixView<Scalar> a =
+              matrix_view(all_rows.data() + shift * all_rows.outerStride(), rows, n,
+                          all_rows.outerStride(), all_rows.innerStride());
           RowScratch scratch;
           Support support;
           support.shift = shift;
@@ -145,15 +147,16 @@ void expect_separated() {
       RowMatrix<Scalar> together(rows, n * count);
       for (Index k = 0; k < together.size(); ++k)
         together.data()[k] = static_cast<Scalar>(0.25f * static_cast<float>(k % 97));
-      const Index each = rows * n + 3;
-      std::vector<Scalar> apart(count * each, Scalar(-1));
-      separate(matrix_view(together.data(), rows, n, n * count, count), count, each, apart.data());
+      const Index spacing = rows * n + 3;
+      std::vector<Scalar> apart(count * spacing, Scalar(-1));
+      separate(matrix_view(together.data(), rows, n, n * count, count), count, spacing,
+               apart.data());
       for (Index m = 0; m < count; ++m) {
         for (Index i = 0; i < rows; ++i) {
           for (Index j = 0; j < n; ++j)
-            ASSERT_EQ(apart[m * each + i * n + j], together(i, j * count + m));
+            ASSERT_EQ(apart[m * spacing + i * n + j], together(i, j * count + m));
         }
-        for (Index k = rows * n; k < each; ++k) ASSERT_EQ(apart[m * each + k], Scalar(-1));
+        for (Index k = rows * n; k < spacing; ++k) ASSERT_EQ(apart[m * spacing + k], Scalar(-1));
       }
     }
   }
