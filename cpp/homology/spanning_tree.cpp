@@ -74,11 +74,17 @@ bool is_star(const Float* rows, std::size_t n, std::size_t ld, std::vector<Float
   constexpr Float kInfinity = std::numeric_limits<Float>::infinity();
   constexpr std::size_t kRows = 8;  // between two looks at what was seen
   firsts.assign(n + kWidth, kInfinity);
+  // Those of some rows ahead, because a vector that is read waits for a number just written to it.
+  const auto take_firsts = [&](std::size_t begin) {
+    for (std::size_t i = begin; i < std::min(begin + kRows, n); ++i) firsts[i] = rows[i * ld];
+  };
   Numbers lane;
   for (std::size_t k = 0; k < kWidth; ++k) lane[k] = static_cast<Lane>(k);
+  take_firsts(1);
   for (std::size_t begin = 1; begin < n; begin += kRows) {
     Numbers nearer{};
     ahead.ask(static_cast<Index>(kRows * n * sizeof(Float)) / Ahead::kLine);
+    take_firsts(begin + kRows);
     for (std::size_t i = begin; i < std::min(begin + kRows, n); ++i) {
       const Float* const row = rows + i * ld;
       const Floats first = row[0] - Floats{};
@@ -91,9 +97,12 @@ bool is_star(const Float* rows, std::size_t n, std::size_t ld, std::vector<Float
       for (std::size_t j = 0; j < diagonal; j += kWidth)
         nearer |= compare(j, vector_at<Floats>(row + j));
       Floats last{};
-      std::memcpy(&last, row + diagonal, std::min(kWidth, n - diagonal) * sizeof(Float));
+      if (diagonal + kWidth <= n) {
+        last = vector_at<Floats>(row + diagonal);
+      } else {  // whose end is not in the row
+        std::memcpy(&last, row + diagonal, (n - diagonal) * sizeof(Float));
+      }
       nearer |= compare(diagonal, last) & (lane < static_cast<Lane>(i - diagonal));
-      firsts[i] = row[0];
     }
     if (lane_bits(nearer) != 0) return false;
   }

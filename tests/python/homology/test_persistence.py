@@ -201,6 +201,22 @@ def test_components_of_maps_whose_first_key_is_nearest_to_all(n, is_broken, dtyp
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [20, 35])
+def test_one_entry_anywhere_that_is_nearer_than_the_first_key_joins_its_tokens(n, dtype):
+    nearness = 0.25 + np.arange(n) / 128.0  # of each token to the first
+    pairs = [(i, j) for i in range(1, n) for j in range(1, i)]
+    maps = np.zeros((len(pairs), n, n))
+    maps[:, 1:, 0] = nearness[1:]
+    for index, (i, j) in enumerate(pairs):
+        # Nearer than token j is to the first, which comes before token i is: j joins i instead.
+        maps[index, i, j] = (nearness[j] + nearness[i]) / 2.0
+    bars = asc.persistence(torch.from_numpy(maps).to(dtype), max_dimension=0)
+    for index, (i, j) in enumerate(pairs):
+        edges = bars.death_edge[int(bars.offsets[index]) : int(bars.offsets[index + 1]) - 1].tolist()
+        assert sorted(edges) == sorted([[i, j], *([k, 0] for k in range(1, n) if k != j)]), (i, j)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [40, 120])
 def test_components_of_sharp_causal_maps_with_many_weights_of_one(n, dtype):
     generator = np.random.default_rng(n)
