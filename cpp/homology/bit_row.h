@@ -49,8 +49,8 @@ inline bool contains(const Word* row, std::size_t bit) {
 }
 inline void erase(Word* row, std::size_t bit) { row[bit >> 6] &= ~(Word{1} << (bit & 63)); }
 // The same without a branch, for what cannot be foreseen.
-inline void erase_if(bool gone, Word* row, std::size_t bit) {
-  row[bit >> 6] &= ~(static_cast<Word>(gone) << (bit & 63));
+inline void erase_if(bool erased, Word* row, std::size_t bit) {
+  row[bit >> 6] &= ~(static_cast<Word>(erased) << (bit & 63));
 }
 
 template <int kWords>
@@ -68,10 +68,10 @@ bool any_of(std::size_t words, F f) {
     return (f(std::size_t{0}, Word{}) | f(std::size_t{1}, Word{})) != 0;
   } else {
     using Words = BlockOf<kWords>;
-    Words seen{};
+    Words all_words{};
     for (std::size_t k = 0; k < count<kWords>(words); k += sizeof(Words) / sizeof(Word))
-      seen |= f(k, Words{});
-    return any(seen);
+      all_words |= f(k, Words{});
+    return any(all_words);
   }
 }
 
@@ -94,11 +94,11 @@ std::uint32_t first_of(std::size_t words, F f) {
 #ifdef __AVX512F__
   if constexpr (kWords == 8) {
     const auto all = reinterpret_cast<__m512i>(f(std::size_t{0}, WideBlock{}));
-    const __mmask8 some = _mm512_test_epi64_mask(all, all);
-    if (some == 0) return kNone;
+    const __mmask8 nonzero = _mm512_test_epi64_mask(all, all);
+    if (nonzero == 0) return kNone;
     const auto word = static_cast<Word>(
-        _mm_cvtsi128_si64(_mm512_castsi512_si128(_mm512_maskz_compress_epi64(some, all))));
-    return static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(some)) * 64 +
+        _mm_cvtsi128_si64(_mm512_castsi512_si128(_mm512_maskz_compress_epi64(nonzero, all))));
+    return static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(nonzero)) * 64 +
                                       std::countr_zero(word));
   }
 #endif
@@ -154,11 +154,11 @@ bool meet_either(const Word* a, const Word* b, const Word* c, const Word* d, std
 template <int kWords>
 bool split(const Word* a, const Word* b, const Word* c, Word* in, Word* out, std::size_t words) {
   return any_of<kWords>(words, [=](std::size_t k, auto kind) {
-    const auto both = at(a, k, kind) & at(b, k, kind);
+    const auto common = at(a, k, kind) & at(b, k, kind);
     const auto near = at(c, k, kind);
-    put(in, k, both & near);
-    put(out, k, both & ~near);
-    return both & ~near;
+    put(in, k, common & near);
+    put(out, k, common & ~near);
+    return common & ~near;
   });
 }
 
@@ -167,11 +167,11 @@ template <int kWords>
 bool split_outside(const Word* a, const Word* b, const Word* c, const Word* d, Word* in, Word* out,
                    std::size_t words) {
   return any_of<kWords>(words, [=](std::size_t k, auto kind) {
-    const auto both = at(a, k, kind) & at(b, k, kind);
+    const auto common = at(a, k, kind) & at(b, k, kind);
     const auto either = at(c, k, kind) | at(d, k, kind);
-    put(in, k, both & ~either);
-    put(out, k, both & either);
-    return both & ~either;
+    put(in, k, common & ~either);
+    put(out, k, common & either);
+    return common & ~either;
   });
 }
 
@@ -179,9 +179,9 @@ bool split_outside(const Word* a, const Word* b, const Word* c, const Word* d, W
 template <int kWords>
 bool remove(const Word* row, Word* from, std::size_t words) {
   return any_of<kWords>(words, [=](std::size_t k, auto kind) {
-    const auto kept = at(from, k, kind) & ~at(row, k, kind);
-    put(from, k, kept);
-    return kept;
+    const auto rest = at(from, k, kind) & ~at(row, k, kind);
+    put(from, k, rest);
+    return rest;
   });
 }
 

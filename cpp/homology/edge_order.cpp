@@ -213,14 +213,14 @@ bool EdgeOrder::append(Sorter<Key>& sorter) {
   }
   const auto count = static_cast<std::size_t>(out - batch);
   Key lowest = std::numeric_limits<Key>::max();
-  Key ones = 0;
+  Key union_of_keys = 0;
   for (std::size_t k = 0; k < count; ++k) {
     lowest = std::min(lowest, batch[k].key);
-    ones |= batch[k].key;
+    union_of_keys |= batch[k].key;
   }
   // The edges come in (row, column) order and the sort is stable, so it need not look at them.
   radix_sort(
-      batch, sorter.scratch.data(), count, lowest, ones,
+      batch, sorter.scratch.data(), count, lowest, union_of_keys,
       [](const auto& entry) { return entry.key; }, counts_);
   edges_.resize(before + count);
   for (std::size_t k = 0; k < count; ++k) edges_[before + k] = batch[k].edge;
@@ -237,10 +237,10 @@ template <class Key>
 bool EdgeOrder::has_earlier_path(const Sorter<Key>& sorter, Edge edge) const {
   const std::size_t u = edge_row(edge);
   const std::size_t w = edge_column(edge);
-  const auto own = entry(sorter, u, w);
+  const auto of_edge = entry(sorter, u, w);
   for (const std::size_t k : vertices_) {
     if (k == u || k == w) continue;
-    if (entry(sorter, u, k) < own && entry(sorter, w, k) < own) return true;
+    if (entry(sorter, u, k) < of_edge && entry(sorter, w, k) < of_edge) return true;
   }
   return false;
 }

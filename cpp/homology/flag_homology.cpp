@@ -46,8 +46,8 @@ void FlagHomology::reset(const std::vector<std::uint16_t>& by_connection) {
   joined_.resize(words_);
   fresh_.resize(words_);
   cells_.resize(n * (n - 1) / 2);
-  const std::size_t asked = std::min(cells_.size(), kAskedFor);
-  for (std::size_t k = 0; k < asked; k += 16) __builtin_prefetch(cells_.data() + k, 1, 2);
+  const std::size_t ahead = std::min(cells_.size(), kAskedFor);
+  for (std::size_t k = 0; k < ahead; k += 16) __builtin_prefetch(cells_.data() + k, 1, 2);
   marked_.clear();
   parent_.resize(n);
   std::iota(parent_.begin(), parent_.end(), std::uint16_t{0});
@@ -71,18 +71,18 @@ std::uint32_t FlagHomology::entry(std::uint32_t u, std::uint32_t w) {
 // The label of an edge: that of a triangle's third side is the sum of the other two, and the cell
 // names a triangle that the edge completed when it entered, so both other edges are older.
 CycleLabels::Id FlagHomology::label(std::uint32_t u, std::uint32_t w) {
-  const std::uint32_t wanted = entry(u, w);
-  if (is_known(wanted)) return wanted & ~kLabelled;
+  const std::uint32_t of_edge = entry(u, w);
+  if (is_known(of_edge)) return of_edge & ~kLabelled;
   pending_.assign(1, {u, w});
   CycleLabels::Id result = CycleLabels::kZero;
   while (!pending_.empty()) {
     const auto [a, b] = pending_.back();
-    const std::uint32_t here = entry(a, b);
-    if (is_known(here)) {
+    const std::uint32_t of_step = entry(a, b);
+    if (is_known(of_step)) {
       pending_.pop_back();
       continue;
     }
-    const std::uint32_t apex = here - 1;
+    const std::uint32_t apex = of_step - 1;
     const std::uint32_t first = entry(a, apex);
     const std::uint32_t second = entry(b, apex);
     if (!is_known(first)) pending_.push_back({a, apex});
@@ -107,18 +107,18 @@ void FlagHomology::drop_zero_labels() {
   if (labels_.closed() == closed_) return;
   closed_ = labels_.closed();
   const bool is_open = labels_.alive() != 0;
-  std::size_t kept = 0;
+  std::size_t remaining = 0;
   for (Marked edge : marked_) {
     // A label once known stays the edge's own, and cells are far apart.
     if (is_open && !is_known(edge.entry)) edge.entry = label(edge.u, edge.w) | kLabelled;
     const bool is_zero = !is_open || labels_.is_zero(edge.entry & ~kLabelled);
     bits::erase_if(is_zero, labelled(edge.u), edge.w);
     bits::erase_if(is_zero, labelled(edge.w), edge.u);
-    marked_[kept] = edge;
-    kept += is_zero ? 0 : 1;
+    marked_[remaining] = edge;
+    remaining += is_zero ? 0 : 1;
   }
-  marked_.resize(kept);
-  patience_ = 16 + kept / kMarksPerVisit;
+  marked_.resize(remaining);
+  patience_ = 16 + remaining / kMarksPerVisit;
 }
 
 void FlagHomology::close(std::uint32_t u, std::uint32_t w, std::uint32_t first,
@@ -126,10 +126,10 @@ void FlagHomology::close(std::uint32_t u, std::uint32_t w, std::uint32_t first,
   const bool is_zero = first == bits::kNone;
   const CycleLabels::Id a = is_zero ? CycleLabels::kZero : label(u, first);
   const CycleLabels::Id b = is_zero ? CycleLabels::kZero : label(w, first);
-  const CycleLabels::Class gone = labels_.close(a, b, label(u, second), label(w, second));
-  if (gone == CycleLabels::kNone) return;
-  if (classes_[gone].birth < last_group_) --old_cycles_;
-  classes_[gone].death = position;
+  const CycleLabels::Class closed = labels_.close(a, b, label(u, second), label(w, second));
+  if (closed == CycleLabels::kNone) return;
+  if (classes_[closed].birth < last_group_) --old_cycles_;
+  classes_[closed].death = position;
 }
 
 template <int kWords>
@@ -251,16 +251,16 @@ FlagHomology::Rest FlagHomology::look_ahead_words(const EdgeOrder& order, Edge& 
   Index patience = 2 * n_;
   // Badly connected vertices come first: they are the ones with something left.
   for (auto u = static_cast<std::size_t>(n_ - 1); u > 0; --u) {
-    const Word* const own = rows_.data() + u * words;
+    const Word* const neighbours = rows_.data() + u * words;
     // `beyond`: vertices before u that are not yet seen within two steps of it. Well connected
     // neighbours come first, so it is soon empty.
     for (std::size_t k = 0; k < words; ++k) {
       const Word before = k * 64 + 64 <= u ? ~Word{0} : k * 64 > u ? 0 : (Word{1} << (u & 63)) - 1;
-      beyond[k] = before & ~own[k];
+      beyond[k] = before & ~neighbours[k];
     }
     bool left = true;
     for (std::size_t k = 0; k < words && left; ++k) {
-      for (Word open = own[k]; open != 0 && left; open &= open - 1) {
+      for (Word open = neighbours[k]; open != 0 && left; open &= open - 1) {
         const std::size_t via = k * 64 + std::countr_zero(open);
         left = bits::remove<kWords>(rows_.data() + via * words, beyond, words);
       }

@@ -27,8 +27,8 @@ template <class Float, class Combine>
 void fill_similarity_square(const Float* rows, std::size_t n, std::size_t ld, bool lower,
                             std::size_t stride, Combine combine, Float* square) {
   typedef Float Row __attribute__((vector_size(kTile * sizeof(Float))));
-  alignas(64) Float own[kTile * kTile] = {};
-  alignas(64) Float other[kTile * kTile] = {};
+  alignas(64) Float below[kTile * kTile] = {};
+  alignas(64) Float mirrored[kTile * kTile] = {};
   alignas(64) Float across[kTile * kTile] = {};
   // The tile of rows from i and columns from j: in place, or copied where it is not whole.
   const auto tile_at = [&](std::size_t i, std::size_t j, Float* copy) {
@@ -42,9 +42,9 @@ void fill_similarity_square(const Float* rows, std::size_t n, std::size_t ld, bo
   };
   for (std::size_t i = 0; i < n; i += kTile) {
     for (std::size_t j = 0; j <= i; j += kTile) {
-      const auto [from, from_ld] = tile_at(i, j, own);
+      const auto [from, from_ld] = tile_at(i, j, below);
       if (!lower || i == j) {
-        const auto [above, above_ld] = tile_at(j, i, other);
+        const auto [above, above_ld] = tile_at(j, i, mirrored);
         transpose_tile(above, above_ld, across, kTile);
       } else if (j == 0) {
         std::fill(across, across + kTile * kTile, Float(0));

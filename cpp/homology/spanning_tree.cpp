@@ -250,14 +250,15 @@ void SpanningTree::sort_edges(const Growth<Float, Number>& growth) {
   if constexpr (std::is_same_v<Float, float>) {
     keys_.resize(count);
     std::uint64_t lowest = ~std::uint64_t{0};
-    std::uint64_t ones = 0;
+    std::uint64_t union_of_keys = 0;
     for (std::size_t k = 0; k < count; ++k) {
       // The sum makes one of both zeros.
       keys_[k] = std::uint64_t{~ordered_key(growth.found[k] + 0.0f)} << 32 | grown_[k];
       lowest = std::min(lowest, keys_[k]);
-      ones |= keys_[k];
+      union_of_keys |= keys_[k];
     }
-    const int shift = std::max(0, static_cast<int>(std::bit_width(ones - lowest)) - kDigits);
+    const int shift =
+        std::max(0, static_cast<int>(std::bit_width(union_of_keys - lowest)) - kDigits);
     std::size_t alike = 0;
     for (const std::uint64_t key : keys_) alike += (key - lowest) >> shift == 0 ? 1 : 0;
     if (count <= kFew || (count <= kFewAlike && alike > count / 8)) {
@@ -265,8 +266,8 @@ void SpanningTree::sort_edges(const Growth<Float, Number>& growth) {
     } else {
       scratch_.resize(count);
       radix_sort(
-          keys_.data(), scratch_.data(), count, lowest, ones, [](std::uint64_t key) { return key; },
-          counts_);
+          keys_.data(), scratch_.data(), count, lowest, union_of_keys,
+          [](std::uint64_t key) { return key; }, counts_);
     }
     for (std::size_t k = 0; k < count; ++k) {
       edges_[k] = static_cast<Edge>(keys_[k]);
@@ -374,12 +375,12 @@ void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmet
   } else {
     const bool takes_larger = metric == Metric::attention && symmetrize == Symmetrize::max;
     with_similarity<Scalar>(symmetrize, metric, [&]<class Float>(Float zero, auto similarity) {
-      auto& own = growth(zero);
-      const auto [rows, ld] = contiguous_rows(own, attention);
+      auto& of_worker = growth(zero);
+      const auto [rows, ld] = contiguous_rows(of_worker, attention);
       // Whose lines are columns has its zeros below the diagonal of what is read.
       const bool lower = causal && lines_are_rows(attention);
-      grow(own, rows, ld, lower, takes_larger, similarity, ahead);
-      sort_edges(own);
+      grow(of_worker, rows, ld, lower, takes_larger, similarity, ahead);
+      sort_edges(of_worker);
     });
   }
   const double least = metric == Metric::attention ? 1.0 : 0.0;

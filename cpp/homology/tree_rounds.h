@@ -118,15 +118,15 @@ class TreeRounds {
       };
       take_block(j, read, below(j));
     }
-    Float* const own = scratch_.diagonal.data() + first * kWidth;
+    Float* const copies = scratch_.diagonal.data() + first * kWidth;
     for (std::size_t k = 0; k < rows_at_once; ++k) {
       const Floats entries =
-          copy_diagonal(rows + (first + k) * ld + diagonal, first + k, own + k * kWidth);
+          copy_diagonal(rows + (first + k) * ld + diagonal, first + k, copies + k * kWidth);
       least = entries < least ? entries : least;
     }
     lowest = least;
     take_block(
-        diagonal, [&](std::size_t k) { return vector_at<Floats>(own + k * kWidth); },
+        diagonal, [&](std::size_t k) { return vector_at<Floats>(copies + k * kWidth); },
         [&](std::size_t k) { return Lanes::edges_at_diagonal(first + k); });
     for (std::size_t k = 0; k < rows_at_once; ++k) {
       highest = nearest[k].similarity > highest ? nearest[k].similarity : highest;

@@ -50,10 +50,10 @@ void find_edges(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
   RowReader<Scalar> reader(attention, Support{}, workspace.rows);
   for (Index i = 0; i < n; ++i) {
     for_each_at_least(reader.row(i), n, cut, [&](Index j) {
-      const double there = static_cast<double>(attention(i, j));
+      const double forth = static_cast<double>(attention(i, j));
       const double back = static_cast<double>(attention(j, i));
       if (j == i || (j > i && back >= smallest)) return;  // that row lists the pair
-      const double weight = std::min(symmetrized(there, back, symmetrize), 1.0);
+      const double weight = std::min(symmetrized(forth, back, symmetrize), 1.0);
       if (weight < smallest) return;
       std::size_t group = 0;
       while (weight < thresholds[group]) ++group;

@@ -69,23 +69,23 @@ void expect_sums(unsigned seed, int closing) {
   std::vector<Classes> meanings = {{}};
   std::size_t longest = 0;
   for (int step = 0; step < 1500; ++step) {
-    const auto any = [&] { return generator() % ids.size(); };
-    const int what = static_cast<int>(generator() % 1000);
-    if (what < closing) {
-      const std::size_t at[] = {any(), any(), any(), any()};
+    const auto drawn = [&] { return generator() % ids.size(); };
+    const int kind = static_cast<int>(generator() % 1000);
+    if (kind < closing) {
+      const std::size_t at[] = {drawn(), drawn(), drawn(), drawn()};
       const Classes zero = sum_of(sum_of(meanings[at[0]], meanings[at[1]]),
                                   sum_of(meanings[at[2]], meanings[at[3]]));
       ASSERT_EQ(labels.close(ids[at[0]], ids[at[1]], ids[at[2]], ids[at[3]]), sums.close(zero));
-    } else if (what < (1000 + closing) / 2) {
+    } else if (kind < (1000 + closing) / 2) {
       ids.push_back(labels.open());
       meanings.push_back(sums.open());
     } else {
-      const std::size_t a = step % 4 == 0 ? any() : ids.size() - 1, b = any();
+      const std::size_t a = step % 4 == 0 ? drawn() : ids.size() - 1, b = drawn();
       ids.push_back(labels.sum(ids[a], ids[b]));
       meanings.push_back(sums.in_open_classes(sum_of(meanings[a], meanings[b])));
       longest = std::max(longest, meanings.back().size());
     }
-    const std::size_t looked_at = any();
+    const std::size_t looked_at = drawn();
     ASSERT_EQ(labels.is_zero(ids[looked_at]), sums.in_open_classes(meanings[looked_at]).empty());
     ASSERT_EQ(labels.alive(), sums.alive());
   }

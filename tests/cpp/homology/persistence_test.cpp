@@ -96,34 +96,35 @@ Pairing brute_force(const RowMatrix<double>& a) {
   return result;
 }
 
-void expect_brute_force(const RowMatrix<double>& a, const std::string& what) {
+void expect_brute_force(const RowMatrix<double>& a, const std::string& name) {
   const Pairing expected = brute_force(a);
   const auto death = [&](int e) {
     const auto [i, j] = expected.edges[e];
     return 1.0 - std::min(1.0, std::max(a(i, j), a(j, i)));
   };
-  std::vector<std::vector<double>> wanted;
-  std::vector<std::vector<double>> found;
+  std::vector<std::vector<double>> expected_bars;
+  std::vector<std::vector<double>> computed_bars;
   for (int e : expected.merges) {
     if (death(e) == 0.0) continue;
-    wanted.push_back({0, 0.0, death(e), -1, -1, double(expected.edges[e].first),
-                      double(expected.edges[e].second)});
+    expected_bars.push_back({0, 0.0, death(e), -1, -1, double(expected.edges[e].first),
+                             double(expected.edges[e].second)});
   }
-  wanted.push_back({0, 0.0, kInfinity, -1, -1, -1, -1});
+  expected_bars.push_back({0, 0.0, kInfinity, -1, -1, -1, -1});
   for (auto [birth, end] : expected.cycles) {
     if (death(birth) == death(end)) continue;
-    wanted.push_back({1, death(birth), death(end), double(expected.edges[birth].first),
-                      double(expected.edges[birth].second), double(expected.edges[end].first),
-                      double(expected.edges[end].second)});
+    expected_bars.push_back({1, death(birth), death(end), double(expected.edges[birth].first),
+                             double(expected.edges[birth].second),
+                             double(expected.edges[end].first),
+                             double(expected.edges[end].second)});
   }
   for (const Bar& bar : bars_of(a)) {
-    found.push_back({double(bar.dimension), bar.birth, bar.death, double(bar.birth_edge[0]),
-                     double(bar.birth_edge[1]), double(bar.death_edge[0]),
-                     double(bar.death_edge[1])});
+    computed_bars.push_back({double(bar.dimension), bar.birth, bar.death, double(bar.birth_edge[0]),
+                             double(bar.birth_edge[1]), double(bar.death_edge[0]),
+                             double(bar.death_edge[1])});
   }
-  EXPECT_TRUE(std::is_sorted(found.begin(), found.end())) << what;
-  std::sort(wanted.begin(), wanted.end());
-  EXPECT_EQ(found, wanted) << what;
+  EXPECT_TRUE(std::is_sorted(computed_bars.begin(), computed_bars.end())) << name;
+  std::sort(expected_bars.begin(), expected_bars.end());
+  EXPECT_EQ(computed_bars, expected_bars) << name;
 }
 
 TEST(Persistence, BarsAndTheirEdgesEqualTheWholeBoundaryMatrix) {
@@ -149,10 +150,10 @@ TEST(Persistence, ManyWordsEqualTheWholeBoundaryMatrix) {
 }
 
 TEST(Persistence, OneAndTwoTokens) {
-  const auto one = bars_of(RowMatrix<double>::Ones(1, 1));
-  ASSERT_EQ(one.size(), 1u);
-  EXPECT_EQ(one[0].death, kInfinity);
-  EXPECT_EQ(one[0].death_edge[0], -1);
+  const auto of_single = bars_of(RowMatrix<double>::Ones(1, 1));
+  ASSERT_EQ(of_single.size(), 1u);
+  EXPECT_EQ(of_single[0].death, kInfinity);
+  EXPECT_EQ(of_single[0].death_edge[0], -1);
   RowMatrix<double> two = RowMatrix<double>::Zero(2, 2);
   two(1, 0) = 0.25;
   const auto bars = bars_of(two);
@@ -351,19 +352,19 @@ void pieces_alone_and_beside_loops(Index n, int levels, unsigned seed) {
       options.symmetrize = symmetrize;
       options.metric = metric;
       PersistenceWorkspace workspace;
-      std::vector<Bar> both, alone, of_turned;
-      persistence(view(a), options, workspace, both);
-      std::erase_if(both, [](const Bar& bar) { return bar.dimension != 0; });
+      std::vector<Bar> of_both, of_h0, of_turned;
+      persistence(view(a), options, workspace, of_both);
+      std::erase_if(of_both, [](const Bar& bar) { return bar.dimension != 0; });
       options.max_dimension = 0;
-      persistence(view(a), options, workspace, alone);
+      persistence(view(a), options, workspace, of_h0);
       persistence(matrix_view(turned.data(), n, 1, n), options, workspace, of_turned);
-      ASSERT_EQ(alone.size(), both.size()) << n << " tokens, seed " << seed;
-      ASSERT_EQ(of_turned.size(), both.size());
-      for (std::size_t k = 0; k < both.size(); ++k) {
-        for (const Bar& bar : {alone[k], of_turned[k]}) {
-          EXPECT_EQ(bar.death, both[k].death) << n << " tokens, bar " << k;
-          EXPECT_EQ(bar.death_edge[0], both[k].death_edge[0]) << n << " tokens, bar " << k;
-          EXPECT_EQ(bar.death_edge[1], both[k].death_edge[1]) << n << " tokens, bar " << k;
+      ASSERT_EQ(of_h0.size(), of_both.size()) << n << " tokens, seed " << seed;
+      ASSERT_EQ(of_turned.size(), of_both.size());
+      for (std::size_t k = 0; k < of_both.size(); ++k) {
+        for (const Bar& bar : {of_h0[k], of_turned[k]}) {
+          EXPECT_EQ(bar.death, of_both[k].death) << n << " tokens, bar " << k;
+          EXPECT_EQ(bar.death_edge[0], of_both[k].death_edge[0]) << n << " tokens, bar " << k;
+          EXPECT_EQ(bar.death_edge[1], of_both[k].death_edge[1]) << n << " tokens, bar " << k;
         }
       }
     }
