@@ -41,14 +41,20 @@ LONG = {"attention_likelihood", "commits", "sensitivity", "study", "sweep", "who
 # These time a study from start to end, once, and take no other options than these.
 STUDIES = {"attention_likelihood", "study", "sweep"}
 OPTIONS_OF_STUDIES = ("--quick", "--json")
-WHOLES = (*sorted({*LONG, "calls", "measure", "second_moments", "start", "threads", "weight_deltas"}),)
+#: Those of several kernels, or of two of our own ways: they run with the best instruction set alone.
+WHOLES = tuple(
+    sorted(
+        {*LONG, "analysis_ways", "calls", "measure", "second_moments", "start", "threads", "weight_deltas"}
+    )
+)
 
 
 def names() -> list[str]:
     """Every benchmark: a kernel each, then those of several."""
     folders = ("clouds", "kernels", "lazy", "peers")
     stems = {path.stem for folder in folders for path in (FOLDER / folder).glob("*.py")}
-    return [*sorted(stem for stem in stems if not stem.startswith("plot_")), *WHOLES]
+    kernels = {stem for stem in stems if not stem.startswith("plot_")} - set(WHOLES)
+    return [*sorted(kernels), *WHOLES]
 
 
 def instruction_sets(name: str) -> list[str]:

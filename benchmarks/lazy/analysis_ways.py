@@ -145,7 +145,7 @@ def measure_memory(arguments: tuple[str, str, str, int, str], short: tuple[str, 
 
 def main() -> None:
     """Compare both ways at each size."""
-    benchmark = Benchmark("analysis_ways", __doc__ or "")
+    benchmark = Benchmark("analysis_ways", __doc__ or "", peers_compete=False)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = str(write_model(folder / "model"))

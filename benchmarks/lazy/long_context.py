@@ -199,7 +199,7 @@ def compare_capture(benchmark: Benchmark) -> None:
 
 def main() -> None:
     """Run all comparisons."""
-    benchmark = Benchmark("long_context", __doc__ or "")
+    benchmark = Benchmark("long_context", __doc__ or "", peers_compete=False)
     compare_with_attention(benchmark)
     compare_with_maps(benchmark)
     compare_capture(benchmark)

@@ -88,14 +88,14 @@ TEST(Divergence, RemovalLeavesNothingAboveTheDiagonalOfACausalMap) {
     double before[n];
     double after[n];
     bool excluded[n];
-    RowMatrix<double> kept = RowMatrix<double>::Constant(n, n, -1.0);
+    RowMatrix<double> renormalized = RowMatrix<double>::Constant(n, n, -1.0);
     sink_removal(std::span<const MatrixView<double>>(heads), std::span<const Support>(supports),
-                 removed, 3, 0, n, RemovalRows{before, after, excluded, kept.data(), n, n},
+                 removed, 3, 0, n, RemovalRows{before, after, excluded, renormalized.data(), n, n},
                  workspace);
     for (Index i = 0; i < n; ++i) {
       const double left = a->row(i).sum() - (*a)(i, 1) - (*a)(i, 6);
       for (Index j = 0; j < n; ++j) {
-        EXPECT_NEAR(kept(i, j), j == 1 || j == 6 ? 0.0 : (*a)(i, j) / left, 1e-14) << i << " " << j;
+        EXPECT_NEAR(renormalized(i, j), j == 1 || j == 6 ? 0.0 : (*a)(i, j) / left, 1e-14) << i << " " << j;
       }
     }
   }

@@ -75,14 +75,14 @@ RowMatrix<double> random_scores(Index n, double scale, unsigned seed) {
 }
 
 TEST(Toeplitz, EqualScoresAreCutToTheShareOfKeysThatAreLeft) {
-  const Mask found(RowMatrix<double>::Constant(24, 24, -3.0));
+  const Mask measured(RowMatrix<double>::Constant(24, 24, -3.0));
   for (Index i = 0; i < 12; ++i) {
     const auto k = static_cast<std::size_t>(i);
     const double visible = static_cast<double>(i + 1);
-    EXPECT_NEAR(found.cut[k], std::log(12.0 / visible), 1e-14);
-    EXPECT_NEAR(found.share[k], 1.0 - visible / 12.0, 1e-14);
-    EXPECT_NEAR(found.lse[k], -3.0 + std::log(visible), 1e-14);
-    for (Index j = 0; j < 12; ++j) EXPECT_NEAR(found.a(i, j), j <= i ? 1.0 / visible : 0.0, 1e-15);
+    EXPECT_NEAR(measured.cut[k], std::log(12.0 / visible), 1e-14);
+    EXPECT_NEAR(measured.share[k], 1.0 - visible / 12.0, 1e-14);
+    EXPECT_NEAR(measured.lse[k], -3.0 + std::log(visible), 1e-14);
+    for (Index j = 0; j < 12; ++j) EXPECT_NEAR(measured.a(i, j), j <= i ? 1.0 / visible : 0.0, 1e-15);
   }
 }
 
@@ -93,26 +93,26 @@ TEST(Toeplitz, AProfileAndRowConstantsLeaveNoResidual) {
   for (Index i = 0; i < 20; ++i) {
     for (Index j = 0; j <= i; ++j) s(i, j) = profile(i - j, 0) + other(i, 0);
   }
-  const Split found(s);
+  const Split measured(s);
   for (std::size_t i = 1; i < 10; ++i) {
-    EXPECT_NEAR(found.first[i], 0.0, 1e-12);
+    EXPECT_NEAR(measured.first[i], 0.0, 1e-12);
     if (i >= 2) {
-      EXPECT_NEAR(found.variance[i], 0.0, 1e-12);
+      EXPECT_NEAR(measured.variance[i], 0.0, 1e-12);
     }
   }
-  EXPECT_TRUE(std::isnan(found.variance[1]));
+  EXPECT_TRUE(std::isnan(measured.variance[1]));
 }
 
 TEST(Toeplitz, OneResidualIsWhatItIs) {
   RowMatrix<double> s = RowMatrix<double>::Zero(8, 8);
   s(3, 1) = 3.0;
   s(3, 0) = 2.0;
-  const Split found(s);
-  EXPECT_DOUBLE_EQ(found.row[3], 1.0);
-  EXPECT_DOUBLE_EQ(found.variance[3], 2.0);
-  EXPECT_DOUBLE_EQ(found.first[3], 1.0);
-  EXPECT_DOUBLE_EQ(found.r(3, 1), 3.0);
-  EXPECT_TRUE(std::isnan(found.r(1, 3)));
+  const Split measured(s);
+  EXPECT_DOUBLE_EQ(measured.row[3], 1.0);
+  EXPECT_DOUBLE_EQ(measured.variance[3], 2.0);
+  EXPECT_DOUBLE_EQ(measured.first[3], 1.0);
+  EXPECT_DOUBLE_EQ(measured.r(3, 1), 3.0);
+  EXPECT_TRUE(std::isnan(measured.r(1, 3)));
   Numbers weights(16, 1.0);
   weights[3 * 4 + 1] = 0.0;
   const Split weighted(s, true, weights.data());
@@ -125,7 +125,7 @@ TEST(Toeplitz, NoScoreIsTooLarge) {
   for (const double scale : {1.0, 1000.0, 1e5}) {
     const Index n = 37;
     const RowMatrix<double> s = random_scores(n, scale, 5);
-    const Mask found(s, false, 0.5);
+    const Mask measured(s, false, 0.5);
     const Index m = n / 2;
     for (Index i = 0; i < m; ++i) {
       long double lse = 0.0;
@@ -141,9 +141,9 @@ TEST(Toeplitz, NoScoreIsTooLarge) {
               double(std::exp(s(r, r - d) - top) / total / m);
         }
       }
-      EXPECT_NEAR(found.lse[static_cast<std::size_t>(i)], double(lse / m), 1e-13 * scale);
+      EXPECT_NEAR(measured.lse[static_cast<std::size_t>(i)], double(lse / m), 1e-13 * scale);
       for (Index j = 0; j < m; ++j)
-        EXPECT_NEAR(found.a(i, j), expected[static_cast<std::size_t>(j)], 1e-13);
+        EXPECT_NEAR(measured.a(i, j), expected[static_cast<std::size_t>(j)], 1e-13);
     }
   }
 }
@@ -158,7 +158,7 @@ TEST(Toeplitz, RowsWithAFarNearestKeyAreSummedLikeTheOthers) {
       if (r % 3 == 0) s(r, r) -= depth;
       if (r % 5 == 0) s(r, r - 2) += 2.0 * depth;
     }
-    const Mask found(s);
+    const Mask measured(s);
     std::vector<long double> mean(static_cast<std::size_t>(m), 0.0L), visible(mean);
     for (Index r = m; r < 2 * m; ++r) {
       std::vector<long double> sums;
@@ -175,8 +175,8 @@ TEST(Toeplitz, RowsWithAFarNearestKeyAreSummedLikeTheOthers) {
       }
     }
     for (std::size_t i = 0; i < mean.size(); ++i) {
-      EXPECT_NEAR(found.lse[i], double(mean[i]), 1e-13 * (1.0 + depth)) << depth << " " << i;
-      EXPECT_NEAR(found.share[i], double(1.0L - visible[i]), 1e-13) << depth << " " << i;
+      EXPECT_NEAR(measured.lse[i], double(mean[i]), 1e-13 * (1.0 + depth)) << depth << " " << i;
+      EXPECT_NEAR(measured.share[i], double(1.0L - visible[i]), 1e-13) << depth << " " << i;
     }
   }
 }
@@ -186,14 +186,14 @@ TEST(Toeplitz, WhatIsInvisibleHasNoShare) {
   for (Index i = 0; i < 30; ++i) {
     for (Index j = 0; j + 4 <= i; ++j) s(i, j) = -kInf;
   }
-  const Mask found(s, true);
+  const Mask measured(s, true);
   for (std::size_t i = 3; i < 15; ++i) {
-    EXPECT_EQ(found.cut[i], 0.0);
-    EXPECT_EQ(found.share[i], 0.0);
+    EXPECT_EQ(measured.cut[i], 0.0);
+    EXPECT_EQ(measured.share[i], 0.0);
   }
-  EXPECT_TRUE(std::isnan(found.a(0, 0)));
-  EXPECT_EQ(found.a(9, 5), 0.0);
-  EXPECT_GT(found.a(9, 6), 0.0);
+  EXPECT_TRUE(std::isnan(measured.a(0, 0)));
+  EXPECT_EQ(measured.a(9, 5), 0.0);
+  EXPECT_GT(measured.a(9, 6), 0.0);
   EXPECT_TRUE(std::isnan(Split(s).profile[4]));
 }
 

@@ -14,7 +14,7 @@ namespace {
 using testing::RowMatrix;
 
 template <class Scalar>
-MatrixView<Scalar> whole(const RowMatrix<Scalar>& matrix) {
+MatrixView<Scalar> view_of(const RowMatrix<Scalar>& matrix) {
   return MatrixView<Scalar>(matrix.data(), matrix.rows(), matrix.cols(),
                             Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>(matrix.cols(), 1));
 }
@@ -75,7 +75,7 @@ void check(Index m, Index n, int bits, int lowest) {
   using Wide = Difference<Before, After>;
   // A row more than the changes fill, which stays as it is.
   RowMatrix<Wide> delta = RowMatrix<Wide>::Constant(m + 1, n, Wide(7));
-  const DeltaSums sums = delta_sums(whole(before), whole(after), delta.data(), n, scratch);
+  const DeltaSums sums = delta_sums(view_of(before), view_of(after), delta.data(), n, scratch);
   expect_textbook(before, after, sums, bits, lowest);
   for (Index k = 0; k < m * n; ++k) {
     EXPECT_EQ(delta.data()[k],
@@ -83,7 +83,7 @@ void check(Index m, Index n, int bits, int lowest) {
   }
   for (Index k = m * n; k < (m + 1) * n; ++k) EXPECT_EQ(delta.data()[k], Wide(7));
   const DeltaSums without_delta =
-      delta_sums(whole(before), whole(after), static_cast<Wide*>(nullptr), n, scratch);
+      delta_sums(view_of(before), view_of(after), static_cast<Wide*>(nullptr), n, scratch);
   EXPECT_EQ(without_delta.energy, sums.energy);
   EXPECT_EQ(without_delta.after_steps, sums.after_steps);
   EXPECT_EQ(without_delta.unchanged, sums.unchanged);
@@ -118,7 +118,7 @@ TEST(DeltaStatistics, StridesDoNotMatter) {
   RowMatrix<float> delta(m, n);
   const MatrixView<float> view(turned.data(), m, n,
                                Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>(1, m));
-  const DeltaSums sums = delta_sums(view, whole(after), delta.data(), n, scratch);
+  const DeltaSums sums = delta_sums(view, view_of(after), delta.data(), n, scratch);
   expect_textbook(before, after, sums, 23, -126);
   EXPECT_EQ(delta, after - before);
 }
@@ -128,7 +128,7 @@ TEST(DeltaStatistics, StepsAreThoseOfNextafterAndOfTheSmallestNormalNumberBelowI
   for (const float w : {1.0f, -1.0f, 1.5f, 3.0f, 1e-3f, 1e-38f, 1e-44f, 0.0f}) {
     const RowMatrix<float> first = RowMatrix<float>::Constant(1, 1, w);
     const DeltaSums sums =
-        delta_sums(whole(first), whole(first), static_cast<float*>(nullptr), 1, scratch);
+        delta_sums(view_of(first), view_of(first), static_cast<float*>(nullptr), 1, scratch);
     const double step = double(std::nextafter(std::abs(w), INFINITY)) - double(std::abs(w));
     EXPECT_EQ(std::sqrt(sums.before_steps), step) << w;
     EXPECT_EQ(sums.after_steps, sums.before_steps);
@@ -148,10 +148,10 @@ TEST(DeltaStatistics, EntriesThatAreNoNumbersAreReported) {
         first(0, at) = bad;
         if (in_both) other(0, at) = bad;
         EXPECT_FALSE(
-            delta_sums(whole(first), whole(other), static_cast<float*>(nullptr), 17, scratch)
+            delta_sums(view_of(first), view_of(other), static_cast<float*>(nullptr), 17, scratch)
                 .finite);
         EXPECT_FALSE(
-            delta_sums(whole(other), whole(first), static_cast<float*>(nullptr), 17, scratch)
+            delta_sums(view_of(other), view_of(first), static_cast<float*>(nullptr), 17, scratch)
                 .finite);
       }
     }
@@ -167,7 +167,7 @@ TEST(DeltaStatistics, PartsAddUp) {
   DeltaSums sums;
   for (const auto& [begin, rows] : {std::pair<Index, Index>{0, 4}, {4, 5}}) {
     const RowMatrix<double> a = before.middleRows(begin, rows), b = after.middleRows(begin, rows);
-    sums.add(delta_sums(whole(a), whole(b), static_cast<double*>(nullptr), 4, scratch));
+    sums.add(delta_sums(view_of(a), view_of(b), static_cast<double*>(nullptr), 4, scratch));
   }
   expect_textbook(before, after, sums, 52, -1022);
   sums.add(DeltaSums{.largest = 5.0, .finite = false});

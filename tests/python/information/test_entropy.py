@@ -129,14 +129,14 @@ def test_parts_of_the_rows_of_large_maps_are_judged_together(layout, dtype):
             for precision, rtol in (("exact", 1e-12), ("fast", 4e-6)):
                 options = {"precision": precision}
                 laid_out = as_laid_out(attention, layout)
-                found = asc.attention_entropy(laid_out, **options)
-                np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-15)
-                found = asc.attention_entropy(laid_out, normalized=True, **options)
-                np.testing.assert_allclose(found, normalized, rtol=rtol, atol=1e-15)
+                entropies = asc.attention_entropy(laid_out, **options)
+                np.testing.assert_allclose(entropies, expected, rtol=rtol, atol=1e-15)
+                entropies = asc.attention_entropy(laid_out, normalized=True, **options)
+                np.testing.assert_allclose(entropies, normalized, rtol=rtol, atol=1e-15)
                 with pytest.warns(RuntimeWarning, match="attention_entropy: 1 of 3 matrices"):
-                    found = asc.attention_entropy(as_laid_out(broken, layout), **options)
-                assert found[0].isnan().all()
-                np.testing.assert_allclose(found[1:], expected[1:], rtol=rtol, atol=1e-15)
+                    entropies = asc.attention_entropy(as_laid_out(broken, layout), **options)
+                assert entropies[0].isnan().all()
+                np.testing.assert_allclose(entropies[1:], expected[1:], rtol=rtol, atol=1e-15)
     finally:
         torch.set_num_threads(threads)
 
@@ -145,15 +145,15 @@ def test_masks_and_positions_move_with_the_rows_of_a_part():
     queries, keys = 500, 600
     attention = maps(2, queries, keys, causal=False, seed=5)
     mask = torch.rand(2, queries, keys, generator=torch.Generator().manual_seed(6)) < 0.4
-    found = asc.attention_entropy(attention, support=mask, normalized=True)
+    entropies = asc.attention_entropy(attention, support=mask, normalized=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         expected = oracle(torch.where(mask, attention, 0.0)) / np.log(mask.sum(-1).numpy())
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(entropies, expected, rtol=1e-12)
     # the last 500 queries of a causal map of 600
     attention = maps(2, keys, keys, seed=7)[:, keys - queries :]
-    found = asc.attention_entropy(attention, normalized=True)
+    entropies = asc.attention_entropy(attention, normalized=True)
     expected = oracle(attention) / np.log(np.arange(keys - queries + 1, keys + 1))
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(entropies, expected, rtol=1e-12)
 
 
 def test_a_non_finite_map_leaves_its_neighbours_alone():
