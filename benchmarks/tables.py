@@ -26,6 +26,8 @@ ROW = ("name", "best_ms", "ratio", "target", "against")
 OF_MACHINE = ("load", "of_reading", "of_multiply_adds", "limited_by")
 #: The instruction set whose results have a folder of their own.
 AVX2 = "x86_64_v3"
+#: What is timed of a study from start to end, whose rows are sentences.
+OF_STUDIES = {"attention_likelihood", "study"}
 #: The benchmark of a thousand rows, of which the page has the lowest and the middle ratio by size.
 OF_TYPES = "types_and_strides"
 
@@ -48,7 +50,7 @@ def collect(results: Path) -> dict[str, Any]:
 
 def _reports(results: Path) -> list[dict[str, Any]]:
     reports = [json.loads(file.read_text("utf-8")) for file in sorted(results.glob("*.json"))]
-    return [report for report in reports if report["concept"] != "study"]
+    return [report for report in reports if report["concept"] not in OF_STUDIES]
 
 
 def _rows(reports: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -60,6 +62,7 @@ def _rows(reports: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
                 | {key: row[key] for key in OF_MACHINE if row.get(key) is not None}
             )
             for row in report["rows"]
+            if row["best_ms"]  # of time, not of memory
         ]
         for report in reports
     }
