@@ -95,7 +95,8 @@ TEST(Divergence, RemovalLeavesNothingAboveTheDiagonalOfACausalMap) {
     for (Index i = 0; i < n; ++i) {
       const double left = a->row(i).sum() - (*a)(i, 1) - (*a)(i, 6);
       for (Index j = 0; j < n; ++j) {
-        EXPECT_NEAR(renormalized(i, j), j == 1 || j == 6 ? 0.0 : (*a)(i, j) / left, 1e-14) << i << " " << j;
+        EXPECT_NEAR(renormalized(i, j), j == 1 || j == 6 ? 0.0 : (*a)(i, j) / left, 1e-14)
+            << i << " " << j;
       }
     }
   }

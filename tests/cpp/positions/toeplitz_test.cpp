@@ -82,7 +82,8 @@ TEST(Toeplitz, EqualScoresAreCutToTheShareOfKeysThatAreLeft) {
     EXPECT_NEAR(measured.cut[k], std::log(12.0 / visible), 1e-14);
     EXPECT_NEAR(measured.share[k], 1.0 - visible / 12.0, 1e-14);
     EXPECT_NEAR(measured.lse[k], -3.0 + std::log(visible), 1e-14);
-    for (Index j = 0; j < 12; ++j) EXPECT_NEAR(measured.a(i, j), j <= i ? 1.0 / visible : 0.0, 1e-15);
+    for (Index j = 0; j < 12; ++j)
+      EXPECT_NEAR(measured.a(i, j), j <= i ? 1.0 / visible : 0.0, 1e-15);
   }
 }
 
