@@ -118,8 +118,12 @@ MatrixView<Scalar> rows_of(const MatrixView<Scalar>& matrix, Index begin, Index 
 template <class Visit>
 void per_separated(const Batch& batch, Index width, Index rows, Index block, Visit&& visit) {
   const Index heads = batch.sizes.back();
-  const Index groups = (heads + width - 1) / width;  // of a layer
   const Index parts = (batch.queries + rows - 1) / rows;
+  // Fewer side by side where some workers would have none: they read the same lines, each for
+  // others.
+  const Index of_worker = batch.count * parts / worker_count(batch.count * parts);
+  width = std::clamp<Index>(of_worker, 1, width);
+  const Index groups = (heads + width - 1) / width;  // of a layer
   const Index all = batch.count / heads * groups * parts;
   const Index together = parts > 1 ? 1 : even_block(all, std::max<Index>(1, block / width));
   std::vector<AlignedBuffer> copies(worker_count(all));
