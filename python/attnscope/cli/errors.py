@@ -9,8 +9,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, ParamSpec, TypeVar
 
 import typer
@@ -51,7 +53,8 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
         from attnscope.models import LoadError
 
         try:
-            return command(*args, **options)
+            with spaced_interrupts():
+                return command(*args, **options)
         except Interrupted as stop:
             ignore_signals()
             say(str(stop))
@@ -77,6 +80,41 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(FAILED) from None
 
     return wrapped
+
+
+#: Seconds in which a command closes what an interrupt ends.
+CLOSING = 1.0
+
+
+@contextlib.contextmanager
+def spaced_interrupts() -> Iterator[None]:
+    """Let Ctrl-C interrupt at most once a second while inside, and no more once an interrupt leaves.
+
+    Held down it would interrupt what the first one closes: an exception in a generator that is closed is
+    printed and lost, and one in front of the exit code hides it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    raised_at = float("-inf")
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal raised_at
+        now = time.monotonic()
+        if now - raised_at >= CLOSING:
+            raised_at = now
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise  # the command ends, and its handler stays until then
+    except BaseException:
+        signal.signal(signal.SIGINT, before)
+        raise
+    else:
+        signal.signal(signal.SIGINT, before)
 
 
 def ignore_signals() -> None:

@@ -12,11 +12,18 @@ from types import FrameType
 
 @contextmanager
 def stop_signals(say: Callable[[str], None]) -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM while inside; Python handles signals in its main thread alone."""
+    """Collect SIGINT and SIGTERM while inside; Python handles signals in its main thread alone.
+
+    The second one interrupts in the way that Ctrl-C did before.
+    """
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         if received:
+            interrupt = before[signal.SIGINT]
+            if callable(interrupt):
+                interrupt(number, frame)
+                return
             raise KeyboardInterrupt
         received.append(number)
         say("stopping when the unit at work is stored; once more stops now and loses it")
