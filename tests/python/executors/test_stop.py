@@ -10,15 +10,15 @@ from attnscope.engine import stop
 
 
 def test_the_second_signal_interrupts_and_those_after_it_spare_what_it_closes(monkeypatch):
-    said = []
+    messages = []
     times = iter([0.0, 0.5, 0.9, 1.0])
     monkeypatch.setattr(errors.time, "monotonic", lambda: next(times))
     before = signal.getsignal(signal.SIGINT)
     with errors.spaced_interrupts():
-        with stop.stop_signals(said.append) as received:
+        with stop.stop_signals(messages.append) as received:
             signal.raise_signal(signal.SIGINT)
             assert received == [signal.SIGINT]
-            assert len(said) == 1
+            assert len(messages) == 1
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
