@@ -119,8 +119,8 @@ template <class Visit>
 void per_separated(const Batch& batch, Index width, Index rows, Index block, Visit&& visit) {
   const Index heads = batch.sizes.back();
   const Index parts = (batch.queries + rows - 1) / rows;
-  // Fewer side by side where some workers would have none: they read the same lines, each for
-  // others.
+  // Fewer side by side where some workers would have none: two then read the same cache lines, for
+  // different heads.
   const Index of_worker = batch.count * parts / worker_count(batch.count * parts);
   width = std::clamp<Index>(of_worker, 1, width);
   const Index groups = (heads + width - 1) / width;  // of a layer

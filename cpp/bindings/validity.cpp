@@ -19,7 +19,7 @@ constexpr double kLargestUnscaled = 1e60;
 py::object first_invalid(Argument attention, Argument lengths, double upper) {
   const Batch batch = make_rectangles(attention, lengths);
   std::atomic<Index> first{batch.count};
-  std::tuple<Index, Index, Index, double> entry_at;
+  std::tuple<Index, Index, Index, double> invalid_entry;
   std::mutex lock;
   run_blocks(batch.count, 1, [&](Index begin, Index, int) {
     if (begin > first.load(std::memory_order_relaxed)) return;
@@ -31,14 +31,14 @@ py::object first_invalid(Argument attention, Argument lengths, double upper) {
           const std::lock_guard<std::mutex> guard(lock);
           if (index > first.load()) return;
           first.store(index);
-          entry_at = {index, i, j, entry};
+          invalid_entry = {index, i, j, entry};
           return;
         }
       }
     });
   });
   if (first.load() == batch.count) return py::none();
-  return py::cast(entry_at);
+  return py::cast(invalid_entry);
 }
 
 // Which matrices hold finite entries only, bool with the leading axes of `attention`. Reads in

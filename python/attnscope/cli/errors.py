@@ -91,9 +91,11 @@ def spaced_interrupts() -> Iterator[None]:
     """Let Ctrl-C interrupt at most once a second while inside, and no more once an interrupt leaves.
 
     Held down it would interrupt what the first one closes: an exception in a generator that is closed is
-    printed and lost, and one in front of the exit code hides it.
+    printed and lost, and one in front of the exit code hides it. Where Ctrl-C is ignored, as by a shell's
+    background job, or handled by somebody else, it stays so.
     """
-    if threading.current_thread() is not threading.main_thread():
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or not is_default:
         yield
         return
     raised_at = float("-inf")
@@ -105,16 +107,13 @@ def spaced_interrupts() -> Iterator[None]:
             raised_at = now
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
     try:
         yield
-    except KeyboardInterrupt:
-        raise  # the command ends, and its handler stays until then
-    except BaseException:
-        signal.signal(signal.SIGINT, before)
-        raise
-    else:
-        signal.signal(signal.SIGINT, before)
+    finally:
+        # a command that was interrupted ends, and its handler stays until then
+        if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ignore_signals() -> None:

@@ -20,7 +20,6 @@ def stop_signals(say: Callable[[str], None]) -> Iterator[list[int]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if received:
-            interrupt = before[signal.SIGINT]
             if callable(interrupt):
                 interrupt(number, frame)
                 return
@@ -28,6 +27,7 @@ def stop_signals(say: Callable[[str], None]) -> Iterator[list[int]]:
         received.append(number)
         say("stopping when the unit at work is stored; once more stops now and loses it")
 
+    interrupt = signal.getsignal(signal.SIGINT)
     handled = (signal.SIGINT, signal.SIGTERM)
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, note) for number in handled if main}

@@ -64,9 +64,10 @@ def nodes(tree: ast.Module) -> list[ast.AST]:
 
 
 def folder_of(path: str) -> str:
-    """Return the folder that a file counts for: `python/attnscope/engine`, `tests`, `benchmarks`."""
+    """Return the folder that a file counts for: `python/attnscope/engine`, `cpp/linalg`, `tests`."""
     parts = path.split("/")
-    return "/".join(parts[: min(3, len(parts) - 1)]) if parts[0] == "python" else parts[0]
+    depth = {"python": 3, "cpp": 2}.get(parts[0], 1)
+    return "/".join(parts[: min(depth, len(parts) - 1)])
 
 
 def bound_names(tree: ast.Module) -> Iterator[str]:
@@ -109,12 +110,11 @@ def count_cpp_fillers(text: str) -> int:
 
 
 def cpp_sources() -> Iterator[tuple[str, str]]:
-    """Yield the folder and the text of every C++ file of the project: `cpp/linalg`, `tests`."""
+    """Yield the path and the text of every C++ file of the project."""
     for root in ("cpp", "tests/cpp"):
         for path in sorted((ROOT / root).rglob("*")):
             if path.suffix in (".h", ".cpp"):
-                parts = path.relative_to(ROOT).parts
-                yield ("/".join(parts[:2]) if parts[0] == "cpp" else parts[0]), path.read_text("utf-8")
+                yield path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
@@ -261,8 +261,8 @@ def measure() -> dict[str, Any]:
         fillers[folder_of(path)] += count_fillers(tree)
         if path.startswith(PACKAGE):
             openers[folder_of(path)] += count_openers(tree)
-    for folder, text in cpp_sources():
-        fillers[folder] += count_cpp_fillers(text)
+    for path, text in cpp_sources():
+        fillers[folder_of(path)] += count_cpp_fillers(text)
     return {
         "fillers": _nonzero(fillers),
         "openers": _nonzero(openers),

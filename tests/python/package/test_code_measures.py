@@ -34,6 +34,17 @@ def test_fillers_are_counted_where_they_are_bound():
     assert measures.count_fillers(tree("rows = table.given(one)")) == 0
 
 
+def test_fillers_of_cpp_are_counted_where_they_are_declared():
+    code = """
+    // the whole of it
+    std::vector<double> found(Index own, const char* what = "given");
+    for (const auto& one : rows) return found(one);
+    bool any(LaneMask mask);
+    """
+    assert measures.count_cpp_fillers(code) == 4
+    assert measures.count_cpp_fillers("return found(own); throw given;") == 0
+
+
 def test_sentences_of_docstrings_are_counted_but_not_their_sections():
     code = '''
     """What is here. Returns follow. Whether they do: How it is.
