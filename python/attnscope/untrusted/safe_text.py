@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"[+-]?(\d[\d,_ ]*)?\.?\d+([eE][+-]?\d+)?( ?%)?")
 
 
 def escape_controls(text: str) -> str:
-    r"""Return a text with each control character as the escape that JSON has for it; tabs and line feeds stay.
+    r"""Return a text with control characters as the escapes that JSON has for them; tabs and line feeds stay.
 
     In JSON the result stands for the same data, because there such characters occur inside of strings only.
 
