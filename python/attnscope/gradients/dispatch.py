@@ -164,8 +164,9 @@ def without_derivative(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]
             if not torch.is_grad_enabled():
                 return result
             for argument in (*arguments, *options.values()):
-                is_tensor = type(argument) not in _NO_TENSORS and isinstance(argument, Tensor)
-                if is_tensor and argument.requires_grad:
+                if type(argument) in _NO_TENSORS:
+                    continue
+                if isinstance(argument, Tensor) and argument.requires_grad:
                     from attnscope.gradients.refusal import refuse_backward
 
                     refused: R = refuse_backward(
