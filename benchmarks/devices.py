@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import torch
 
 import attnscope as asc
-from attnscope import _placement
+from attnscope.devices import placement
 
 
 class Shape(NamedTuple):
@@ -216,14 +216,14 @@ def largest_difference(left: Any, right: Any) -> float:
 @contextmanager
 def every_size_on_the_device() -> Iterator[None]:
     """Measure on the device inside the block whatever the package would copy because that is faster."""
-    table, fewest = dict(_placement.CUDA_IS_SLOWER), _placement.FEWEST_BYTES
-    _placement.CUDA_IS_SLOWER.clear()
-    _placement.FEWEST_BYTES = 0
+    table, fewest = dict(placement.CUDA_IS_SLOWER), placement.FEWEST_BYTES
+    placement.CUDA_IS_SLOWER.clear()
+    placement.FEWEST_BYTES = 0
     try:
         yield
     finally:
-        _placement.CUDA_IS_SLOWER.update(table)
-        _placement.FEWEST_BYTES = fewest
+        placement.CUDA_IS_SLOWER.update(table)
+        placement.FEWEST_BYTES = fewest
 
 
 def decomposition_rows(sizes: str, shape: Shape, least: float, device: str) -> list[dict[str, Any]]:
@@ -247,7 +247,7 @@ def decomposition_rows(sizes: str, shape: Shape, least: float, device: str) -> l
 
 def lazy_rows(layer: Layer, lengths: str, least: float, device: str) -> list[dict[str, Any]]:
     """Time measures from queries and keys against the flash attention of the same layer, in bfloat16."""
-    from attnscope.devices.lazy_attention import key_measures, row_measures
+    from attnscope.devices.lazy.lazy_attention import key_measures, row_measures
 
     rows = []
     print("\nfrom queries and keys, as a share of scaled_dot_product_attention on the same tensors")

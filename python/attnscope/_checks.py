@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnscope import _core, _placement
+from attnscope import _core
 from attnscope._blas import settle_forked_child
 from attnscope._evaluation import plain_defaults
 from attnscope._memory import SMALLEST_BATCH, SMALLEST_COUNT, SMALLEST_MAP, warn_if_too_large
@@ -26,11 +26,15 @@ from attnscope._precision import PRECISIONS as PRECISIONS
 from attnscope._precision import Precision as Precision
 from attnscope._precision import fast_kernel, note_fallbacks
 from attnscope._warn import warn
+from attnscope.arguments.host_copies import host_copy
 from attnscope.arguments.maps import DEFAULT_PLACES as DEFAULT_PLACES
 from attnscope.arguments.maps import Attention as Attention
 from attnscope.arguments.maps import Places as Places
 from attnscope.arguments.maps import Queries, place_queries
 from attnscope.arguments.row_sums import TOLERANCE, check_row_sums
+from attnscope.arguments.transforms import is_transformed, without_transforms
+from attnscope.arguments.unmaterialized import Unmaterialized
+from attnscope.devices import placement
 from attnscope.errors import NonFiniteWarning
 from attnscope.gradients import dispatch
 
@@ -71,11 +75,11 @@ def attention_argument(
         checked_lengths = lengths_argument(function, lengths, tuple(tensor.shape[:-2]), tensor.shape[-1])
     checked = Attention(tensor, checked_lengths)
     if places is not None and not (places.is_default and tensor.shape[-1] == tensor.shape[-2]):
-        if not isinstance(tensor, _placement.Unmaterialized):
+        if not isinstance(tensor, Unmaterialized):
             checked = checked._replace(queries=_queries_argument(function, places, checked))
         elif not places.is_default:
             raise ValueError(f"{function}: {tensor} says itself where its queries stand, got {places}")
-    if isinstance(tensor, _placement.Unmaterialized):
+    if isinstance(tensor, Unmaterialized):
         if flag(function, "validate", validate):
             raise ValueError(f"{function}: validate needs the entries of the map, got {tensor}")
         return checked
@@ -92,7 +96,7 @@ def _check_entries(function: str, name: str, checked: Attention, validate: bool,
     if torch.compiler.is_compiling():
         return
     validate = flag(function, "validate", validate)
-    if _placement.is_transformed(tensor):
+    if is_transformed(tensor):
         if validate:
             raise ValueError(f"{function}: validate cannot look at entries inside torch.vmap or torch.func")
         return
@@ -100,7 +104,7 @@ def _check_entries(function: str, name: str, checked: Attention, validate: bool,
         longest = checked.n if lengths is None else int(lengths.max())
         warn_if_too_large(function, longest, math.prod(checked.leading))
     if validate:
-        invalid = _core.first_invalid(_placement.host_copy(tensor), checked.extent, LARGEST_ENTRY)
+        invalid = _core.first_invalid(host_copy(tensor), checked.extent, LARGEST_ENTRY)
         if invalid is not None:
             matrix, row, column, value = invalid
             index = (*map(int, np.unravel_index(matrix, checked.leading)), row, column)
@@ -152,7 +156,7 @@ def called_at_once(
     between a check and a measurement Python takes longer than the core does on maps of few tokens.
     Fallbacks of the fast way are noted for `function`.
     """
-    if torch.compiler.is_compiling() or _placement.takes_torch_on_cpu():
+    if torch.compiler.is_compiling() or placement.takes_torch_on_cpu():
         return None
     settle_forked_child()
     if precision == "fast":
@@ -247,10 +251,10 @@ def map_tensor(function: str, name: str, value: Any, *, square: bool) -> torch.T
     """Return `value` as a float tensor [..., q, k]; on the CPU, unless its device measures the function."""
     if not torch.compiler.is_compiling():
         settle_forked_child()
-        if _core.is_plain_batch(value) or isinstance(value, _placement.Unmaterialized):
+        if _core.is_plain_batch(value) or isinstance(value, Unmaterialized):
             return value
     tensor = float_tensor(function, name, value)
-    if not _placement.stays(function, tensor) and not tensor.requires_grad:
+    if not placement.stays(function, tensor) and not tensor.requires_grad:
         tensor = to_host(tensor)
     got = f"got shape {tuple(tensor.shape)}"
     if tensor.ndim < 2:
@@ -290,7 +294,7 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
 
 def entries_argument(function: str, checked: Attention, *, detach: bool = True) -> torch.Tensor:
     """Return the entries of checked maps on the CPU; TypeError where the map is not in memory."""
-    if isinstance(checked.tensor, _placement.Unmaterialized):
+    if isinstance(checked.tensor, Unmaterialized):
         raise TypeError(
             f"{function} needs the map, and {checked.tensor} has none; LazyAttention.dense() makes one"
         )
@@ -308,7 +312,7 @@ def undefined_results(function: str, shape: Sequence[int]) -> torch.Tensor:
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return `tensor` itself if the CPU holds it, else a copy in pinned memory."""
-    host: torch.Tensor = _placement.host_copy(tensor)
+    host: torch.Tensor = host_copy(tensor)
     return host
 
 
@@ -361,11 +365,11 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
         raise ValueError(f"{function}: {name} must be one dense tensor, got a nested tensor; pad it")
     if tensor.layout != torch.strided:
         raise ValueError(f"{function}: {name} must be a dense tensor, got layout {tensor.layout}")
-    if _placement.is_transformed(tensor):
+    if is_transformed(tensor):
         if dispatch.takes_transforms(function, name):
             return tensor
-        tensor = _placement.without_transforms(tensor)
-        if _placement.is_transformed(tensor):
+        tensor = without_transforms(tensor)
+        if is_transformed(tensor):
             raise TypeError(
                 f"{function}: {name} cannot be a tensor of torch.vmap or torch.func, whose entries cannot be "
                 "looked at; give all of them in one call"
@@ -493,12 +497,12 @@ def precision_argument(function: str, precision: Any, attention: Any = None) -> 
     "exact" is what functions take by default, so lazy attention keeps its way under it.
     """
     checked = choice_argument(function, "precision", precision, PRECISIONS)
-    if checked == "fast" and isinstance(attention, _placement.Unmaterialized):
+    if checked == "fast" and isinstance(attention, Unmaterialized):
         check_lazy_precision(function, checked, attention)
     return checked
 
 
-def check_lazy_precision(function: str, precision: str, attention: _placement.Unmaterialized) -> None:
+def check_lazy_precision(function: str, precision: str, attention: Unmaterialized) -> None:
     """Raise ValueError where lazy attention computes in another precision than was asked for."""
     if attention.precision != precision:
         raise ValueError(
@@ -545,7 +549,7 @@ def call_kernel(
         return operator(checked.tensor, dispatch.sizes_of(checked.extent, checked.tensor), *arguments)
     if precision == "fast":
         kernel = fast_kernel(kernel, function or kernel.__name__)
-    run = _placement.computed_on(kernel, checked.tensor, function)
+    run = placement.computed_on(kernel, checked.tensor, function)
     return run(checked.tensor, checked.extent, *arguments)
 
 
@@ -571,7 +575,7 @@ def warn_non_finite(
         return result
     if not torch.compiler.is_compiling() and non_finite:
         total = math.prod(attention.leading)
-        if _placement.is_transformed(attention.tensor):
+        if is_transformed(attention.tensor):
             total, non_finite = dispatch.count_of_maps(attention.tensor), int(non_finite)
         message = (
             f"{function}: {non_finite} of {total} {unit} hold NaN or infinite entries; their results are NaN "

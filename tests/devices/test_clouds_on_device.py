@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope import _placement
-from attnscope.devices import slab, slabs
+from attnscope.devices import placement, slab, slabs
+from attnscope.devices.call_counts import count_calls
 from attnscope.metrics import _powers
 from every_call import answer, arrays_of
 from on_device import CPU, DEVICES, DTYPES, assert_equal, on_device
@@ -58,8 +58,8 @@ def beside(name: str, points: torch.Tensor) -> tuple[torch.Tensor, ...]:
 @pytest.fixture(autouse=True)
 def every_size_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure small clouds on the device too, where the CPU would be faster."""
-    monkeypatch.setattr(_placement, "FEWEST_BYTES", 0)
-    monkeypatch.setattr(_placement, "CUDA_IS_SLOWER", {})
+    monkeypatch.setattr(placement, "FEWEST_BYTES", 0)
+    monkeypatch.setattr(placement, "CUDA_IS_SLOWER", {})
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -227,14 +227,14 @@ def test_a_lost_device_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_where_a_cloud_was_measured_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of_distances = name in OF_DISTANCES or name in ("cloud_distances", "neighbourhood_overlap")
     calls: Counter[str] = Counter()
-    with asc.devices.use("torch"), _placement.count_calls(calls):
+    with asc.devices.use("torch"), count_calls(calls):
         answer(getattr(asc, name), calls_of(name))
     assert f"cpu: {'cloud_distances' if of_distances else name}" in calls
     # without float64 the core measures, to the bit
     monkeypatch.setattr(slab, "arithmetic_type", lambda device: torch.float32)
     expected = answer(getattr(asc, name), calls_of(name))
     calls.clear()
-    with asc.devices.use("torch"), _placement.count_calls(calls):
+    with asc.devices.use("torch"), count_calls(calls):
         computed = answer(getattr(asc, name), calls_of(name))
     assert not any(call.startswith("cpu: ") and "cloud" in call for call in calls)
     for have, want in zip(arrays_of(computed), arrays_of(expected), strict=True):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope import _placement
+from attnscope.devices import placement
+from attnscope.devices.call_counts import measured_where
 
 pytest.importorskip("triton", reason="triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -21,7 +22,7 @@ COLUMNS = ("birth", "death", "dimension", "birth_edge", "death_edge", "offsets")
 @pytest.fixture(autouse=True)
 def every_size_on_the_device(monkeypatch):
     """Measure small maps on the device too, where the CPU would be faster."""
-    monkeypatch.setattr(_placement, "FEWEST_BYTES", 0)
+    monkeypatch.setattr(placement, "FEWEST_BYTES", 0)
 
 
 def attention(n, dtype=torch.float32, *, causal=True, levels=0):
@@ -34,10 +35,10 @@ def attention(n, dtype=torch.float32, *, causal=True, levels=0):
 
 def assert_bars_are_the_core_s(maps, **options):
     expected = asc.persistence(maps, max_dimension=0, **options)
-    before = _placement.measured_where().get(DEVICE, [])
+    before = measured_where().get(DEVICE, [])
     with asc.devices.use("torch"):
         computed = asc.persistence(maps.to(DEVICE), max_dimension=0, **options)
-    assert "persistence" in _placement.measured_where()[DEVICE], before
+    assert "persistence" in measured_where()[DEVICE], before
     for column in COLUMNS:
         torch.testing.assert_close(getattr(computed, column), getattr(expected, column), rtol=0, atol=0)
 

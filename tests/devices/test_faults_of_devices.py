@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope import _placement
-from attnscope.devices import slabs
+from attnscope.devices import placement, slabs
 from every_call import answer, arrays_of, every_call
 
 #: Calls of all public functions of attention maps, by name.
@@ -21,7 +20,7 @@ CALLS = {
     if next(iter(arguments)) in ("attention", "heads") and name != "measure"
 }
 #: Those whose maps are measured by torch operations, in functions of `attnscope.devices`.
-IN_TORCH = sorted(name for name in CALLS if name in _placement.STAYS_ON_DEVICE)
+IN_TORCH = sorted(name for name in CALLS if name in placement.STAYS_ON_DEVICE)
 pytestmark = pytest.mark.filterwarnings(
     "ignore::attnscope.errors.NonFiniteWarning",
     "ignore::attnscope.errors.NotAttentionWarning",
@@ -93,7 +92,8 @@ def test_a_lost_device_is_named(name, monkeypatch):
     def fail(*arguments, **options):
         raise failure("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(_placement.importlib, "import_module", fail)
+    monkeypatch.setattr(placement.importlib, "import_module", fail)
+    monkeypatch.setattr(placement.slabs, "per_cloud", fail)
     function, arguments = CALLS[name]
     words = r"^\w+: cpu failed, and tensors on it may be lost: CUDA error: unspecified launch failure"
     with asc.devices.use("torch"), pytest.raises(RuntimeError, match=words) as caught:
@@ -109,7 +109,7 @@ def test_a_device_that_is_lost_while_a_map_is_copied_is_named(monkeypatch):
     def fail(value):
         raise failure("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(_placement, "host_copy", fail)
+    monkeypatch.setattr(placement, "host_copy", fail)
     with asc.devices.use("torch"), pytest.raises(RuntimeError, match=r"^betti_numbers: cpu failed"):
         asc.betti_numbers(torch.eye(3), [0.5])
 
@@ -129,7 +129,7 @@ def test_a_device_without_memory_ends_with_the_number_of_maps(name, monkeypatch)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 @pytest.mark.parametrize("name", IN_TORCH)
 def test_what_lies_beside_the_maps_may_lie_on_another_device(name, monkeypatch):
-    monkeypatch.setattr(_placement, "FEWEST_BYTES", 0)
+    monkeypatch.setattr(placement, "FEWEST_BYTES", 0)
     function, arguments = CALLS[name]
     first = next(iter(arguments))
     lengths = torch.tensor([40, 40, 40])

@@ -23,9 +23,9 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def every_size_on_the_device(monkeypatch):
     """Measure small maps on the device too, where the CPU would be faster."""
-    from attnscope import _placement
+    from attnscope.devices import placement
 
-    monkeypatch.setattr(_placement, "FEWEST_BYTES", 0)
+    monkeypatch.setattr(placement, "FEWEST_BYTES", 0)
 
 
 @pytest.mark.parametrize("n", [1, 5, 130])

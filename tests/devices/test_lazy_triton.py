@@ -96,7 +96,7 @@ def dense_attention(
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_every_measure_equals_the_dense_map(name, dtype):
-    from attnscope.devices.lazy_attention import key_measures, row_measures
+    from attnscope.devices.lazy.lazy_attention import key_measures, row_measures
 
     (batch, heads, key_heads, queries, keys, width), options = CASES[name]
     generator = torch.Generator().manual_seed(3)
@@ -131,7 +131,7 @@ def test_every_measure_equals_the_dense_map(name, dtype):
 
 def test_keys_of_zeros_give_uniform_attention():
     """Row i has entropy log(i + 1), key j receives Σ_{i>=j} 1/(i + 1)."""
-    from attnscope.devices.lazy_attention import key_measures, row_measures
+    from attnscope.devices.lazy.lazy_attention import key_measures, row_measures
 
     n = 4096 if DEVICE == "cuda" else 200
     query = torch.randn(1, 1, n, 16, device=DEVICE)
@@ -145,7 +145,7 @@ def test_keys_of_zeros_give_uniform_attention():
 
 
 def test_shapes_that_do_not_belong_together_are_refused():
-    from attnscope.devices.lazy_attention import row_measures
+    from attnscope.devices.lazy.lazy_attention import row_measures
 
     with pytest.raises(ValueError, match=r"shapes \(1, 2, 5, 8\) and \(1, 2, 5, 4\)"):
         row_measures(torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 4))

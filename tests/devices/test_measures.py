@@ -18,10 +18,10 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(autouse=True)
 def every_size_on_the_device(monkeypatch):
     """Measure small maps on the device too, where the CPU would be faster."""
-    from attnscope import _placement
+    from attnscope.devices import placement
 
-    monkeypatch.setattr(_placement, "FEWEST_BYTES", 0)
-    monkeypatch.setattr(_placement, "CUDA_IS_SLOWER", {})
+    monkeypatch.setattr(placement, "FEWEST_BYTES", 0)
+    monkeypatch.setattr(placement, "CUDA_IS_SLOWER", {})
 
 
 def lengths_of(n: int) -> torch.Tensor:
@@ -246,7 +246,7 @@ def test_every_counterpart_has_the_parameters_of_the_core():
     import inspect
     from pathlib import Path
 
-    from attnscope._placement import MODULES
+    from attnscope.devices.placement import MODULES
 
     stub = ast.parse(Path(asc.__file__).with_name("_core.pyi").read_text(encoding="utf-8"))
     core = {

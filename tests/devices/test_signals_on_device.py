@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope import _placement
+from attnscope.devices import call_counts, placement
 from on_device import CPU, DEVICES, DTYPES, assert_equal, attention, on_device
 
 pytestmark = pytest.mark.filterwarnings(
@@ -20,7 +20,7 @@ SUPPORTS = ("auto", "causal", "full", "mask")
 @pytest.fixture(autouse=True)
 def every_size_on_the_device(monkeypatch):
     """Measure small maps on the device too, where the CPU would be faster."""
-    monkeypatch.setattr(_placement, "FEWEST_BYTES", 0)
+    monkeypatch.setattr(placement, "FEWEST_BYTES", 0)
 
 
 def spectrum_but_for_peaks(maps, **options):
@@ -143,7 +143,7 @@ def test_change_with_the_length_of_the_text_equals_the_core(device):
 
 @pytest.mark.parametrize("function", ["power_spectrum", "spectral_uncertainty", "wavelet_transform"])
 def test_provenance_says_where_signals_were_measured(function, monkeypatch):
-    monkeypatch.setattr(_placement, "_WHERE", {})
+    monkeypatch.setattr(call_counts, "_WHERE", {})
     on_device(getattr(asc, function), CPU, attention("causal", 34, torch.float32))
     assert asc.devices.measured_where() == {"cpu": [function]}
 

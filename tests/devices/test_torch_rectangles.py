@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope._placement import count_calls
+from attnscope.devices.call_counts import count_calls
 from every_call import answer
 
 QUERIES, KEYS = 3, 7

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope import _placement
-from attnscope.devices import compensated_sums, slab, slabs
+from attnscope.devices import compensated_sums, placement, slab, slabs
 from on_device import CPU, attention, on_device
 
 pytestmark = pytest.mark.filterwarnings(
@@ -213,4 +212,4 @@ def test_measures_of_a_tighter_bound_are_the_core_s_without_float64(name, no_flo
     computed, expected = tensors(on_device(function, CPU, maps)), tensors(function(maps))
     for have, want in zip(computed, expected, strict=True):
         assert torch.equal(have.nan_to_num(-7), want.nan_to_num(-7))
-    assert name in _placement.STAYS_ON_DEVICE
+    assert name in placement.STAYS_ON_DEVICE

@@ -87,8 +87,8 @@ def test_every_differentiable_function_is_tested_here() -> None:
 @pytest.fixture(autouse=True)
 def every_size_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure small maps on the device too, where the CPU would be faster."""
-    monkeypatch.setattr("attnscope._placement.FEWEST_BYTES", 0)
-    monkeypatch.setattr("attnscope._placement.CUDA_IS_SLOWER", {})
+    monkeypatch.setattr("attnscope.devices.placement.FEWEST_BYTES", 0)
+    monkeypatch.setattr("attnscope.devices.placement.CUDA_IS_SLOWER", {})
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -273,7 +273,7 @@ def test_results_that_share_memory_are_taken_apart(monkeypatch: pytest.MonkeyPat
         memory = torch.arange(4, dtype=torch.float64)
         return memory[:2], memory[2:], 0
 
-    monkeypatch.setattr(operators._placement, "computed_on", lambda kernel, maps: packed)
+    monkeypatch.setattr(operators.placement, "computed_on", lambda kernel, maps: packed)
     first, second, _ = operators.evaluate("fiedler_value", heads(), None)
     assert hasattr(_core, "fiedler_value")
     assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _placement
+from attnscope.arguments.host_copies import host_copy
+from attnscope.arguments.transforms import is_transformed
+from attnscope.arguments.unmaterialized import Unmaterialized
 
 
 class Extent(NamedTuple):
@@ -136,12 +138,12 @@ class Attention(NamedTuple):
             return support
         seen = torch.arange(self.n, device="cpu") <= positions[..., None]
         if support == "auto":
-            if _placement.is_transformed(self.tensor):
+            if is_transformed(self.tensor):
                 raise ValueError(
                     f"{function}: support='auto' cannot look at entries inside torch.vmap or torch.func for "
                     "queries that do not follow each other; give the support"
                 )
-            behind = (_placement.host_copy(self.tensor.detach()) != 0) & ~seen
+            behind = (host_copy(self.tensor.detach()) != 0) & ~seen
             behind &= self.queries_inside()[..., None] & self.inside()[..., None, :]
             seen = seen | behind.any(-1).any(-1)[..., None, None]
         return seen
@@ -149,7 +151,7 @@ class Attention(NamedTuple):
     @property
     def layers(self) -> Attention:
         """The same for heads [..., h, n, n], counted by layers in warnings."""
-        if isinstance(self.tensor, _placement.Unmaterialized):
+        if isinstance(self.tensor, Unmaterialized):
             return Attention(self.tensor.select_heads([0]), None)
         return Attention(self.tensor[..., 0, :, :], None)
 
@@ -160,7 +162,7 @@ class Attention(NamedTuple):
     def queries_inside(self) -> Tensor:
         """Return which queries are within the lengths, bool [..., q]; lazy attention brings lengths too."""
         inside = self._within(self.query_count, self.query_lengths)
-        if isinstance(self.tensor, _placement.Unmaterialized):
+        if isinstance(self.tensor, Unmaterialized):
             inside = inside & self.tensor.visibility.real
         return inside
 

@@ -16,6 +16,7 @@ CPU tensors too, so that they can be compared with the core without a device.
     tensor([1., 0., 0., 0.], dtype=torch.float64)
 """
 
-from attnscope._placement import CUDA_IS_SLOWER, computed_on, measured_where, use
+from attnscope.devices.call_counts import measured_where
+from attnscope.devices.placement import CUDA_IS_SLOWER, computed_on, use
 
 __all__ = ["CUDA_IS_SLOWER", "computed_on", "measured_where", "use"]

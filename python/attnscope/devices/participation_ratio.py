@@ -8,10 +8,9 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope._placement import NotOnDevice
 from attnscope.arguments.maps import Extent
 from attnscope.devices.compensated_sums import multiply, sum_all, sum_along
-from attnscope.devices.slab import Slab
+from attnscope.devices.slab import NotOnDevice, Slab
 from attnscope.devices.slabs import per_map
 
 

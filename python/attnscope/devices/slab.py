@@ -9,8 +9,11 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope._placement import NotOnDevice
 from attnscope.devices.compensated_sums import sum_along
+
+
+class NotOnDevice(Exception):
+    """Raised by an implementation in torch operations for options that only the core computes."""
 
 
 def states_by_head(states: Tensor, maps: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from attnscope._placement import is_transformed
+from attnscope.arguments.transforms import is_transformed
 
 #: Public functions whose results carry the gradient of their tensors, and the function of the core of each.
 KERNELS = {

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnscope._warn import warn
-from attnscope.devices.laplacian import above_all, graph_weights, laplacian
+from attnscope.devices.graphs.laplacian import above_all, graph_weights, laplacian
 from attnscope.devices.slab import Slab
 from attnscope.errors import EqualEigenvaluesWarning
 from attnscope.gradients import operators

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from attnscope import _core, _placement
+from attnscope import _core
 from attnscope.arguments.maps import Extent
+from attnscope.arguments.transforms import is_transformed
+from attnscope.devices import placement
 from attnscope.devices.slab import Slab
 from attnscope.devices.slabs import sizes_of
 from attnscope.gradients.transforms import batching_rule, composable
@@ -65,13 +67,13 @@ def extent_of(sizes: Tensor | None, maps: Tensor) -> Tensor | Extent | None:
 
 def evaluate(name: str, maps: Tensor, lengths: Tensor | None, *arguments: Any) -> tuple[Any, ...]:
     """Call a function of the core where its maps are; the count of maps that are not finite comes last."""
-    if _placement.is_transformed(maps):
+    if is_transformed(maps):
         raise NotImplementedError(
             f"{name} cannot be called with these options inside torch.vmap or torch.func; give it all maps"
         )
     kernel = getattr(_core, name)
     extent = extent_of(lengths, maps)
-    *results, non_finite = _placement.computed_on(kernel, maps)(maps, extent, *arguments)
+    *results, non_finite = placement.computed_on(kernel, maps)(maps, extent, *arguments)
     # results that came from a device together share their memory, which an operator's results must not
     results = [
         tuple(map(_unshared, result)) if isinstance(result, tuple) else _unshared(result)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope._nearest import nearest
-from attnscope._placement import Unmaterialized
 from attnscope.arguments.caches import attention_of_cache, is_cache
+from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.discovery import columns_of, registry
 from attnscope.metrics.lazy.map_free import ESTIMATED_BY_NAME

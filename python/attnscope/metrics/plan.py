@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
-from attnscope._placement import Unmaterialized, shared_copies
+from attnscope.arguments.host_copies import shared_copies
 from attnscope.arguments.row_sums import row_sum_cache
+from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics.discovery import registry
 from attnscope.metrics.homology.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
 from attnscope.metrics.information import sinks

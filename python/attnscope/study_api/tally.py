@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnscope._placement import count_calls
 from attnscope._precision import count_fallbacks
 from attnscope._warn import collect_warnings
+from attnscope.devices.call_counts import count_calls
 from attnscope.errors import NonFiniteWarning, NotAttentionWarning
 
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope._placement import NotOnDevice
 from attnscope.devices.compensated_sums import sum_along
-from attnscope.devices.slab import Slab
+from attnscope.devices.slab import NotOnDevice, Slab
 from attnscope.devices.slabs import per_map
 
 

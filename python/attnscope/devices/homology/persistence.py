@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope._placement import NotOnDevice
-from attnscope.devices.slab import Slab
+from attnscope.devices.slab import NotOnDevice, Slab
 from attnscope.devices.slabs import per_map, runs_triton
 
 #: Tokens of the largest map whose tree one program holds in registers.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope._placement import Unmaterialized
+from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.gradients import dispatch
 from attnscope.metrics._spans import spans_argument
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core, _placement
+from attnscope import _checks, _core
+from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
 
 Metric = Literal["cosine", "euclidean", "precomputed"]
@@ -86,7 +87,7 @@ def points_argument(function: str, points: Any, lengths: _checks.Lengths, name: 
     Points on an accelerator stay there if the function is measured there.
     """
     tensor = _checks.float_tensor(function, name, points)
-    if not _placement.stays(function, tensor):
+    if not placement.stays(function, tensor):
         tensor = _checks.to_host(tensor)
     if tensor.ndim < 2 or 0 in tensor.shape[-2:]:
         raise ValueError(
@@ -124,7 +125,7 @@ def distances_of(function: str, cloud: Cloud, metric: str) -> _checks.Attention:
                 f"{function}: cosine distances need vectors that are not 0, got a zero vector at index "
                 f"{place if len(place) > 1 else place[0]}"
             )
-    run = _placement.computed_on(_core.cloud_distances, cloud.tensor, function)
+    run = placement.computed_on(_core.cloud_distances, cloud.tensor, function)
     distances, _ = run(cloud.tensor, cloud.lengths, metric)
     return _checks.Attention(distances, cloud.lengths)
 

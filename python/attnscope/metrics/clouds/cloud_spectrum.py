@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _placement
+from attnscope import _checks
+from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
@@ -73,7 +74,7 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
     name = "cloud_spectrum"
     checked = points_argument(name, points, lengths)
     centred = _checks.flag(name, "center", center)
-    *fields, finite = _placement.per_cloud(
+    *fields, finite = placement.per_cloud(
         name,
         lambda points, ends: _spectra(points, ends, center=centred),
         checked.tensor,

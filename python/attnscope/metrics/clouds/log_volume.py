@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _placement
+from attnscope import _checks
+from attnscope.devices import placement
 from attnscope.metrics.clouds.cloud_distances import bytes_of_spectrum, points_argument, visible_points
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
 
@@ -48,7 +49,7 @@ def log_volume(points: Tensor, *, alpha: float = 1e-3, lengths: _checks.Lengths 
     if not 0 < ridge < math.inf:
         raise ValueError(f"{name}: alpha must be above 0 and finite, got {alpha!r}")
     checked = points_argument(name, points, lengths)
-    value, finite = _placement.per_cloud(
+    value, finite = placement.per_cloud(
         name,
         lambda points, ends: _log_volumes(points, ends, ridge),
         checked.tensor,

@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _placement
+from attnscope import _checks
+from attnscope.devices import placement
 from attnscope.metrics import _powers
 from attnscope.metrics.clouds.cloud_distances import bytes_of_spectrum, points_argument, visible_points
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
@@ -56,7 +57,7 @@ def matrix_entropy(
         for option, value in (("center", center), ("unit", unit), ("normalized", normalized))
     )
     checked = points_argument(name, points, lengths)
-    value, finite = _placement.per_cloud(
+    value, finite = placement.per_cloud(
         name,
         lambda points, ends: _entropies(points, ends, center=centred, unit=of_unit, normalized=over_most),
         checked.tensor,

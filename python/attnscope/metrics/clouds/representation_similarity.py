@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _placement
+from attnscope import _checks
+from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics.clouds.cloud_distances import Cloud, distances_of, points_argument
@@ -47,7 +48,7 @@ def cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> Tensor:
     n = first.shape[-2]
     if unbiased and n < 4:
         raise ValueError(f"{name}: the debiased estimate needs at least 4 points, got {n}")
-    (value,) = _placement.per_cloud(
+    (value,) = placement.per_cloud(
         name,
         lambda x, y: (_alignments(x, y, debiased=unbiased),),
         first,

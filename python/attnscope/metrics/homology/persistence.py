@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope._placement import Unmaterialized
+from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics.closed_forms import ring
 from attnscope.metrics.homology import barcodes
 from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes

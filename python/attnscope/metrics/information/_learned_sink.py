@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
-from attnscope._placement import Unmaterialized
+from attnscope.arguments.unmaterialized import Unmaterialized
 
 
 def sink_mass_argument(function: str, sink_mass: Any, attention: _checks.Attention) -> torch.Tensor:

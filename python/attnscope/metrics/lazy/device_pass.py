@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from attnscope import _placement
+from attnscope.devices import placement
 from attnscope.metrics.lazy.passes import Key
 from attnscope.metrics.lazy.visibility import Visibility
 
@@ -53,7 +53,7 @@ def measure_on_device(attention: Scores, keys: dict[Key, None]) -> dict[Key, Ten
     """
     if not _has_kernels(attention):
         return _measure_in_tiles(attention, keys) if _takes_tiles(attention) else {}
-    from attnscope.devices.lazy_attention import RowMeasures, key_measures, row_measures
+    from attnscope.devices.lazy.lazy_attention import RowMeasures, key_measures, row_measures
 
     *leading, queries, width = attention.query.shape
     query = attention.query.reshape(-1, leading[-1], queries, width)
@@ -106,7 +106,7 @@ def _takes_tiles(attention: Scores) -> bool:
     from attnscope.devices.slab import has_float64
 
     device = attention.query.device
-    if device.type == "cpu" and not _placement.takes_torch_on_cpu():
+    if device.type == "cpu" and not placement.takes_torch_on_cpu():
         return False
     if attention.precision == "exact" and not has_float64(device):
         return False

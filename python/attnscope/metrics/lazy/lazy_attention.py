@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope._placement import Unmaterialized
+from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.lazy.arguments import (
     Bias,

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _checks, _core, _placement
+from attnscope import _checks, _core
+from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
@@ -222,7 +223,7 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
             f"{name}: signal must hold two cycles of every theta, got {n} positions of {slowest} radians"
         )
     # each signal is a cloud of one point
-    (ratios,) = _placement.per_cloud(
+    (ratios,) = placement.per_cloud(
         name,
         lambda signals, thetas: (_power_ratios(signals.squeeze(-2), thetas, orders),),
         values.unsqueeze(-2),

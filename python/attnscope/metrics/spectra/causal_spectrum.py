@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope._placement import Unmaterialized
+from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_causal_map
 from attnscope.metrics.information.sinks import ReadOptions, from_one_read

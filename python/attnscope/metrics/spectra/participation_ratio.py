@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope._placement import Unmaterialized
+from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics.closed_forms import first_key_map, identity
 from attnscope.metrics.quantity import ClosedForm, Quantity
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope._placement import Unmaterialized
+from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics.closed_forms import identity, uniform_map
 from attnscope.metrics.estimates import (
     LeadingSingularValues,

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from attnscope import _checks, _core, _placement
+from attnscope import _checks, _core
 from attnscope._warn import warn
+from attnscope.devices import placement
 from attnscope.errors import NonFiniteWarning
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
@@ -173,7 +174,7 @@ def states_of_tokens(function: str, name: str, states: Any, n: int) -> torch.Ten
         tensor = states
     else:
         tensor = _checks.float_tensor(function, name, states)
-        if not _placement.stays(function, tensor):
+        if not placement.stays(function, tensor):
             tensor = _checks.to_host(tensor)
     if tensor.ndim < 2 or tensor.shape[-2] != n or tensor.shape[-1] == 0:
         needed = f"[..., n, d] with n = {n} and d >= 1"

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _placement
+from attnscope import _checks
+from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds.cloud_distances import points_argument
@@ -80,7 +81,7 @@ def massive_activations(
     checked = points_argument(name, states, lengths, "states")
     n, d = checked.tensor.shape[-2:]
     result = MassiveActivations(
-        *_placement.per_cloud(
+        *placement.per_cloud(
             name,
             lambda points, ends: _of_texts(points, ends, **limits),
             checked.tensor.detach(),

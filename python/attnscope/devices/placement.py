@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,17 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.arguments.host_copies import host_copy
+from attnscope.arguments.unmaterialized import Unmaterialized
+from attnscope.devices import slabs
+from attnscope.devices.call_counts import count_call
+from attnscope.devices.slab import NotOnDevice, has_float64
+
 #: Functions of the core that torch operations compute too, with the module of `attnscope.devices` for each.
 MODULES = {
     "attention_entropy": "entropy",
     "cloud_distances": "cloud_distances",
     "far_attention": "sink_test",
-    "fiedler_value": "fiedler",
-    "fiedler_vector": "fiedler",
+    "fiedler_value": "graphs.fiedler",
+    "fiedler_vector": "graphs.fiedler",
     "finite_matrices": "validity",
     "geometric_semantic_alignment": "alignment",
     "head_divergence": "divergence",
-    "laplacian_eigenvalues": "laplacian",
+    "laplacian_eigenvalues": "graphs.laplacian",
     "local_global_ratio": "signals.locality",
     "lookback": "answers.lookback",
     "morlet_scalogram": "signals.wavelet",
@@ -131,57 +136,13 @@ CUDA_IS_SLOWER = {"fiedler_value": 128, "laplacian_eigenvalues": 512, "singular_
 FEWEST_BYTES = 4 << 20
 
 
-class Unmaterialized:
-    """A map that is not in memory and computes functions of the core itself: `attnscope.LazyAttention`."""
-
-    __slots__ = ()
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the map."""
-        raise NotImplementedError
-
-    @property
-    def precision(self) -> str:
-        """Precision in which the functions are computed."""
-        raise NotImplementedError
-
-    @property
-    def visibility(self) -> Any:
-        """The keys that each query sees, and which queries are no padding."""
-        raise NotImplementedError
-
-    def with_lengths(self, lengths: Any) -> Any:
-        """Return the same maps with other lengths."""
-        raise NotImplementedError
-
-    def select_heads(self, heads: Sequence[int]) -> Any:
-        """Return the maps of some heads of each layer."""
-        raise NotImplementedError
-
-    def diagonal(self) -> Tensor:
-        """Return the attention of every token to itself, [..., n]."""
-        raise NotImplementedError
-
-    def measure(self, function: str) -> Callable[..., Any] | None:
-        """Return what computes a function of the core for such a map, None where nothing does."""
-        raise NotImplementedError
-
-
 #: Raised by torch where a device fails; older versions of torch raise plain errors, which pass as they are.
 _DEVICE_FAILURES: tuple[type[Exception], ...] = (
     (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 )
 
 
-class NotOnDevice(Exception):
-    """Raised by an implementation in torch operations for options that only the core computes."""
-
-
 _TORCH_ON_CPU: ContextVar[bool] = ContextVar("torch operations for CPU tensors", default=False)
-_WHERE: dict[str, set[str]] = {}
-# Inside `count_calls`, the calls of functions of the core that did not run in the core, by device and name.
-_CALLS: ContextVar[Counter[str] | None] = ContextVar("calls by device", default=None)
 
 
 @contextmanager
@@ -240,43 +201,6 @@ def stays(function: str, tensor: Tensor) -> bool:
     return not tensor.is_cpu and function in STAYS_ON_DEVICE
 
 
-def is_transformed(value: Any) -> bool:
-    """Return True for a tensor of `torch.vmap` or `torch.func.grad`, whose entries cannot be looked at."""
-    if not isinstance(value, Tensor) or torch.compiler.is_compiling():
-        return False
-    return torch._C._functorch.is_batchedtensor(value) or torch._C._functorch.is_gradtrackingtensor(value)
-
-
-def without_transforms(tensor: Tensor) -> Tensor:
-    """Return a tensor that is a constant inside `torch.func.grad` as the tensor in memory that it stands for.
-
-    Every tensor that is made inside is such a stand-in. One that has a gradient or a batch remains.
-    """
-    while torch._C._functorch.is_gradtrackingtensor(tensor) and not tensor.requires_grad:
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
-
-
-def measured_where() -> dict[str, list[str]]:
-    """Return the measures of this process so far, by device: "cuda", "cpu (copied)" and so on."""
-    return {device: sorted(names) for device, names in sorted(_WHERE.items())}
-
-
-@contextmanager
-def count_calls(calls: Counter[str]) -> Iterator[None]:
-    """Count the measures that tensors on an accelerator get inside the block.
-
-    Args:
-        calls: gets a count for each "device: measure", such as "cuda: attention_entropy" and "cpu (copied):
-            persistence". What the core measures of tensors on the CPU is not counted.
-    """
-    token = _CALLS.set(calls)
-    try:
-        yield
-    finally:
-        _CALLS.reset(token)
-
-
 class _Placed:
     """A function of the core as torch operations compute it, or the core itself on a copy of the tensor."""
 
@@ -298,10 +222,10 @@ class _Placed:
             except NotOnDevice:
                 pass
             else:
-                _note(name, tensor.device.type)
+                count_call(name, tensor.device.type)
                 return result
         if not tensor.is_cpu:
-            _note(name, "cpu (copied)")
+            count_call(name, "cpu (copied)")
         return self._kernel(host_copy(tensor), lengths, *map(host_copy, arguments))
 
 
@@ -328,17 +252,15 @@ def per_cloud(
     assert points is not None
     if points.is_cpu and not _TORCH_ON_CPU.get():
         return tuple(compute(*map(host_copy, tensors)))
-    has_float64 = importlib.import_module("attnscope.devices.slab").has_float64(points.device)
-    if not has_float64 or _is_slower(points, decomposition, min(points.shape[-2:])):
+    if not has_float64(points.device) or _is_slower(points, decomposition, min(points.shape[-2:])):
         if not points.is_cpu:
-            _note(function, "cpu (copied)")
+            count_call(function, "cpu (copied)")
         with _named_failures(function, points.device):
             copies = [host_copy(tensor) for tensor in tensors]
         return tuple(compute(*copies))
-    slabs = importlib.import_module("attnscope.devices.slabs")
     with _named_failures(function, points.device):
         results: tuple[Tensor, ...] = slabs.per_cloud(compute, tensors, bytes_of_one)
-    _note(function, points.device.type)
+    count_call(function, points.device.type)
     return results
 
 
@@ -359,59 +281,3 @@ def _named_failures(function: str, device: torch.device) -> Iterator[None]:
     except _DEVICE_FAILURES as error:
         words = f"{device} failed, and tensors on it may be lost: {error}"
         raise RuntimeError(f"{function}: {words}") from error
-
-
-def _note(name: str, device: str) -> None:
-    _WHERE.setdefault(device, set()).add(name)
-    calls = _CALLS.get()
-    if calls is not None:
-        calls[f"{device}: {name}"] += 1
-
-
-# Inside `shared_copies`, the host copies that were made, with the tensors they were made of.
-_COPIES: ContextVar[list[tuple[Tensor, Tensor]] | None] = ContextVar("host copies", default=None)
-
-
-@contextmanager
-def shared_copies() -> Iterator[None]:
-    """Copy a device tensor to the CPU once for all calls inside the block; nobody may change it meanwhile."""
-    if _COPIES.get() is not None:
-        yield
-        return
-    token = _COPIES.set([])
-    try:
-        yield
-    finally:
-        _COPIES.reset(token)
-
-
-def host_copy(value: Any) -> Any:
-    """Return a tensor that the CPU can read: the tensor itself, or a copy in pinned memory.
-
-    The copy is made on a stream of its own, which waits for the caller's stream and not for the whole
-    device, so kernels that the caller has queued elsewhere go on running. Anything but a tensor is returned
-    as it is.
-    """
-    if not isinstance(value, Tensor) or value.is_cpu:
-        return value
-    copies = _COPIES.get()
-    for original, copy in copies or ():
-        if original is value:
-            return copy
-    host = _copied(value)
-    if copies is not None:
-        copies.append((value, host))
-    return host
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    if tensor.device.type != "cuda":
-        return tensor.cpu()
-    side = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(tensor.device))
-    with torch.cuda.stream(side):
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
-        tensor.record_stream(side)
-    side.synchronize()
-    return host

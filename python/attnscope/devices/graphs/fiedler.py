@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _core
-from attnscope.devices.laplacian import above_all, component_counts, graph_weights, laplacian
+from attnscope.devices.graphs.laplacian import above_all, component_counts, graph_weights, laplacian
 from attnscope.devices.slab import Slab, refuse_float32
 from attnscope.devices.slabs import per_map
 

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT
+"""Tensors of `torch.vmap` and `torch.func`, which stand for others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_transformed(value: Any) -> bool:
+    """Return True for a tensor of `torch.vmap` or `torch.func.grad`, whose entries cannot be looked at."""
+    if not isinstance(value, Tensor) or torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.is_batchedtensor(value) or torch._C._functorch.is_gradtrackingtensor(value)
+
+
+def without_transforms(tensor: Tensor) -> Tensor:
+    """Return a tensor that is a constant inside `torch.func.grad` as the tensor in memory that it stands for.
+
+    Every tensor that is made inside is such a stand-in. One that has a gradient or a batch remains.
+    """
+    while torch._C._functorch.is_gradtrackingtensor(tensor) and not tensor.requires_grad:
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Graphs of maps on the device that holds them."""
