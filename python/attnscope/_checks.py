@@ -9,9 +9,8 @@ shape (2, 4, 7, 8)`. Nothing is copied on the way.
 from __future__ import annotations
 
 import math
-import operator
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,8 +23,7 @@ from attnscope._evaluation import plain_defaults
 from attnscope._memory import SMALLEST_BATCH, SMALLEST_COUNT, SMALLEST_MAP, warn_if_too_large
 from attnscope._precision import PRECISIONS as PRECISIONS
 from attnscope._precision import Precision as Precision
-from attnscope._precision import fast_kernel, note_fallbacks
-from attnscope._warn import warn
+from attnscope.arguments import scalars
 from attnscope.arguments.host_copies import host_copy
 from attnscope.arguments.maps import DEFAULT_PLACES as DEFAULT_PLACES
 from attnscope.arguments.maps import Attention as Attention
@@ -35,7 +33,6 @@ from attnscope.arguments.row_sums import TOLERANCE, check_row_sums
 from attnscope.arguments.transforms import is_transformed, without_transforms
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.devices import placement
-from attnscope.errors import NonFiniteWarning
 from attnscope.gradients import dispatch
 
 #: The way out where a metric of square maps gets a rectangle.
@@ -80,7 +77,7 @@ def attention_argument(
         elif not places.is_default:
             raise ValueError(f"{function}: {tensor} says itself where its queries stand, got {places}")
     if isinstance(tensor, Unmaterialized):
-        if flag(function, "validate", validate):
+        if scalars.flag(function, "validate", validate):
             raise ValueError(f"{function}: validate needs the entries of the map, got {tensor}")
         return checked
     _check_entries(function, name, checked, validate, rows=rows and name in ("attention", "heads"))
@@ -95,7 +92,7 @@ def _check_entries(function: str, name: str, checked: Attention, validate: bool,
     tensor, lengths = checked.tensor, checked.lengths
     if torch.compiler.is_compiling():
         return
-    validate = flag(function, "validate", validate)
+    validate = scalars.flag(function, "validate", validate)
     if is_transformed(tensor):
         if validate:
             raise ValueError(f"{function}: validate cannot look at entries inside torch.vmap or torch.func")
@@ -147,32 +144,6 @@ def is_bare(
     return are_words and support == "auto" and precision in PRECISIONS
 
 
-def called_at_once(
-    kernel: Callable[..., Any], function: str, attention: Any, *arguments: Any, precision: Precision = "exact"
-) -> Any:
-    """Return what a function of the core gives for maps as most calls hand them over, None for all others.
-
-    For calls without an option that needs a check. The core looks at the maps itself, as in `_is_usual`:
-    between a check and a measurement Python takes longer than the core does on maps of few tokens.
-    Fallbacks of the fast way are noted for `function`.
-    """
-    if torch.compiler.is_compiling() or placement.takes_torch_on_cpu():
-        return None
-    settle_forked_child()
-    if precision == "fast":
-        arguments = (*arguments, "fast")
-    results = _core.called_if_usual(kernel, attention, SMALLEST_MAP, SMALLEST_COUNT, TOLERANCE, arguments)
-    fallbacks = 0
-    if precision == "fast" and results is not None:
-        *results, fallbacks = results
-    # maps that are not finite are measured once more, with a warning
-    if results is None or results[-1] != 0:
-        return None
-    if fallbacks:
-        note_fallbacks(function, fallbacks)
-    return results
-
-
 def _queries_argument(function: str, places: Places, attention: Attention) -> Queries:
     """Return the checked places of the queries of maps."""
     positions = places.positions
@@ -188,7 +159,9 @@ def _queries_argument(function: str, places: Places, attention: Attention) -> Qu
         name="query_lengths",
         least=0,
     )
-    return place_queries(function, positions, lengths, flag(function, "cross", places.cross), attention)
+    return place_queries(
+        function, positions, lengths, scalars.flag(function, "cross", places.cross), attention
+    )
 
 
 def heads_argument(
@@ -302,14 +275,6 @@ def entries_argument(function: str, checked: Attention, *, detach: bool = True) 
     return to_host(tensor).as_subclass(torch.Tensor)
 
 
-def undefined_results(function: str, shape: Sequence[int]) -> torch.Tensor:
-    """Return a float64 tensor of NaN; MemoryError where memory does not hold it."""
-    try:
-        return torch.full(tuple(shape), math.nan, dtype=torch.float64, device="cpu")
-    except RuntimeError:
-        raise MemoryError(f"{function}: results of shape {tuple(shape)} do not fit in memory") from None
-
-
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return `tensor` itself if the CPU holds it, else a copy in pinned memory."""
     host: torch.Tensor = host_copy(tensor)
@@ -415,88 +380,12 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
     return values_over_n.masked_fill(values_over_n >= 1.0, math.inf)
 
 
-def real(function: str, name: str, value: Any) -> float:
-    """Return `value` as a float."""
-    if not isinstance(value, (str, bytes)):
-        try:
-            return float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            pass
-    raise TypeError(f"{function}: {name} must be a number, got {value!r}")
-
-
-def whole_number(function: str, name: str, value: Any) -> int:
-    """Return `value` as an int. 2.0 is a whole number; 2.5 and numbers beyond 64 bits are refused."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    try:
-        number = operator.index(value)
-    except (TypeError, RuntimeError):
-        raise TypeError(f"{function}: {name} must be a whole number, got {value!r}") from None
-    if not -(2**63) <= number < 2**63:
-        raise ValueError(f"{function}: {name} must fit in 64 bits, got {number}")
-    return number
-
-
-def at_least(function: str, name: str, value: Any, least: int, words: str = "at least") -> int:
-    """Return `value` as an int that is not below another."""
-    number = whole_number(function, name, value)
-    if number < least:
-        raise ValueError(f"{function}: {name} must be {words} {least}, got {value!r}")
-    return number
-
-
-def between(function: str, name: str, value: Any, low: float, high: float) -> float:
-    """Return `value` as a number from `low` to `high`, both included."""
-    number = real(function, name, value)
-    if not low <= number <= high:
-        raise ValueError(f"{function}: {name} must lie between {low} and {high}, got {value!r}")
-    return number
-
-
-def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
-    """Return training steps as integers, from numbers or from their digits."""
-    integers = []
-    for step in steps:
-        try:
-            number = int(step)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{function}: steps must be whole numbers: {error}") from None
-        if not isinstance(step, str) and number != step:
-            raise ValueError(f"{function}: steps must be whole numbers, got {step!r}")
-        integers.append(number)
-    return integers
-
-
-def flag(function: str, name: str, value: Any) -> bool:
-    """Return `value` as a bool."""
-    try:
-        return bool(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{function}: {name} must be True or False, got {value!r}") from None
-
-
-def fraction_argument(function: str, name: str, value: Any) -> float:
-    """Return `value` as a number in (0, 1)."""
-    number = real(function, name, value)
-    if not 0.0 < number < 1.0:
-        raise ValueError(f"{function}: {name} must lie strictly between 0 and 1, got {value!r}")
-    return number
-
-
-def choice_argument(function: str, name: str, value: Any, choices: Sequence[str]) -> str:
-    """Return `value` where it is one of `choices`."""
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
-    return str(value)
-
-
 def precision_argument(function: str, precision: Any, attention: Any = None) -> Any:
     """Return `precision`; ValueError where it is none, or asks of lazy attention what it does not compute.
 
     "exact" is what functions take by default, so lazy attention keeps its way under it.
     """
-    checked = choice_argument(function, "precision", precision, PRECISIONS)
+    checked = scalars.choice_argument(function, "precision", precision, PRECISIONS)
     if checked == "fast" and isinstance(attention, Unmaterialized):
         check_lazy_precision(function, checked, attention)
     return checked
@@ -514,7 +403,7 @@ def check_lazy_precision(function: str, precision: str, attention: Unmaterialize
 def support_argument(function: str, support: Any, attention: Attention) -> Any:
     """Return `support` as the core takes it: "auto", "causal", "full", or a boolean CPU tensor."""
     if isinstance(support, str):
-        support = choice_argument(function, "support", support, ("auto", "causal", "full"))
+        support = scalars.choice_argument(function, "support", support, ("auto", "causal", "full"))
         return attention.support_in_words(function, support)
     words = "does not broadcast to attention of shape"
     return flags_argument(function, "support", support, attention.tensor.shape, words)
@@ -531,63 +420,9 @@ def flags_argument(
     return to_host(tensor)
 
 
-def call_kernel(
-    kernel: Callable[..., Any],
-    checked: Attention,
-    *arguments: Any,
-    function: str | None = None,
-    precision: str = "exact",
-) -> Any:
-    """Return the results of a function of the core, computed where the maps are; they are on the CPU.
-
-    `function` is the public one that calls, where it has another name. Only the core has a fast way:
-    gradients, `torch.compile`, `torch.vmap` and accelerators take the exact one, and lazy attention its own.
-    """
-    needs_none = checked.is_plain and dispatch.hold_no_tensor(arguments)
-    if not needs_none and dispatch.needs_operator(checked.tensor, *arguments):
-        operator = dispatch.operator_of(function or kernel.__name__)
-        return operator(checked.tensor, dispatch.sizes_of(checked.extent, checked.tensor), *arguments)
-    if precision == "fast":
-        kernel = fast_kernel(kernel, function or kernel.__name__)
-    run = placement.computed_on(kernel, checked.tensor, function)
-    return run(checked.tensor, checked.extent, *arguments)
-
-
-def call_and_warn(
-    kernel: Callable[..., Any],
-    function: str,
-    checked: Attention,
-    *arguments: Any,
-    unit: str = "matrices",
-    precision: str = "exact",
-) -> Any:
-    """Call a function of the core on a checked argument and warn about inputs that are not finite."""
-    *results, non_finite = call_kernel(kernel, checked, *arguments, function=function, precision=precision)
-    return warn_non_finite(function, checked, results[0] if len(results) == 1 else results, non_finite, unit)
-
-
-def warn_non_finite(
-    function: str, attention: Attention, result: Any, non_finite: int, unit: str = "matrices"
-) -> Any:
-    """Return `result`, after one warning when some inputs were not finite."""
-    # of a value that torch.compile only imagines, which is no int, nothing can be asked
-    if type(non_finite) is int and non_finite == 0:
-        return result
-    if not torch.compiler.is_compiling() and non_finite:
-        total = math.prod(attention.leading)
-        if is_transformed(attention.tensor):
-            total, non_finite = dispatch.count_of_maps(attention.tensor), int(non_finite)
-        message = (
-            f"{function}: {non_finite} of {total} {unit} hold NaN or infinite entries; their results are NaN "
-            "(counts -1, flags False)"
-        )
-        warn(NonFiniteWarning(message, function, non_finite))
-    return result
-
-
 def _threshold(function: str, entry: Any) -> float:
     if not isinstance(entry, str):
-        return fraction_argument(function, "thresholds", entry)
+        return scalars.fraction_argument(function, "thresholds", entry)
     numerator, _, denominator = entry.partition("/")
     try:
         value = float(numerator)

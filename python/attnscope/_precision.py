@@ -3,7 +3,7 @@
 
 A function of the core that has a fast way takes `precision="fast"` as its last keyword and then returns one
 more count at the end: the maps that it measured exactly after all, because float32 does not hold its bound
-there. `_checks.call_kernel` passes the keyword on and notes that count under the name of the public function.
+there. `_calls.call_kernel` passes the keyword on and notes that count under the name of the public function.
 """
 
 from __future__ import annotations

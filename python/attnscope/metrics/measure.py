@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
 from attnscope._nearest import nearest
+from attnscope.arguments import scalars
 from attnscope.arguments.caches import attention_of_cache, is_cache
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.gradients.dispatch import without_derivative
@@ -114,7 +115,7 @@ def measure(
     # what has no tokens is refused once the metrics are known to be right
     shape = getattr(attention, "shape", None) or (0,)
     if precision is not None:
-        _checks.choice_argument("measure", "precision", precision, _checks.PRECISIONS)
+        scalars.choice_argument("measure", "precision", precision, _checks.PRECISIONS)
     plan = _plan_of(metrics, options, int(shape[-1]), precision)
     is_plain = lengths is query_positions is query_lengths is None and cross is columns is False
     if is_plain and (usual := plan.results_of_usual("measure", attention)) is not None:
@@ -129,7 +130,7 @@ def measure(
         if query_positions is None and query_lengths is None and cross is False
         else _checks.Places(query_positions, query_lengths, cross)
     )
-    if _checks.flag("measure", "columns", columns):
+    if scalars.flag("measure", "columns", columns):
         if places != _checks.Places():
             raise ValueError("measure: columns=True takes square maps, without query_positions and cross")
         return dict(_columns(plan.requests, tensor, lengths))
@@ -434,7 +435,7 @@ def _finite(maps: Tensor, lengths: Tensor | None, places: _checks.Places) -> Ten
         checked = _checks.Attention(maps, map_lengths)
     else:
         checked = _checks.attention_argument("measure_quantities", maps, lengths, rows=False, places=places)
-    finite: Tensor = _checks.call_kernel(_core.finite_matrices, checked)
+    finite: Tensor = _calls.call_kernel(_core.finite_matrices, checked)
     return finite
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnscope import _checks
+from attnscope.arguments import scalars
 
 Vector = npt.NDArray[np.float64]
 
@@ -62,9 +62,9 @@ def pairs(function: str, a: Any, b: Any) -> tuple[Vector, Vector]:
 def check_draws(function: str, confidence: Any, draws: Any, seed: Any) -> tuple[float, int, int]:
     """Return the arguments of a bootstrap as numbers."""
     return (
-        _checks.fraction_argument(function, "confidence", confidence),
-        _checks.at_least(function, "draws", draws, 1),
-        _checks.at_least(function, "seed", seed, 0),
+        scalars.fraction_argument(function, "confidence", confidence),
+        scalars.at_least(function, "draws", draws, 1),
+        scalars.at_least(function, "seed", seed, 0),
     )
 
 

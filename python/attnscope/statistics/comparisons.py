@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnscope._checks import fraction_argument
+from attnscope.arguments.scalars import fraction_argument
 from attnscope.statistics._arguments import Vector, pairs, vector
 
 #: Numbers that differ by less of themselves are one number, summed in another order.

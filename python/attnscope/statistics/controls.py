@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnscope._checks import fraction_argument
+from attnscope.arguments.scalars import fraction_argument
 from attnscope.statistics._arguments import vector
 from attnscope.statistics.comparisons import by_student
 

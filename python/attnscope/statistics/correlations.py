@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.statistics._arguments import Vector, pairs
 from attnscope.statistics.intervals import FEWEST
 
@@ -79,8 +79,8 @@ def correlation(
         error of a coefficient of correlation, 1921. MacKinnon and White, Some heteroskedasticity-consistent
         covariance matrix estimators with improved finite sample properties, 1985 (the leverage).
     """
-    _checks.choice_argument("correlation", "method", method, ("pearson", "spearman"))
-    confidence = _checks.fraction_argument("correlation", "confidence", confidence)
+    scalars.choice_argument("correlation", "method", method, ("pearson", "spearman"))
+    confidence = scalars.fraction_argument("correlation", "confidence", confidence)
     first, second = pairs("correlation", x, y)
     n = len(first)
     ranked = method == "spearman"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnscope._checks import fraction_argument, real, whole_steps
+from attnscope.arguments.scalars import fraction_argument, real, whole_steps
 from attnscope.statistics._arguments import check_draws, table_argument
 from attnscope.statistics.comparisons import holm
 from attnscope.statistics.intervals import bootstrap

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from attnscope import _checks
+from attnscope.arguments import scalars
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,10 +108,10 @@ def classify_frames(
     """
     name = "classify_frames"
     shares = {"dominant": dominant, "half": half, "minor": minor}
-    thresholds = [_checks.fraction_argument(name, key, value) for key, value in shares.items()]
-    causal = _checks.flag(name, "causal", causal)
-    least = _checks.between(name, "least", least, 0, 1)
-    seed = _checks.at_least(name, "seed", seed, 0)
+    thresholds = [scalars.fraction_argument(name, key, value) for key, value in shares.items()]
+    causal = scalars.flag(name, "causal", causal)
+    least = scalars.between(name, "least", least, 0, 1)
+    seed = scalars.at_least(name, "seed", seed, 0)
     sinks, sizes = _arguments(positions, lengths)
     anchors = _anchors(special, sizes)
     groups = _thirds(sinks.shape[1])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnscope._checks import flag, fraction_argument
+from attnscope.arguments.scalars import flag, fraction_argument
 from attnscope.statistics._arguments import Vector, array, check_draws
 from attnscope.statistics.intervals import Interval
 

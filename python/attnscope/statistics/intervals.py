@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.statistics._arguments import Vector, check_draws, label_numbers, table_argument, vector
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def median_interval(values: Any, *, confidence: float = 0.95) -> MedianInterval:
     """
     from scipy import stats
 
-    confidence = _checks.fraction_argument("median_interval", "confidence", confidence)
+    confidence = scalars.fraction_argument("median_interval", "confidence", confidence)
     data = vector("median_interval", "values", values)
     data = np.sort(data[~np.isnan(data)])
     n = len(data)

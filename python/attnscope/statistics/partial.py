@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.statistics._arguments import array, check_draws, label_numbers, vector
 from attnscope.statistics.correlations import (
     Correlation,
@@ -77,8 +77,8 @@ def partial_correlation(
         Fisher, The distribution of the partial correlation coefficient, 1924.
     """
     name = "partial_correlation"
-    _checks.choice_argument(name, "method", method, ("pearson", "spearman"))
-    confidence = _checks.fraction_argument(name, "confidence", confidence)
+    scalars.choice_argument(name, "method", method, ("pearson", "spearman"))
+    confidence = scalars.fraction_argument(name, "confidence", confidence)
     data, labels = _columns(name, x, y, covariates, units)
     n = len(np.unique(labels))
     residuals, basis = _partial(data, method)

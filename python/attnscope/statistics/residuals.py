@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from attnscope._checks import fraction_argument
+from attnscope.arguments.scalars import fraction_argument
 from attnscope.metrics.positions.position_profile import PositionProfile, Weights
 from attnscope.statistics.comparisons import benjamini_hochberg
 from attnscope.statistics.groups import (

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attnscope import _checks
 from attnscope._evaluation import differentiable
+from attnscope.arguments import scalars
 from attnscope.capture.gradient import check_precision
 from attnscope.metrics.weights.moments import Moments, site_of
 from attnscope.models.architecture import weight_map
@@ -78,7 +78,7 @@ def second_moments(
         for the two moments of a matrix and for labels sampled from the model.
     """
     name = "second_moments"
-    _checks.choice_argument(name, "labels", labels, ("data", "sampled"))
+    scalars.choice_argument(name, "labels", labels, ("data", "sampled"))
     if groups < 1:
         raise ValueError(f"{name}: groups must be at least 1, got {groups}")
     moments = Moments(rank)

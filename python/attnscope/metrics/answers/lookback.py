@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
+from attnscope.arguments import scalars
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics._spans import integers_argument
 from attnscope.metrics.answers.partial_maps import (
@@ -85,7 +86,7 @@ def lookback(
     name = "lookback"
     _checks.precision_argument(name, precision, attention)
     checked = partial_argument(name, attention, lengths, validate=validate)
-    _checks.choice_argument(name, "rows", rows, ("predicting", "own"))
+    scalars.choice_argument(name, "rows", rows, ("predicting", "own"))
     seen = partial_support(name, support, checked)
     spans = answers_argument(name, answer, checked, first=1 if rows == "predicting" else 0)
     spans = _with_context(name, spans, context, checked)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.gradients import dispatch
 from attnscope.metrics._spans import spans_argument
@@ -34,7 +35,7 @@ def partial_argument(
             f"{tuple(tensor.shape)}"
         )
     tensor = _checks.to_host(tensor)
-    if _checks.flag(function, "validate", validate):
+    if scalars.flag(function, "validate", validate):
         invalid = ~((tensor >= 0) & (tensor <= _checks.LARGEST_ENTRY))
         if bool(invalid.any()):
             index = tuple(invalid.nonzero()[0].tolist())
@@ -55,7 +56,7 @@ def call_partial(
     rows, n = checked.tensor.shape[-2:]
     if rows < n and dispatch.needs_operator(checked.tensor):
         checked = checked._replace(tensor=torch.nn.functional.pad(checked.tensor, (0, 0, n - rows, 0)))
-    return _checks.call_and_warn(kernel, function, checked, *arguments)
+    return _calls.call_and_warn(kernel, function, checked, *arguments)
 
 
 def partial_support(function: str, support: Any, checked: _checks.Attention) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.metrics._named import shown_by_shape
 
 
@@ -64,7 +65,7 @@ def recurrent_uncertainty(
     name = "recurrent_uncertainty"
     attention = _checks.float_tensor(name, "previous", previous).cpu().double()
     likelihood = _checks.float_tensor(name, "log_p", log_p).cpu().double()
-    share = _checks.between(name, "weight", weight, 0, 1)
+    share = scalars.between(name, "weight", weight, 0, 1)
     if attention.ndim < 3 or likelihood.ndim < 1 or 0 in attention.shape[-3:-1]:
         raise ValueError(f"{name}: previous must be [..., L, h, T], got shape {tuple(attention.shape)}")
     leading, size = tuple(attention.shape[:-3]), attention.shape[-1]

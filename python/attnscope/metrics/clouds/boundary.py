@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
@@ -117,7 +117,7 @@ def boundary(
         _powers.unscaled(squared - scatter, scales, power=2),
         _powers.unscaled((first.mean + second.mean) / 2, scales),
     )
-    return _checks.warn_non_finite(name, reference_cloud, result, int(bad.sum()), "clouds")
+    return _calls.warn_non_finite(name, reference_cloud, result, int(bad.sum()), "clouds")
 
 
 class _Moments(NamedTuple):

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
 
@@ -72,12 +73,12 @@ def cloud_distances(
         Deza and Deza, Encyclopedia of distances, 2009.
     """
     name = "cloud_distances"
-    chosen = _checks.choice_argument(name, "metric", metric, ("euclidean", "cosine"))
+    chosen = scalars.choice_argument(name, "metric", metric, ("euclidean", "cosine"))
     cloud = points_argument(name, points, lengths)
     distances = distances_of(name, cloud, chosen).tensor
     # A cloud is NaN as a whole or not at all, and its first point is always inside.
     bad = int(distances[..., 0, 0].isnan().sum())
-    _checks.warn_non_finite(name, cloud, None, bad, "clouds")
+    _calls.warn_non_finite(name, cloud, None, bad, "clouds")
     return distances
 
 
@@ -168,7 +169,7 @@ def distances_argument(
 
 def metric_argument(function: str, points: Any, metric: Any, lengths: _checks.Lengths) -> _checks.Attention:
     """Distances [..., n, n] under `metric`, of points or as they are given."""
-    chosen = _checks.choice_argument(function, "metric", metric, METRICS)
+    chosen = scalars.choice_argument(function, "metric", metric, METRICS)
     if chosen == "precomputed":
         return distances_argument(function, points, lengths, "points")
     return distances_of(function, points_argument(function, points, lengths), chosen)
@@ -224,8 +225,8 @@ def labels_argument(function: str, name: str, labels: Any, cloud: _checks.Attent
 
 def draws_argument(function: str, draws: Any, seed: Any) -> tuple[int, torch.Generator]:
     """Return a number of draws, at least 1, and the generator that makes them."""
-    number = _checks.at_least(function, "draws", draws, 1)
-    return number, torch.Generator().manual_seed(_checks.at_least(function, "seed", seed, 0))
+    number = scalars.at_least(function, "draws", draws, 1)
+    return number, torch.Generator().manual_seed(scalars.at_least(function, "seed", seed, 0))
 
 
 def numbers_argument(function: str, name: str, values: Any) -> Sequence[Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.clouds.cloud_distances import Metric, metric_argument
 from attnscope.metrics.homology.barcodes import Barcodes
@@ -59,7 +60,7 @@ def cloud_persistence(
         `persistence`.
     """
     name = "cloud_persistence"
-    dimension = _checks.whole_number(name, "max_dimension", max_dimension)
+    dimension = scalars.whole_number(name, "max_dimension", max_dimension)
     if isinstance(max_dimension, bool) or dimension not in (0, 1):
         raise ValueError(
             f"{name}: max_dimension must be 0 or 1, got {max_dimension!r}; GUDHI computes higher ones "
@@ -67,7 +68,7 @@ def cloud_persistence(
         )
     checked = metric_argument(name, points, metric, lengths)
     kernel_arguments = (dimension, "max", "distance")
-    bars = _checks.call_and_warn(_core.persistence, name, checked, *kernel_arguments, unit="clouds")
+    bars = _calls.call_and_warn(_core.persistence, name, checked, *kernel_arguments, unit="clouds")
     return Barcodes(*(*bars, checked.leading))
 
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
+from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
@@ -73,7 +74,7 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
     """
     name = "cloud_spectrum"
     checked = points_argument(name, points, lengths)
-    centred = _checks.flag(name, "center", center)
+    centred = scalars.flag(name, "center", center)
     *fields, finite = placement.per_cloud(
         name,
         lambda points, ends: _spectra(points, ends, center=centred),
@@ -85,7 +86,7 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
     result, bad = CloudSpectrum(*fields), int((~finite).sum())
     if bad:
         result = CloudSpectrum(*(torch.where(_like(finite, values), values, torch.nan) for values in result))
-    return _checks.warn_non_finite(name, checked, result, bad, "clouds")
+    return _calls.warn_non_finite(name, checked, result, bad, "clouds")
 
 
 def _spectra(points: Tensor, lengths: Tensor | None, *, center: bool) -> tuple[Tensor, ...]:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds.cloud_distances import (
@@ -81,17 +82,17 @@ def cloud_components(
     """
     name = "cloud_components"
     values = torch.tensor(
-        [_checks.real(name, "scales", scale) for scale in numbers_argument(name, "scales", scales)],
+        [scalars.real(name, "scales", scale) for scale in numbers_argument(name, "scales", scales)],
         dtype=torch.float64,
         device="cpu",
     )
     if values.numel() == 0 or bool(values.isnan().any()) or bool((values.diff() < 0).any()):
         raise ValueError(f"{name}: scales must be one or more ascending numbers, got {scales!r}")
-    least = _checks.at_least(name, "min_size", min_size, 1)
+    least = scalars.at_least(name, "min_size", min_size, 1)
     checked = metric_argument(name, points, metric, lengths)
     kernel_arguments = (values, values.numel(), least)
     return CloudComponents(
-        *_checks.call_and_warn(_core.cloud_components, name, checked, *kernel_arguments, unit="clouds")
+        *_calls.call_and_warn(_core.cloud_components, name, checked, *kernel_arguments, unit="clouds")
     )
 
 
@@ -143,7 +144,7 @@ def fragmentation(
     checked = metric_argument(name, points, metric, lengths)
     chosen = subsets_argument(name, subsets, checked.n)
     kernel_arguments = (chosen, 1 if chosen is None else len(chosen))
-    return _checks.call_and_warn(_core.fragmentation, name, checked, *kernel_arguments, unit="clouds")
+    return _calls.call_and_warn(_core.fragmentation, name, checked, *kernel_arguments, unit="clouds")
 
 
 # Four points on a line: merges at 1, 1 and 9; distances 1, 1, 9, 10, 10, 11.

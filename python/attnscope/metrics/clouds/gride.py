@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.clouds.cloud_distances import distances_or_euclidean
 
@@ -52,7 +53,7 @@ def gride(
         Denti et al., The generalized ratios intrinsic dimension estimator, 2022.
     """
     name = "gride"
-    rank = _checks.at_least(name, "n1", n1, 1)
+    rank = scalars.at_least(name, "n1", n1, 1)
     checked = distances_or_euclidean(name, points, distances, lengths)
     if 2 * rank > checked.n - 1:
         raise ValueError(f"{name}: 2·n1 must be at most n - 1 = {checked.n - 1}, got n1 = {n1}")

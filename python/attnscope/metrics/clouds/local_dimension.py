@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds.cloud_distances import (
@@ -94,20 +95,20 @@ def local_dimension(
         Ghahramani, Comments on it, 2005.
     """
     name = "local_dimension"
-    neighbour_counts = [_checks.whole_number(name, "k", count) for count in numbers_argument(name, "k", k)]
+    neighbour_counts = [scalars.whole_number(name, "k", count) for count in numbers_argument(name, "k", k)]
     if not neighbour_counts or min(neighbour_counts) < 2:
         raise ValueError(f"{name}: k must be one or more numbers of at least 2, got {k!r}")
     checked = distances_or_euclidean(name, points, distances, lengths)
     chosen = subsets_argument(name, subsets, checked.n)
     labels = None if groups is None else labels_argument(name, "groups", groups, checked)
-    if not _checks.flag(name, "across", across):
+    if not scalars.flag(name, "across", across):
         labels = None
     elif labels is None:
         raise ValueError(f"{name}: across needs groups, got None")
     is_shared = labels is None or labels.ndim == 1
     kernel_arguments = (labels, is_shared, chosen, 1 if chosen is None else len(chosen), neighbour_counts)
     return LocalDimension(
-        *_checks.call_and_warn(_core.local_dimension, name, checked, *kernel_arguments, unit="clouds")
+        *_calls.call_and_warn(_core.local_dimension, name, checked, *kernel_arguments, unit="clouds")
     )
 
 
@@ -156,13 +157,13 @@ def two_nn(
         neighborhood information, 2017.
     """
     name = "two_nn"
-    share = _checks.real(name, "discard", discard)
+    share = scalars.real(name, "discard", discard)
     if not 0.0 <= share < 1.0:
         raise ValueError(f"{name}: discard must lie in [0, 1), got {discard!r}")
     checked = distances_or_euclidean(name, points, distances, lengths)
     chosen = subsets_argument(name, subsets, checked.n)
     kernel_arguments = (chosen, 1 if chosen is None else len(chosen), share)
-    return _checks.call_and_warn(_core.two_nn, name, checked, *kernel_arguments, unit="clouds")
+    return _calls.call_and_warn(_core.two_nn, name, checked, *kernel_arguments, unit="clouds")
 
 
 # The numbers 0, 1 and e.

@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
+from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.metrics.clouds.cloud_distances import bytes_of_spectrum, points_argument, visible_points
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
@@ -45,7 +46,7 @@ def log_volume(points: Tensor, *, alpha: float = 1e-3, lengths: _checks.Lengths 
         Sriramanan et al., LLM-Check, 2024.
     """
     name = "log_volume"
-    ridge = _checks.real(name, "alpha", alpha)
+    ridge = scalars.real(name, "alpha", alpha)
     if not 0 < ridge < math.inf:
         raise ValueError(f"{name}: alpha must be above 0 and finite, got {alpha!r}")
     checked = points_argument(name, points, lengths)
@@ -57,7 +58,7 @@ def log_volume(points: Tensor, *, alpha: float = 1e-3, lengths: _checks.Lengths 
         bytes_of_one=bytes_of_spectrum(checked.tensor),
         decomposition="singular_values",
     )
-    return _checks.warn_non_finite(name, checked, value, int((~finite).sum()), "clouds")
+    return _calls.warn_non_finite(name, checked, value, int((~finite).sum()), "clouds")
 
 
 def _log_volumes(points: Tensor, lengths: Tensor | None, ridge: float) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
+from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.metrics import _powers
 from attnscope.metrics.clouds.cloud_distances import bytes_of_spectrum, points_argument, visible_points
@@ -53,7 +54,7 @@ def matrix_entropy(
     """
     name = "matrix_entropy"
     centred, of_unit, over_most = (
-        _checks.flag(name, option, value)
+        scalars.flag(name, option, value)
         for option, value in (("center", center), ("unit", unit), ("normalized", normalized))
     )
     checked = points_argument(name, points, lengths)
@@ -65,7 +66,7 @@ def matrix_entropy(
         bytes_of_one=bytes_of_spectrum(checked.tensor),
         decomposition="singular_values",
     )
-    return _checks.warn_non_finite(name, checked, value, int((~finite).sum()), "clouds")
+    return _calls.warn_non_finite(name, checked, value, int((~finite).sum()), "clouds")
 
 
 def _entropies(

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics.clouds.cloud_distances import Cloud, draws_argument, labels_argument, points_argument
@@ -65,7 +66,7 @@ def null_clouds(
         Efron and Tibshirani, An introduction to the bootstrap, 1993, for the parametric bootstrap.
     """
     name = "null_clouds"
-    chosen = _checks.choice_argument(name, "kind", kind, ("gaussian", "covariance", "template"))
+    chosen = scalars.choice_argument(name, "kind", kind, ("gaussian", "covariance", "template"))
     number, draw = draws_argument(name, draws, seed)
     cloud = points_argument(name, points, lengths)
     if chosen == "template":
@@ -95,7 +96,7 @@ def null_clouds(
     outside = ~sees[..., None] | (freedom < 1)
     result = _powers.unscaled(result.movedim(0, -1), scales).movedim(-1, 0)
     result = result.masked_fill(outside, torch.nan)
-    return _checks.warn_non_finite(name, cloud, result, bad, "clouds")
+    return _calls.warn_non_finite(name, cloud, result, bad, "clouds")
 
 
 @without_derivative("its directions are drawn")
@@ -140,7 +141,7 @@ def null_directions(
         Muller, A note on a method for generating points uniformly on n-dimensional spheres, 1959.
     """
     name = "null_directions"
-    chosen = _checks.choice_argument(name, "kind", kind, ("isotropic", "covariance", "labels"))
+    chosen = scalars.choice_argument(name, "kind", kind, ("isotropic", "covariance", "labels"))
     number, draw = draws_argument(name, draws, seed)
     cloud = points_argument(name, states, None, "states")
     if cloud.tensor.ndim != 2:

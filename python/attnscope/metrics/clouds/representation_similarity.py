@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
@@ -44,7 +44,7 @@ def cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> Tensor:
     """
     name = "cka"
     first, second = _pair(name, x, y)
-    unbiased = _checks.flag(name, "debiased", debiased)
+    unbiased = scalars.flag(name, "debiased", debiased)
     n = first.shape[-2]
     if unbiased and n < 4:
         raise ValueError(f"{name}: the debiased estimate needs at least 4 points, got {n}")
@@ -118,7 +118,7 @@ def neighbourhood_overlap(x: Tensor, y: Tensor, k: int) -> Tensor:
     name = "neighbourhood_overlap"
     first, second = _pair(name, x, y)
     n = first.shape[-2]
-    count = _checks.at_least(name, "k", k, 1)
+    count = scalars.at_least(name, "k", k, 1)
     if count > n - 1:
         raise ValueError(f"{name}: k must be at most n - 1 = {n - 1}, got {k}")
     neighbours, finite = [], torch.tensor(True, device="cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import first_key_map, uniform_map
 from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
@@ -62,7 +62,7 @@ def fiedler_value(
     precision = _checks.precision_argument(name, precision, attention)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     graph_options = graph_arguments(name, symmetrize, threshold, normalized)
-    return _checks.call_and_warn(_core.fiedler_value, name, checked, *graph_options, precision=precision)
+    return _calls.call_and_warn(_core.fiedler_value, name, checked, *graph_options, precision=precision)
 
 
 @without_derivative("the sign of an eigenvector and its place in an eigenspace are choices")
@@ -103,7 +103,7 @@ def fiedler_vector(
     _checks.precision_argument(name, precision, attention)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     graph_options = graph_arguments(name, symmetrize, threshold, normalized)
-    return _checks.call_and_warn(_core.fiedler_vector, name, checked, *graph_options)
+    return _calls.call_and_warn(_core.fiedler_vector, name, checked, *graph_options)
 
 
 QUANTITIES = (

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
 from attnscope._memory import memory_errors
+from attnscope.arguments import scalars
 from attnscope.gradients.refusal import refuse_backward
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
@@ -90,13 +91,13 @@ def graph_signal(
     name = "graph_signal"
     _checks.precision_argument(name, precision, attention)
     flags = {"normalized": normalized, "center": center, "spectrum": spectrum}
-    flags = {option: _checks.flag(name, option, value) for option, value in flags.items()}
-    high = _checks.real(name, "cut", cut)
+    flags = {option: scalars.flag(name, option, value) for option, value in flags.items()}
+    high = scalars.real(name, "cut", cut)
     if not 0 < high <= 1:
         raise ValueError(f"{name}: cut must lie in (0, 1], got {cut!r}")
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
-    result = _checks.undefined_results(name, (4, math.prod(checked.leading)))
+    result = _calls.undefined_results(name, (4, math.prod(checked.leading)))
     maps = _checks.entries_argument(name, checked, detach=False).reshape(-1, checked.n, checked.n)
     signals = _signals_argument(name, states, checked)
     visible = seen.expand(checked.tensor.shape).reshape(maps.shape) if isinstance(seen, Tensor) else None
@@ -123,7 +124,7 @@ def graph_signal(
             entropy=refuse_backward(shaped.entropy, result, reason.format("entropy")),
             high_share=refuse_backward(shaped.high_share, result, reason.format("high_share")),
         )
-    return _checks.warn_non_finite(name, checked, shaped, bad, "matrices or their states")
+    return _calls.warn_non_finite(name, checked, shaped, bad, "matrices or their states")
 
 
 def _signals_argument(function: str, states: Any, checked: _checks.Attention) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import first_key_map
@@ -107,7 +107,7 @@ def graph_statistics(
     _checks.precision_argument(name, precision, attention)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     levels = _checks.thresholds_argument(name, thresholds, checked)
-    return GraphStatistics(*_checks.call_and_warn(_core.graph_statistics, name, checked, levels))
+    return GraphStatistics(*_calls.call_and_warn(_core.graph_statistics, name, checked, levels))
 
 
 def _of_graph(field: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:

@@ -7,7 +7,8 @@ from typing import Literal
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.metrics.closed_forms import first_key_map
 from attnscope.metrics.quantity import ClosedForm, Quantity
 
@@ -19,9 +20,9 @@ def graph_arguments(
 ) -> tuple[str, float | None, bool]:
     """Check how a head becomes a graph; return the options in the order in which the core takes them."""
     return (
-        _checks.choice_argument(function, "symmetrize", symmetrize, ("mean", "max")),
-        None if threshold is None else _checks.fraction_argument(function, "threshold", threshold),
-        _checks.flag(function, "normalized", normalized),
+        scalars.choice_argument(function, "symmetrize", symmetrize, ("mean", "max")),
+        None if threshold is None else scalars.fraction_argument(function, "threshold", threshold),
+        scalars.flag(function, "normalized", normalized),
     )
 
 
@@ -73,12 +74,12 @@ def laplacian_eigenvalues(
     name = "laplacian_eigenvalues"
     precision = _checks.precision_argument(name, precision, attention)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    count = checked.n if k is None else _checks.whole_number(name, "k", k)
+    count = checked.n if k is None else scalars.whole_number(name, "k", k)
     if not 1 <= count <= checked.n:
         raise ValueError(f"{name}: k must lie between 1 and n = {checked.n}, got {k}")
     graph_options = graph_arguments(name, symmetrize, threshold, normalized)
     kernel_arguments = (count, *graph_options)
-    return _checks.call_and_warn(
+    return _calls.call_and_warn(
         _core.laplacian_eigenvalues, name, checked, *kernel_arguments, precision=precision
     )
 
@@ -119,7 +120,7 @@ def laplacian_gap(
     graph_options = graph_arguments(name, symmetrize, threshold, normalized)
     kernel_arguments = (min(checked.n, 3), *graph_options)
     return gap_of(
-        _checks.call_and_warn(
+        _calls.call_and_warn(
             _core.laplacian_eigenvalues, name, checked, *kernel_arguments, precision=precision
         )
     )

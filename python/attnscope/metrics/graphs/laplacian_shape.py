@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
@@ -73,7 +73,7 @@ def laplacian_shape(
     _checks.precision_argument(name, precision, attention)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     graph_options = graph_arguments(name, symmetrize, None, normalized)
-    eigenvalues = _checks.call_and_warn(_core.laplacian_eigenvalues, name, checked, checked.n, *graph_options)
+    eigenvalues = _calls.call_and_warn(_core.laplacian_eigenvalues, name, checked, checked.n, *graph_options)
     sizes = checked.inside().sum(-1)
     values = eigenvalues.clamp_min(0.0)
     finite = ~eigenvalues[..., 0].isnan()

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.metrics.closed_forms import ring
 from attnscope.metrics.homology.barcodes import Barcodes, count_alive
 from attnscope.metrics.homology.persistence import Symmetrize, attention_of_topology
@@ -62,8 +63,8 @@ def betti_numbers(
     name = "betti_numbers"
     checked = attention_of_topology(name, attention, lengths, validate=validate, precision=precision)
     levels = _checks.thresholds_argument(name, thresholds, checked)
-    _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min"))
-    return _checks.call_and_warn(_core.betti_numbers, name, checked, levels, symmetrize)
+    scalars.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min"))
+    return _calls.call_and_warn(_core.betti_numbers, name, checked, levels, symmetrize)
 
 
 # Weights of these types can be read back from births and deaths, 1.0 − w in float64, to the last tie from

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -58,7 +58,7 @@ def diagram_distance(a: Barcodes, b: Barcodes, *, order: float = 1) -> Tensor:
             )
     if a.shape != b.shape:
         raise ValueError(f"{name}: barcodes must be of as many maps, got shapes {a.shape} and {b.shape}")
-    power = _checks.real(name, "order", order)
+    power = scalars.real(name, "order", order)
     if not power >= 1:
         raise ValueError(f"{name}: order must be at least 1, got {order!r}")
     result = np.full((*a.shape, DIMENSIONS), np.nan)

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics.closed_forms import ring
 from attnscope.metrics.homology import barcodes
@@ -82,17 +83,17 @@ def persistence(
     """
     name = "persistence"
     checked = attention_of_topology(name, attention, lengths, validate=validate, precision=precision)
-    dimension = _checks.whole_number(name, "max_dimension", max_dimension)
+    dimension = scalars.whole_number(name, "max_dimension", max_dimension)
     if isinstance(max_dimension, bool) or dimension not in (0, 1):
         raise ValueError(f"{name}: max_dimension must be 0 or 1, got {max_dimension!r}")
-    _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min"))
-    _checks.choice_argument(name, "metric", metric, ("attention", "hellinger"))
+    scalars.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min"))
+    scalars.choice_argument(name, "metric", metric, ("attention", "hellinger"))
     arguments: tuple[Any, ...] = (dimension, symmetrize, metric)
     if at_least is not None:
         if not isinstance(attention, Unmaterialized):
             raise ValueError(f"{name}: at_least is for LazyAttention, got {at_least!r} with a map")
-        arguments = (*arguments, _checks.fraction_argument(name, "at_least", at_least))
-    bars = _checks.call_and_warn(_core.persistence, name, checked, *arguments)
+        arguments = (*arguments, scalars.fraction_argument(name, "at_least", at_least))
+    bars = _calls.call_and_warn(_core.persistence, name, checked, *arguments)
     return Barcodes(*(*bars, checked.leading))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
 from attnscope.arguments.unmaterialized import Unmaterialized
 
 
@@ -89,7 +89,7 @@ def top_mass_with(
     keys = _received(attention, support)
     mass_by_key = torch.cat([keys, mass.sum(-1, keepdim=True)], -1)
     top = mass_by_key.topk(min(k, mass_by_key.shape[-1])).values.sum(-1) / mass_by_key.sum(-1)
-    finite = _checks.call_kernel(_core.finite_matrices, attention)
+    finite = _calls.call_kernel(_core.finite_matrices, attention)
     return torch.where(finite, top, torch.nan)
 
 

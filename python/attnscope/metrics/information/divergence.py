@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import two_heads, uneven_heads
@@ -120,12 +121,12 @@ def divergence_of(
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.heads_argument(name, heads, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
-    result, non_finite = _checks.call_kernel(_core.head_divergence, checked, seen, entropy, function=name)
+    result, non_finite = _calls.call_kernel(_core.head_divergence, checked, seen, entropy, function=name)
     if sink_mass is not None:
         # Behind the lengths it is 0, so the sum over queries is that over the real ones.
         sink_divergence = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
         result += sink_divergence / checked.queries_inside().sum(-1)
-    return _checks.warn_non_finite(name, checked.layers, result, non_finite, "layers")
+    return _calls.warn_non_finite(name, checked.layers, result, non_finite, "layers")
 
 
 @without_derivative("rows with nothing left are excluded, which is a step")
@@ -186,12 +187,12 @@ def sink_removal(
     _checks.precision_argument(name, precision, heads)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.heads_argument(name, heads, lengths, validate=validate, places=places)
-    before, after, excluded, attention, non_finite = _checks.call_kernel(
+    before, after, excluded, attention, non_finite = _calls.call_kernel(
         _core.sink_removal,
         checked,
         _checks.support_argument(name, support, checked),
         _keys(name, keys, checked),
-        _checks.flag(name, "keep_attention", keep_attention),
+        scalars.flag(name, "keep_attention", keep_attention),
         None if sink_mass is None else sink_mass_argument(name, sink_mass, checked).contiguous(),
     )
     inside, dropped = checked.queries_inside(), excluded.sum(-1)
@@ -205,7 +206,7 @@ def sink_removal(
     reduction = torch.where(silent, 0.0, kl_before - kl_after).sum(-1) / (~silent).sum(-1)
     dropped = torch.where(before.isnan().all(-1), -1, dropped)
     result = SinkRemoval(reduction, dropped, attention, kl_before, kl_after)
-    return _checks.warn_non_finite(name, checked.layers, result, non_finite, "layers")
+    return _calls.warn_non_finite(name, checked.layers, result, non_finite, "layers")
 
 
 def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:

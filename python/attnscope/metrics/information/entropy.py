@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.information._learned_sink import sink_mass_argument, visible_key_counts
 from attnscope.metrics.quantity import ClosedForm, Quantity
@@ -76,20 +77,20 @@ def attention_entropy(
     bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
     if base is math.e and normalized is False and sink_mass is None and _checks.is_bare(*bare):
         call = (_core.attention_entropy, name, attention, support, normalized)
-        results = _checks.called_at_once(*call, precision=precision)
+        results = _calls.called_at_once(*call, precision=precision)
         if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
-    base = _checks.real(name, "base", base)
+    base = scalars.real(name, "base", base)
     if not (0.0 < base < math.inf) or base == 1.0:
         raise ValueError(f"{name}: base must be a positive number other than 1, got {base!r}")
     seen = _checks.support_argument(name, support, checked)
-    normalized = _checks.flag(name, "normalized", normalized)
+    normalized = scalars.flag(name, "normalized", normalized)
     mass = None if sink_mass is None else sink_mass_argument(name, sink_mass, checked)
     kernel_arguments = (seen, normalized and mass is None)
-    result = _checks.call_and_warn(
+    result = _calls.call_and_warn(
         _core.attention_entropy, name, checked, *kernel_arguments, precision=precision
     )
     if mass is not None:

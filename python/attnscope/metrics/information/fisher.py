@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attnscope import _checks
 from attnscope._evaluation import differentiable, evaluating
+from attnscope.arguments import scalars
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +88,7 @@ def fisher_trace(
         raise ValueError(f"fisher_trace: labels must be 'data' or 'sampled', got {labels!r}")
     if not 0.0 < float(mask_share) <= 1.0:
         raise ValueError(f"fisher_trace: mask_share must lie in (0, 1], got {mask_share!r}")
-    draws, sampled = _checks.at_least("fisher_trace", "draws", draws, 1), labels == "sampled"
+    draws, sampled = scalars.at_least("fisher_trace", "draws", draws, 1), labels == "sampled"
     generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
 
     def losses() -> Losses:

@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics._spans import integers_argument
 from attnscope.metrics.closed_forms import identity
@@ -95,10 +96,10 @@ def pattern_share(
     _checks.precision_argument(name, precision, attention)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
-    _checks.choice_argument(name, "over", over, ("matching", "all"))
+    scalars.choice_argument(name, "over", over, ("matching", "all"))
     names, marked = _pattern_argument(name, pattern, checked)
     ids = _tokens_argument(name, tokens, names, checked)
-    results = _checks.call_and_warn(
+    results = _calls.call_and_warn(
         _core.pattern_share, name, checked, seen, names, ids, marked, over == "all"
     )
     several = not isinstance(pattern, (str, Tensor)) and marked is None
@@ -112,7 +113,7 @@ def _pattern_argument(
     words = [pattern] if isinstance(pattern, str) else pattern
     if isinstance(words, (list, tuple)) and words and all(isinstance(word, str) for word in words):
         return [
-            _checks.choice_argument(function, "pattern", word, (*POSITIONS, *COPIES)) for word in words
+            scalars.choice_argument(function, "pattern", word, (*POSITIONS, *COPIES)) for word in words
         ], None
     mask = _checks.as_tensor(function, "pattern", pattern)
     n, shape = checked.n, (*checked.leading, checked.n, checked.n)

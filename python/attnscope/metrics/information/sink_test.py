@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import first_key_map
@@ -146,9 +147,9 @@ def tested_sinks(
 ) -> SinkTest:
     """Return what `sink_test` gives, with errors and warnings of the function that was called."""
     checked = _checks.attention_argument(function, attention, lengths, validate=validate, places=places)
-    alpha = _checks.fraction_argument(function, "alpha", alpha)
+    alpha = scalars.fraction_argument(function, "alpha", alpha)
     seen = _checks.support_argument(function, support, checked)
-    sums = _checks.call_and_warn(_core.far_attention, function, checked, seen)
+    sums = _calls.call_and_warn(_core.far_attention, function, checked, seen)
     # In NumPy, as torch's own loops wait for ever in a child of fork() whose parent used several threads.
     mass, expected, variance, largest, uniform, queries = (values.cpu().numpy() for values in sums)
     needed = np.maximum(SHARE_OF_QUERIES * queries.max(-1, keepdims=True), FEWEST_QUERIES)
@@ -209,7 +210,7 @@ def sink_sums(
     name = "sink_sums"
     if not isinstance(result, SinkTest):
         raise TypeError(f"{name}: result must be a SinkTest, got {type(result).__name__}")
-    _checks.choice_argument(name, "label", label, LABELS)
+    scalars.choice_argument(name, "label", label, LABELS)
     if result.queries.ndim < 2:
         raise ValueError(
             f"{name}: maps must have an axis of texts, got sums of shape {tuple(result.queries.shape)}"
@@ -278,10 +279,10 @@ def pooled_sinks(
         ([-1, -1, -1, -1], [0])
     """
     name = "pooled_sinks"
-    alpha = _checks.fraction_argument(name, "alpha", alpha)
+    alpha = scalars.fraction_argument(name, "alpha", alpha)
     if not hasattr(sums, "groupby"):
         raise TypeError(f"{name}: sums must be a pandas DataFrame, got {type(sums).__name__}")
-    texts = _checks.at_least(name, "texts", texts, 1)
+    texts = scalars.at_least(name, "texts", texts, 1)
     if isinstance(by, str) or not (
         isinstance(by, Sequence) and all(isinstance(column, str) for column in by)
     ):

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.information._learned_sink import learned_share, top_mass_with
@@ -89,17 +90,17 @@ def incoming_attention(
     options = (True, False, None, None, 0, None)
     if _checks.is_bare(support, precision, lengths, query_positions, query_lengths, cross, validate):
         call = (_core.sink_statistics, name, attention, support, *options)
-        results = _checks.called_at_once(*call, precision=precision)
+        results = _calls.called_at_once(*call, precision=precision)
         if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
-    incoming, *_, non_finite = _checks.call_kernel(
+    incoming, *_, non_finite = _calls.call_kernel(
         _core.sink_statistics, checked, seen, *options, function=name, precision=precision
     )
-    return _checks.warn_non_finite(name, checked, incoming, non_finite)
+    return _calls.warn_non_finite(name, checked, incoming, non_finite)
 
 
 def sink_rate(
@@ -207,12 +208,12 @@ def sink_tokens(
     """
     name = "sink_tokens"
     _checks.precision_argument(name, precision, attention)
-    _checks.choice_argument(name, "rule", rule, ("test", "frequency"))
-    tau = None if tau is None else _checks.fraction_argument(name, "tau", tau)
-    gamma = _checks.real(name, "gamma", gamma)
+    scalars.choice_argument(name, "rule", rule, ("test", "frequency"))
+    tau = None if tau is None else scalars.fraction_argument(name, "tau", tau)
+    gamma = scalars.real(name, "gamma", gamma)
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
-    visibility = _checks.between(name, "min_visibility", min_visibility, 0, 1)
+    visibility = scalars.between(name, "min_visibility", min_visibility, 0, 1)
     places = _checks.Places(query_positions, query_lengths, cross)
     if rule == "test":
         if tau is not None or (gamma, visibility) != (0.4, 0.3):
@@ -223,7 +224,7 @@ def sink_tokens(
         return tested_sinks(name, attention, alpha, support, lengths, validate, places).sinks
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
-    return _checks.call_and_warn(_core.sink_tokens, name, checked, seen, tau, gamma, visibility)
+    return _calls.call_and_warn(_core.sink_tokens, name, checked, seen, tau, gamma, visibility)
 
 
 def sink_position(
@@ -279,8 +280,8 @@ def sink_position(
     """
     name = "sink_position"
     _checks.precision_argument(name, precision, attention)
-    _checks.choice_argument(name, "rule", rule, ("test", "largest"))
-    visibility = _checks.between(name, "min_visibility", min_visibility, 0, 1)
+    scalars.choice_argument(name, "rule", rule, ("test", "largest"))
+    visibility = scalars.between(name, "min_visibility", min_visibility, 0, 1)
     places = _checks.Places(query_positions, query_lengths, cross)
     if rule == "test":
         if visibility != 0.3:
@@ -391,7 +392,7 @@ def sink_share(
     if is_default and _checks.is_bare(*bare):
         arguments = (False, False, None, (first, _EVERY_QUERY), 0, None)
         call = (_core.sink_statistics, name, attention, support, *arguments)
-        values = _checks.called_at_once(*call, precision=precision)
+        values = _calls.called_at_once(*call, precision=precision)
         if values is not None:
             share, uniform = values[3:5]
             return SinkShare(share, uniform, share / uniform, share - share)
@@ -482,18 +483,18 @@ class ReadOptions(NamedTuple):
         """Return the checked options; errors begin with the function's name."""
         visibility = first_and_queries = rate = None
         if (options := options_by_function.get("sink_rate")) is not None:
-            epsilon = _checks.fraction_argument(function, "epsilon", options["epsilon"])
-            rate = (epsilon, _checks.at_least(function, "position", options["position"], 0))
+            epsilon = scalars.fraction_argument(function, "epsilon", options["epsilon"])
+            rate = (epsilon, scalars.at_least(function, "position", options["position"], 0))
         if (options := options_by_function.get("sink_share")) is not None:
-            first = _checks.at_least(function, "first", options["first"], 1)
+            first = scalars.at_least(function, "first", options["first"], 1)
             last = _EVERY_QUERY if options["queries"] is None else options["queries"]
-            last = _checks.at_least(function, "queries", last, 1, "None or at least")
+            last = scalars.at_least(function, "queries", last, 1, "None or at least")
             first_and_queries = (first, last)
         k = 0
         if (options := options_by_function.get("top_mass")) is not None:
-            k = _checks.at_least(function, "k", options["k"], 1)
+            k = scalars.at_least(function, "k", options["k"], 1)
         if (options := options_by_function.get("sink_position")) is not None:
-            visibility = _checks.between(function, "min_visibility", options["min_visibility"], 0, 1)
+            visibility = scalars.between(function, "min_visibility", options["min_visibility"], 0, 1)
         return cls(
             "incoming_attention" in options_by_function,
             "attention_entropy" in options_by_function,
@@ -522,7 +523,7 @@ def from_usual_maps(
 ) -> dict[str, Any] | None:
     """Return what one read of maps gives as most calls hand them over, None for all others."""
     kernel = _core.sink_statistics
-    values = _checks.called_at_once(kernel, function, attention, "auto", *options, precision=precision)
+    values = _calls.called_at_once(kernel, function, attention, "auto", *options, precision=precision)
     return None if values is None else options.results(values)
 
 
@@ -546,8 +547,8 @@ def from_one_read(
     _checks.precision_argument(function, precision, attention)
     checked = _checks.attention_argument(function, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(function, support, checked)
-    values = _checks.call_kernel(
+    values = _calls.call_kernel(
         _core.sink_statistics, checked, seen, *options, function=function, precision=precision
     )
-    _checks.warn_non_finite(function, checked, None, values[-1])
+    _calls.warn_non_finite(function, checked, None, values[-1])
     return checked, options.results(values)

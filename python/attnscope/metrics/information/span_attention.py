@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics._spans import spans_argument
@@ -106,7 +106,7 @@ def span_attention(
     ends = spans_argument(name, "spans", spans, checked).flatten().tolist()
     if special is not None:
         special = _checks.flags_argument(name, "special", special, (*checked.leading, checked.n))
-    return SpanAttention(*_checks.call_and_warn(_core.span_attention, name, checked, seen, ends, special))
+    return SpanAttention(*_calls.call_and_warn(_core.span_attention, name, checked, seen, ends, special))
 
 
 #: Tokens 3 and 4 of nine, of which token 0 is special, under uniform causal attention.

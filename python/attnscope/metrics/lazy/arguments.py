@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.arguments import scalars
 
 #: A bias of scores: ALiBi slopes [h], a tensor that broadcasts to the map, or a function of query and key
 #: numbers.
@@ -49,7 +50,7 @@ def check_shapes(query: Tensor, key: Tensor) -> None:
 
 
 def finite_argument(function: str, name: str, value: Any) -> float:
-    number = _checks.real(function, name, value)
+    number = scalars.real(function, name, value)
     if not math.isfinite(number):
         raise ValueError(f"{function}: {name} must be finite, got {value!r}")
     return number
@@ -67,10 +68,10 @@ def window_argument(window: Any) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
     if not isinstance(window, (tuple, list)):
-        return _checks.at_least(_NAME, "window", window, 1), None
+        return scalars.at_least(_NAME, "window", window, 1), None
     if len(window) != 2:
         raise ValueError(f"{_NAME}: window must be a number or a pair (before, after), got {window!r}")
-    before, after = (None if side is None else _checks.at_least(_NAME, "window", side, 0) for side in window)
+    before, after = (None if side is None else scalars.at_least(_NAME, "window", side, 0) for side in window)
     return None if before is None else before + 1, after
 
 
@@ -121,7 +122,7 @@ def slice_argument(name: str, part: slice | int, size: int) -> slice:
         if step != 1:
             raise ValueError(f"{_NAME}: {name} must be a slice of step 1, got step {step}")
         return slice(start, max(start, stop))
-    index = _checks.whole_number(_NAME, name, part)
+    index = scalars.whole_number(_NAME, name, part)
     if not -size <= index < size:
         raise ValueError(f"{_NAME}: {name} must lie between {-size} and {size - 1}, got {index}")
     return slice(index % size, index % size + 1)

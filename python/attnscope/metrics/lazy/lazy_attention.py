@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
+from attnscope.arguments import scalars
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.lazy.arguments import (
@@ -185,11 +186,11 @@ class LazyAttention(Unmaterialized):
         shape = (*leading, heads, queries, keys)
         if precision is None:
             precision = "exact" if torch.float64 in (query.dtype, key.dtype) else "fast"
-        set_field("precision", _checks.choice_argument(_NAME, "precision", precision, ("fast", "exact")))
+        set_field("precision", scalars.choice_argument(_NAME, "precision", precision, ("fast", "exact")))
         set_field("query", query)
         set_field("key", key)
         set_field("heads", heads)
-        set_field("causal", _checks.flag(_NAME, "causal", causal))
+        set_field("causal", scalars.flag(_NAME, "causal", causal))
         for side, tokens in zip(("window", "after"), window_argument(window), strict=True):
             set_field(side, tokens)
         set_field("scaling", width**-0.5 if scaling is None else finite_argument(_NAME, "scaling", scaling))
@@ -298,18 +299,18 @@ class LazyAttention(Unmaterialized):
         """
         chosen_names = [names] if isinstance(names, str) else list(names)
         for name in chosen_names:
-            _checks.choice_argument("row_measures", "names", name, ROW_MEASURES)
+            scalars.choice_argument("row_measures", "names", name, ROW_MEASURES)
         return dict(zip(chosen_names, self.take([(name, None) for name in chosen_names]), strict=True))
 
     def top(self, k: int = 8) -> TopKeys:
         """Return the k keys of largest weight of every query, larger weights and then earlier keys first."""
-        k = _checks.at_least("LazyAttention.top", "k", k, 1)
+        k = scalars.at_least("LazyAttention.top", "k", k, 1)
         weights, keys = self.take([("top_weights", k), ("top_keys", k)])
         return TopKeys(weights, keys)
 
     def at_least(self, threshold: float) -> SparseAttention:
         """Return the entries of at least a threshold: q/threshold at most, because rows sum to one."""
-        threshold = _checks.fraction_argument("LazyAttention.at_least", "threshold", threshold)
+        threshold = scalars.fraction_argument("LazyAttention.at_least", "threshold", threshold)
         counts, keys, weights = self.take([(name, threshold) for name in ("counts", "keys", "weights")])
         shape = (*counts.shape[:-1], 1)
         ends = counts.flatten().cumsum(0).reshape(counts.shape)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.errors import NonFiniteWarning
 from attnscope.metrics.positions.position_share import places_argument
 from attnscope.metrics.positions.toeplitz import mask_only, offset_variance, toeplitz_split
@@ -72,8 +73,8 @@ class PositionProfile:
 
     def __init__(self, n: int, *, groups: int = 16, queries: Sequence[int] | None = None) -> None:
         name = "PositionProfile"
-        self.n = _checks.whole_number(name, "n", n)
-        self.groups = _checks.whole_number(name, "groups", groups)
+        self.n = scalars.whole_number(name, "n", n)
+        self.groups = scalars.whole_number(name, "groups", groups)
         if self.n < 2:
             raise ValueError(f"{name}: n must be at least 2, got {n}")
         if self.groups < 1:
@@ -144,7 +145,7 @@ class PositionProfile:
         groups_of_texts = (
             places_argument(name, "group", group)
             if isinstance(group, Iterable)
-            else [_checks.whole_number(name, "group", group)] * len(maps)
+            else [scalars.whole_number(name, "group", group)] * len(maps)
         )
         if len(groups_of_texts) != len(maps):
             raise ValueError(f"{name}: group must hold {len(maps)} numbers, got {len(groups_of_texts)}")
@@ -302,7 +303,7 @@ class PositionProfile:
         """
         if not isinstance(queries, (tuple, list)) or len(queries) != 2:
             raise ValueError(f"PositionProfile: queries must be the first and the last, got {queries!r}")
-        low, high = (_checks.whole_number("PositionProfile", "queries", bound) for bound in queries)
+        low, high = (scalars.whole_number("PositionProfile", "queries", bound) for bound in queries)
         left_out = places_argument("PositionProfile", "without", without)
         among = self.queries if attention_stored else range(self.m)
         rows = [i for i in among if low <= i <= high and i not in left_out]
@@ -323,7 +324,7 @@ class PositionProfile:
             without: positions that are left out.
             of: the profile of that condition.
         """
-        _checks.choice_argument("PositionProfile.gram", "weights", weights, ("uniform", "felt", "moved"))
+        scalars.choice_argument("PositionProfile.gram", "weights", weights, ("uniform", "felt", "moved"))
         rows = self.rows_of(queries, attention_stored=weights != "uniform", without=without)
         without = places_argument("PositionProfile", "without", without)
         places = [self.queries.index(i) for i in rows] if weights != "uniform" else []

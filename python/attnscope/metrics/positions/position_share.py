@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 
@@ -198,7 +199,7 @@ def places_argument(function: str, name: str, value: Any) -> list[int]:
         entries = list(value)
     except TypeError:
         raise TypeError(f"{function}: {name} must be a list of whole numbers, got {value!r}") from None
-    return [_checks.whole_number(function, name, entry) for entry in entries]
+    return [scalars.whole_number(function, name, entry) for entry in entries]
 
 
 SOURCES = (position_share,)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.positions.toeplitz import offset_variance
@@ -96,16 +97,16 @@ def rope_bands(
             f"{tuple(k.shape)}"
         )
     rotated = _rotary_argument(name, rotary, q.shape[-1])
-    count = _checks.whole_number(name, "bands", bands)
+    count = scalars.whole_number(name, "bands", bands)
     if not 1 <= count <= rotated // 2:
         raise ValueError(f"{name}: bands must lie between 1 and the {rotated // 2} pairs, got {bands}")
-    _checks.choice_argument(name, "layout", layout, ("half", "interleaved", "auto"))
+    scalars.choice_argument(name, "layout", layout, ("half", "interleaved", "auto"))
     if layout == "auto":
         if repeated is None:
             raise ValueError(f"{name}: layout='auto' needs repeated, queries and keys of one token repeated")
         layout = rotary_layout(*repeated, rotary=rotary)
-    factor = _checks.real(name, "scaling", scaling)
-    cap = None if softcap is None else _checks.real(name, "softcap", softcap)
+    factor = scalars.real(name, "scaling", scaling)
+    cap = None if softcap is None else scalars.real(name, "softcap", softcap)
     parts = band_scores(q, k, bands=count, layout=layout, rotary=rotary) * factor
     scores = factor * (q @ k.mT)
     seen = _visible_argument(name, support, scores)
@@ -234,7 +235,7 @@ def _log_attention(scores: Tensor, visible: Tensor, softcap: float | None, sink:
 
 def _rotary_argument(function: str, rotary: Any, d: int) -> int:
     """Return the number of rotated dimensions: even, and at most d."""
-    rotated = d if rotary is None else _checks.whole_number(function, "rotary", rotary)
+    rotated = d if rotary is None else scalars.whole_number(function, "rotary", rotary)
     if not 2 <= rotated <= d or rotated % 2:
         raise ValueError(f"{function}: rotary must be even and between 2 and d = {d}, got {rotated}")
     return rotated

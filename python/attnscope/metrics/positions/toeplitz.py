@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
 from attnscope._warn import warn
+from attnscope.arguments import scalars
 from attnscope.errors import NonFiniteWarning
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -120,7 +121,7 @@ def toeplitz_split(
     """
     name = "toeplitz_split"
     _checks.precision_argument(name, precision, scores)
-    late = _checks.choice_argument(name, "estimator", estimator, ("late", "simple")) == "late"
+    late = scalars.choice_argument(name, "estimator", estimator, ("late", "simple")) == "late"
     checked = _scores_argument(name, scores, lengths, validate)
     weighing, matrices = None, 0
     if not (isinstance(weights, str) and weights == "uniform"):
@@ -194,7 +195,7 @@ def mask_only(
         if bool(wrong.any()):
             raise ValueError(f"{name}: sink_logit must be below +inf, got {float(sinks[wrong][0])}")
     count = 0 if sinks is None else sinks.numel()
-    flag = _checks.flag(name, "body", body)
+    flag = scalars.flag(name, "body", body)
     results, bad = _core.mask_only(checked.tensor, checked.lengths, sinks, count, chosen_queries, flag)
     return _finished(name, checked, MaskOnly(*results), bad)
 
@@ -229,7 +230,7 @@ def offset_variance(
     """
     name = "offset_variance"
     checked = _scores_argument(name, values, lengths, validate, "values")
-    results, bad = _checks.call_kernel(_core.offset_variance, checked)
+    results, bad = _calls.call_kernel(_core.offset_variance, checked)
     return _finished(name, checked, OffsetVariance(*results), bad)
 
 
@@ -238,7 +239,7 @@ def _scores_argument(
 ) -> _checks.Attention:
     """Scores [..., n, n] and their lengths; with `validate`, none of them NaN or +inf at j <= i."""
     checked = _checks.attention_argument(function, scores, lengths, name=name)
-    if _checks.flag(function, "validate", validate):
+    if scalars.flag(function, "validate", validate):
         wrong = (
             ~(checked.tensor < math.inf)
             & torch.ones(checked.n, checked.n, dtype=torch.bool, device="cpu").tril()

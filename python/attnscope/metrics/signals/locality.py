@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import uniform_causal_map
 from attnscope.metrics.quantity import ClosedForm, Quantity
@@ -64,7 +65,7 @@ def local_global_ratio(
     name = "local_global_ratio"
     bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
     if type(window) is int and 0 <= window < 2**53 and drop_first is False and _checks.is_bare(*bare):
-        results = _checks.called_at_once(
+        results = _calls.called_at_once(
             _core.local_global_ratio, name, attention, support, window, drop_first
         )
         if results is not None:
@@ -73,12 +74,12 @@ def local_global_ratio(
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     refuse_cross(name, checked)
-    window = _checks.real(name, "window", window)
+    window = scalars.real(name, "window", window)
     if not 0.0 <= window < math.inf:
         raise ValueError(f"{name}: window must be a number of tokens or a fraction below 1, got {window!r}")
     kernel_arguments = (_checks.support_argument(name, support, checked), window)
-    dropped = _checks.flag(name, "drop_first", drop_first)
-    return _checks.call_and_warn(_core.local_global_ratio, name, checked, *kernel_arguments, dropped)
+    dropped = scalars.flag(name, "drop_first", drop_first)
+    return _calls.call_and_warn(_core.local_global_ratio, name, checked, *kernel_arguments, dropped)
 
 
 def refuse_cross(function: str, attention: _checks.Attention) -> None:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -123,10 +124,10 @@ def power_spectrum(
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     kernel_arguments = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
-    _checks.choice_argument(name, "window", window, ("hann", "none"))
-    padding = _checks.between(name, "padding", padding, 1, 64)
-    bands = _checks.at_least(name, "bands", bands, 0, "a whole number of at least")
-    result = _checks.call_and_warn(
+    scalars.choice_argument(name, "window", window, ("hann", "none"))
+    padding = scalars.between(name, "padding", padding, 1, 64)
+    bands = scalars.at_least(name, "bands", bands, 0, "a whole number of at least")
+    result = _calls.call_and_warn(
         _core.power_spectrum, name, checked, *kernel_arguments, window == "hann", padding, bands
     )
     return PowerSpectrum(*(*result[..., :_FIELDS].unbind(-1), result[..., _FIELDS:]))
@@ -165,10 +166,10 @@ def softmax_harmonics(strength: float, orders: int) -> torch.Tensor:
     from scipy.special import ive
 
     name = "softmax_harmonics"
-    strength = _checks.real(name, "strength", strength)
+    strength = scalars.real(name, "strength", strength)
     if not math.isfinite(strength):
         raise ValueError(f"{name}: strength must be a finite number, got {strength!r}")
-    orders = _checks.at_least(name, "orders", orders, 0, "a whole number of at least")
+    orders = scalars.at_least(name, "orders", orders, 0, "a whole number of at least")
     values = ive(np.arange(orders + 1), strength) / ive(0, strength)
     return torch.from_numpy(np.asarray(values, dtype=np.float64))
 
@@ -206,7 +207,7 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
         Ruscio and Silvestri, arXiv 2410.18067v1, 2024.
     """
     name = "harmonic_distortion"
-    orders = _checks.at_least(name, "orders", orders, 2, "a whole number of at least")
+    orders = scalars.at_least(name, "orders", orders, 2, "a whole number of at least")
     values = _checks.float_tensor(name, "signal", signal)
     if values.ndim == 0:
         raise ValueError(f"{name}: signal must have at least one dimension [..., n], got a single number")
@@ -260,13 +261,13 @@ def signal_arguments(
     choices: Sequence[str] = SIGNALS,
 ) -> tuple[Any, str, bool, bool, int]:
     """Check the options that all functions of signals share; return them in the order of the core."""
-    _checks.choice_argument(function, "signal", signal, choices)
-    _checks.choice_argument(function, "detrend", detrend, ("none", "mean"))
-    keys = _checks.at_least(function, "min_keys", min_keys, 2, "a whole number of at least")
+    scalars.choice_argument(function, "signal", signal, choices)
+    scalars.choice_argument(function, "detrend", detrend, ("none", "mean"))
+    keys = scalars.at_least(function, "min_keys", min_keys, 2, "a whole number of at least")
     seen = _checks.support_argument(function, support, checked)
     if signal == "offset":
         refuse_cross(function, checked)
-    return seen, signal, _checks.flag(function, "drop_first", drop_first), detrend == "mean", keys
+    return seen, signal, scalars.flag(function, "drop_first", drop_first), detrend == "mean", keys
 
 
 # A constant signal through a Hann window is bin 0 with two thirds of the power and bin 1 with one third.

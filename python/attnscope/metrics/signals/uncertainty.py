@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import identity, uniform_map
@@ -100,11 +101,11 @@ def spectral_uncertainty(
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     signal_options = signal_arguments(name, checked, support, signal, drop_first, "none", min_keys)
-    _checks.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
+    scalars.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
     seen, signal, dropped, _, shortest = signal_options  # amplitudes have no trend
     options = (seen, signal, dropped, shortest, amplitude == "root")
     return SpectralUncertainty(
-        *_checks.call_and_warn(_core.spectral_uncertainty, name, checked, *options).unbind(-1)
+        *_calls.call_and_warn(_core.spectral_uncertainty, name, checked, *options).unbind(-1)
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import detail, first_key_map, uniform_map
@@ -108,13 +109,13 @@ def wavelet_transform(
     most = int(_core.wavelet_levels(shortest))
     if levels is None and most < 1:
         raise ValueError(f"{name}: signals of min_keys = {shortest} carry no level; 6 is the least")
-    depth = most if levels is None else _checks.whole_number(name, "levels", levels)
+    depth = most if levels is None else scalars.whole_number(name, "levels", levels)
     if not 1 <= depth <= most:
         raise ValueError(
             f"{name}: levels must lie between 1 and {most}, which min_keys = {shortest} allows, got {depth}"
         )
-    resample = _checks.at_least(name, "resample", resample, 0, "a whole number of at least")
-    result, profile = _checks.call_and_warn(
+    resample = scalars.at_least(name, "resample", resample, 0, "a whole number of at least")
+    result, profile = _calls.call_and_warn(
         _core.wavelet_transform, name, checked, *signal_options, depth, resample
     )
     energy, entropy, within, error = result.split([depth + 1, 1, depth + 1, 1], -1)
@@ -168,7 +169,7 @@ def scale_sensitivity(
         Ruscio et al., arXiv 2410.18067, 2024 (section on scale invariance).
     """
     name = "scale_sensitivity"
-    _checks.choice_argument(name, "compare", compare, ("energy", "coefficients"))
+    scalars.choice_argument(name, "compare", compare, ("energy", "coefficients"))
     attention = _checks.float_tensor(name, "attention", attention)
     prefix = _checks.float_tensor(name, "prefix", prefix)
     if tuple(attention.shape[:-2]) != tuple(prefix.shape[:-2]):
@@ -176,7 +177,7 @@ def scale_sensitivity(
             f"{name}: attention and prefix must have the same leading axes, got shapes "
             f"{tuple(attention.shape)} and {tuple(prefix.shape)}"
         )
-    points = _checks.at_least(name, "resample", resample, 1) if compare == "coefficients" else 0
+    points = scalars.at_least(name, "resample", resample, 1) if compare == "coefficients" else 0
     transforms = [
         wavelet_transform(maps, lengths=map_lengths, resample=points, **options)
         for maps, map_lengths in ((attention, lengths), (prefix, prefix_lengths))
@@ -256,8 +257,8 @@ def morlet_scalogram(
     scale_values = _checks.as_tensor(name, "scales", scales, torch.float64).detach().flatten().contiguous()
     if not len(scale_values) or not bool(((scale_values > 0) & scale_values.isfinite()).all()):
         raise ValueError(f"{name}: scales must be positive numbers of tokens, got {scale_values.tolist()}")
-    omega = _checks.between(name, "omega", omega, 5, 100)
-    return _checks.call_and_warn(_core.morlet_scalogram, name, checked, *signal_options, scale_values, omega)
+    omega = scalars.between(name, "omega", omega, 5, 100)
+    return _calls.call_and_warn(_core.morlet_scalogram, name, checked, *signal_options, scale_values, omega)
 
 
 #: What the scales are called that signals of 32 keys have, and what their shares are.

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_causal_map
@@ -80,7 +81,7 @@ def causal_spectrum(
     """
     name = "causal_spectrum"
     _checks.precision_argument(name, precision, attention)
-    smallest = _checks.fraction_argument(name, "floor", floor)
+    smallest = scalars.fraction_argument(name, "floor", floor)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     maps: Any = checked.tensor
     is_lazy = isinstance(maps, Unmaterialized)
@@ -93,7 +94,7 @@ def causal_spectrum(
     diagonal = maps.diagonal() if is_lazy else maps.diagonal(dim1=-2, dim2=-1)
     entries = _checks.to_host(diagonal).double()
     without_gradient = maps if is_lazy else maps.detach()
-    finite = _checks.call_kernel(_core.finite_matrices, _checks.Attention(without_gradient, checked.lengths))
+    finite = _calls.call_kernel(_core.finite_matrices, _checks.Attention(without_gradient, checked.lengths))
     counts = inside & finite[..., None]
     diagonal = torch.where(counts, entries, torch.nan)
     # a logarithm of what does not count would have a gradient of NaN

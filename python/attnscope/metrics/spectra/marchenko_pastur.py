@@ -8,8 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
 from attnscope._warn import warn
+from attnscope.arguments import scalars
 from attnscope.errors import UndefinedWarning
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -164,14 +165,14 @@ def _compare(
     all_fields: bool,
 ) -> list[Any]:
     """Return the fields of `MarchenkoPastur`; of lazy attention ks alone, with its interval."""
-    null = _checks.choice_argument(name, "null", null, ("auto", "full", "causal", "permutation"))
+    null = scalars.choice_argument(name, "null", null, ("auto", "full", "causal", "permutation"))
     if null == "causal" and checked.cross:
         raise ValueError(f"{name}: in cross attention nothing is causal, got null='causal'")
     visible = _checks.support_argument(name, support, checked)
-    draws = _checks.at_least(name, "draws", draws, 1)
-    seed = _checks.at_least(name, "seed", seed, 0)
+    draws = scalars.at_least(name, "draws", draws, 1)
+    seed = scalars.at_least(name, "seed", seed, 0)
     kernel_arguments = (visible, null, draws, seed, all_fields)
-    *fields, undefined = _checks.call_and_warn(_core.marchenko_pastur, name, checked, *kernel_arguments)
+    *fields, undefined = _calls.call_and_warn(_core.marchenko_pastur, name, checked, *kernel_arguments)
     if undefined:
         undefined = int(undefined)
         message = (

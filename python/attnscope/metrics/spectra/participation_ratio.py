@@ -7,7 +7,8 @@ from typing import Literal
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics.closed_forms import first_key_map, identity
 from attnscope.metrics.quantity import ClosedForm, Quantity
@@ -68,17 +69,17 @@ def participation_ratio(
     """
     name = "participation_ratio"
     _checks.precision_argument(name, precision, attention)
-    _checks.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian"))
+    scalars.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian"))
     places = _checks.Places(query_positions, query_lengths, cross)
     if spectrum != "singular":
         _checks.refuse_places(f"{name} of the spectrum {spectrum!r}", places)
     checked = _checks.attention_argument(
         name, attention, lengths, validate=validate, places=places if spectrum == "singular" else None
     )
-    seed = _checks.at_least(name, "seed", seed, 0)
+    seed = scalars.at_least(name, "seed", seed, 0)
     if isinstance(checked.tensor, Unmaterialized):
-        return _checks.call_and_warn(_core.participation_ratio, name, checked, spectrum, seed)
-    return _checks.call_and_warn(_core.participation_ratio, name, checked, spectrum, precision=precision)
+        return _calls.call_and_warn(_core.participation_ratio, name, checked, spectrum, seed)
+    return _calls.call_and_warn(_core.participation_ratio, name, checked, spectrum, precision=precision)
 
 
 QUANTITIES = (

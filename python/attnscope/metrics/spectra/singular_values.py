@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics.closed_forms import identity, uniform_map
 from attnscope.metrics.estimates import (
@@ -136,7 +137,7 @@ def effective_rank(
     References:
         Roy and Vetterli, The effective rank: a measure of effective dimensionality, 2007.
     """
-    seed = _checks.at_least("effective_rank", "seed", seed, 0)
+    seed = scalars.at_least("effective_rank", "seed", seed, 0)
     places = _checks.Places(query_positions, query_lengths, cross)
     if isinstance(attention, Unmaterialized):
         _checks.precision_argument("effective_rank", precision, attention)
@@ -144,7 +145,7 @@ def effective_rank(
             "effective_rank", attention, lengths, validate=validate, places=places
         )
         # lazy attention has a function of this name
-        return _checks.call_and_warn(effective_rank, "effective_rank", checked, seed)
+        return _calls.call_and_warn(effective_rank, "effective_rank", checked, seed)
     return effective_rank_of(_values("effective_rank", attention, lengths, validate, places, precision))
 
 
@@ -276,12 +277,12 @@ def _values(
         function, attention, lengths, validate=validate, rows=rows, places=places
     )
     most = min(checked.query_count, checked.n)
-    count = most if largest is None else _checks.whole_number(function, "largest", largest)
+    count = most if largest is None else scalars.whole_number(function, "largest", largest)
     if not 1 <= count <= most:
         raise ValueError(f"{function}: largest must lie between 1 and {most}, got {largest}")
     if isinstance(checked.tensor, Unmaterialized):
-        return _checks.call_and_warn(_core.singular_values, function, checked, largest)
-    values = _checks.call_and_warn(_core.singular_values, function, checked, precision=precision)
+        return _calls.call_and_warn(_core.singular_values, function, checked, largest)
+    values = _calls.call_and_warn(_core.singular_values, function, checked, precision=precision)
     return values if largest is None else values[..., :count]
 
 

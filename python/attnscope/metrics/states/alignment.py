@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
 from attnscope._warn import warn
 from attnscope.devices import placement
 from attnscope.errors import NonFiniteWarning
@@ -90,7 +90,7 @@ def geometric_semantic_alignment(
     states_of_queries = None
     if query_states is not None or checked.queries is not None:
         states_of_queries = query_states_argument(name, query_states, value_states, checked)
-    return _checks.call_and_warn(
+    return _calls.call_and_warn(
         _core.geometric_semantic_alignment,
         name,
         maps_in_range(checked),

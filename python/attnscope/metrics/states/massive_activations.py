@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
+from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -73,8 +74,8 @@ def massive_activations(
         need registers, 2023.
     """
     name = "massive_activations"
-    limits = {"absolute": _checks.real(name, "absolute", absolute)}
-    limits["relative"] = _checks.real(name, "relative", relative)
+    limits = {"absolute": scalars.real(name, "absolute", absolute)}
+    limits["relative"] = scalars.real(name, "relative", relative)
     for limit, value in limits.items():
         if not value >= 0:
             raise ValueError(f"{name}: {limit} must be at least 0, got {value!r}")
@@ -90,7 +91,7 @@ def massive_activations(
         )
     )
     bad = int((result.token < 0).sum())
-    return _checks.warn_non_finite(name, checked, result, bad, "states")
+    return _calls.warn_non_finite(name, checked, result, bad, "states")
 
 
 def _of_texts(

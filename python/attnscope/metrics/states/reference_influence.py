@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import first_key_map, identity
 from attnscope.metrics.quantity import ClosedForm, Quantity, Shared, Site, attribute_reader
@@ -92,7 +92,7 @@ def reference_influence(
     kernel_arguments, unit = (seen, value_states, marked), "matrices or their states"
     maps = maps_in_range(checked)
     return ReferenceInfluence(
-        *_checks.call_and_warn(
+        *_calls.call_and_warn(
             _core.reference_influence, name, maps, *kernel_arguments, unit=unit, precision=precision
         )
     )

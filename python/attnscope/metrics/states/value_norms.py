@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
 
@@ -52,7 +53,7 @@ def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Te
             f"{tuple(matrix.shape)}"
         )
     per_head = values.repeat_interleave(matrix.shape[1] // kv, -3)
-    if _checks.flag(name, "layer", layer):
+    if scalars.flag(name, "layer", layer):
         products = torch.einsum("Dhd,Dge->hdge", matrix, matrix)
         return torch.einsum("...hnd,hdge,...gne->...nhg", per_head, products, per_head)
     # ‖W v‖ = ‖R v‖ of W = QR, whose R has as few rows as v
@@ -110,10 +111,10 @@ def weighted_attention(
     _checks.precision_argument(name, precision, heads)
     checked = _checks.heads_argument(name, heads, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
-    of_layer = _checks.flag(name, "layer", layer)
-    _checks.undefined_results(name, tuple(checked.tensor.shape))
+    of_layer = scalars.flag(name, "layer", layer)
+    _calls.undefined_results(name, tuple(checked.tensor.shape))
     entries = _checks.entries_argument(name, checked, detach=False)
-    finite = _checks.call_kernel(_core.finite_matrices, _checks.Attention(entries.detach(), checked.lengths))
+    finite = _calls.call_kernel(_core.finite_matrices, _checks.Attention(entries.detach(), checked.lengths))
     finite = finite.all(-1, keepdim=True).expand(finite.shape)
     maps = entries.double()
     inside = checked.inside()
@@ -129,7 +130,7 @@ def weighted_attention(
     if not of_layer:
         weights = _checks.expanded(f"{name}: norms", weights, (*checked.leading, checked.n))
         weighted = maps * torch.where(inside, weights, 0.0)[..., None, :]
-        return _checks.warn_non_finite(name, checked.layers, weighted, bad, "layers")
+        return _calls.warn_non_finite(name, checked.layers, weighted, bad, "layers")
     count = checked.leading[-1]
     shape = (*checked.leading[:-1], checked.n, count, count)
     weights = _checks.expanded(f"{name}: norms", weights, shape)
@@ -138,7 +139,7 @@ def weighted_attention(
     # the root has no slope at 0
     zero = squares <= 0
     roots = torch.where(zero, 0.0, torch.where(zero, 1.0, squares).sqrt())
-    return _checks.warn_non_finite(name, checked.layers, roots, bad, "layers")
+    return _calls.warn_non_finite(name, checked.layers, roots, bad, "layers")
 
 
 def _share_of_first(weighted: Tensor) -> Tensor:

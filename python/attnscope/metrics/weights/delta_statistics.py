@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope._warn import warn
+from attnscope.arguments import scalars
 from attnscope.errors import NonFiniteWarning
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
@@ -94,7 +95,7 @@ def delta_statistics(
             f"{name}: before and after must have one shape, got {tuple(before_matrix.shape)} and "
             f"{tuple(after_matrix.shape)}"
         )
-    rounded_sides = _checks.choice_argument(name, "rounded", rounded, ("after", "both"))
+    rounded_sides = scalars.choice_argument(name, "rounded", rounded, ("after", "both"))
     if delta is not None:
         _check_delta(name, delta, before_matrix, after_matrix)
     scales = None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.arguments import scalars
 
 
 def haar_deviation(pr: Tensor | float, other_pr: Tensor | float, d: int | Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def haar_basis(d: int, k: int, seed: int = 0) -> Tensor:
     """
     name = "haar_basis"
     size, width, start = (
-        _checks.whole_number(name, argument, value)
+        scalars.whole_number(name, argument, value)
         for argument, value in (("d", d), ("k", k), ("seed", seed))
     )
     if not 1 <= width <= size:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
@@ -242,7 +242,7 @@ def matrix_argument(function: str, matrix: Any) -> Tensor | LowRank:
 
 
 def _side(function: str, side: Any) -> Side:
-    return "in" if _checks.choice_argument(function, "side", side, ("in", "out")) == "in" else "out"
+    return "in" if scalars.choice_argument(function, "side", side, ("in", "out")) == "in" else "out"
 
 
 def _basis(function: str, name: str, basis: Any, matrix: Tensor | LowRank, side: str) -> Tensor:
@@ -267,7 +267,7 @@ def _numbers(function: str, k: Any, largest: int) -> list[int]:
     if k is None:
         return [largest]
     column_counts = list(k) if isinstance(k, Iterable) else [k]
-    checked_counts = [_checks.whole_number(function, "k", count) for count in column_counts]
+    checked_counts = [scalars.whole_number(function, "k", count) for count in column_counts]
     if not checked_counts:
         raise ValueError(f"{function}: k must hold at least one number, got none")
     for count in checked_counts:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _core
 from attnscope._warn import warn
+from attnscope.arguments import scalars
 from attnscope.errors import NonFiniteWarning
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -103,7 +104,7 @@ def weight_spectrum(matrix: Tensor, *, cdf: Literal["both", "lower"] = "both") -
     """
     name = "weight_spectrum"
     weights = weights_argument(name, "matrix", matrix)
-    lower = _checks.choice_argument(name, "cdf", cdf, ("both", "lower")) == "lower"
+    lower = scalars.choice_argument(name, "cdf", cdf, ("both", "lower")) == "lower"
     leading, (rows, columns) = tuple(weights.shape[:-2]), weights.shape[-2:]
     wide = weights.detach().reshape(-1, rows, columns).double()
     finite = wide.isfinite().all((-2, -1))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _blas, _checks, _core
+from attnscope import _blas, _calls, _checks, _core
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_causal_map
@@ -72,7 +72,7 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
         with_zero_cosines = exact.pearson(maps.flatten(-2), (unit @ unit.mT).flatten(-2), pairs)
         result = torch.where(zero, with_zero_cosines, result)
     result = torch.where(bad, torch.nan, result.nan_to_num(nan=0.0))
-    return _checks.warn_non_finite(name, checked, result, int(bad.sum()), "matrices or their states")
+    return _calls.warn_non_finite(name, checked, result, int(bad.sum()), "matrices or their states")
 
 
 @without_derivative("it is the published code's number, made for comparing")
@@ -120,7 +120,7 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
     r = torch.where(used, (a * b).sum(-2) / torch.where(used, norms, 1.0), 0.0)
     number = used.sum(-1).double().masked_fill(bad, torch.nan)
     result = PcaCorrelation(r.sum(-1) / number, r.abs().sum(-1) / number)
-    return _checks.warn_non_finite(name, checked, result, int(bad.sum()), "matrices or their states")
+    return _calls.warn_non_finite(name, checked, result, int(bad.sum()), "matrices or their states")
 
 
 def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _checks
+from attnscope import _calls
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uneven_heads
@@ -64,7 +65,7 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     maps = _normalised(maps)
     result = _divergence(maps, plogp(maps)).mean(-1)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
-    return _checks.warn_non_finite(name, checked.layers, result, int(bad.sum()), "layers")
+    return _calls.warn_non_finite(name, checked.layers, result, int(bad.sum()), "layers")
 
 
 @without_derivative("it is the published code's number, made for comparing")
@@ -108,8 +109,8 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
         Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
     name = "ruscio2025.sink_removal"
-    percentile = _checks.between(name, "percentile", percentile, 0, 100)
-    speed = _checks.flag(name, "speed", speed)
+    percentile = scalars.between(name, "percentile", percentile, 0, 100)
+    speed = scalars.flag(name, "speed", speed)
     return _removals(heads, (percentile,), (speed,))[percentile, speed]
 
 
@@ -146,7 +147,7 @@ def _removals(
                 for values in ((ends[0] - ends[1]).mean(-1), concentration, p_value)
             )
             results[percentile, speed] = SinkRemoval(reduction, concentration, sinks, p_value)
-    return _checks.warn_non_finite(name, checked.layers, results, int(bad.sum()), "layers")
+    return _calls.warn_non_finite(name, checked.layers, results, int(bad.sum()), "layers")
 
 
 def _divergence_without(maps: torch.Tensor, plogps: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:

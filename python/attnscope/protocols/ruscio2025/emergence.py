@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from attnscope._checks import whole_steps
+from attnscope.arguments.scalars import whole_steps
 
 if TYPE_CHECKING:
     import pandas as pd

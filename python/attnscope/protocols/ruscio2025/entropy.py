@@ -7,7 +7,8 @@ import math
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _core
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.information import entropy as exact
@@ -52,7 +53,7 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
         Ruscio et al., What are you sinking?, arXiv 2508.02546, notebooks on values and random matrices.
     """
     name = "ruscio2025.attention_entropy"
-    base = _checks.real(name, "base", base)
+    base = scalars.real(name, "base", base)
     if base not in (math.e, 2):
         raise ValueError(
             f"{name}: base must be e (value notebook) or 2 (random-matrix notebook), got {base!r}"
@@ -66,7 +67,7 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
         share = large_entries / torch.where(mass > 0, mass, 1.0)
         result, _ = _core.attention_entropy(share, None, "full", False)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
-    return _checks.warn_non_finite(name, checked, result, int(bad.sum()))
+    return _calls.warn_non_finite(name, checked, result, int(bad.sum()))
 
 
 def bits(maps: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
+from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import first_key_map
@@ -107,7 +108,7 @@ def graph_statistics(
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian and Fiedler notebooks.
     """
-    _checks.choice_argument("ruscio2025.graph_statistics", "variant", variant, ("laplacian", "fiedler"))
+    scalars.choice_argument("ruscio2025.graph_statistics", "variant", variant, ("laplacian", "fiedler"))
     return _by_variant(attention, thresholds, (variant,))[variant]
 
 
@@ -152,7 +153,7 @@ def _by_variant(
         fields |= {name: values & is_good for name, values in flags.items()}
         shape = (*checked.leading, len(levels))
         result[variant] = GraphStatistics(**{name: values.reshape(shape) for name, values in fields.items()})
-    return _checks.warn_non_finite(name, checked, result, int(bad.sum()))
+    return _calls.warn_non_finite(name, checked, result, int(bad.sum()))
 
 
 def _degrees(degree: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Tensor]:

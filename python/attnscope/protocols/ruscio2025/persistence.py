@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _calls, _checks, _core
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import identity, ring
 from attnscope.metrics.homology.barcodes import Barcodes
@@ -88,7 +88,7 @@ def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
     opens, closes = torch.where(place < 0, place, token_places[place].int()).hsplit(2)
     sizes = torch.tensor([0, *map(len, parts)], device="cpu")
     result = Barcodes(birth, death, dimension.to(torch.int8), opens, closes, sizes.cumsum(0), checked.leading)
-    return _checks.warn_non_finite(function, checked, result, count)
+    return _calls.warn_non_finite(function, checked, result, count)
 
 
 def _with_vertices(births: Array, bars: Array) -> Array:

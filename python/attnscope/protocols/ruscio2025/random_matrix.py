@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _blas, _checks, _core
+from attnscope import _blas, _calls, _checks, _core
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import first_key_map, identity, uniform_causal_map
@@ -85,7 +85,7 @@ def participation_ratio(attention: torch.Tensor) -> torch.Tensor:
     """
     name = "ruscio2025.participation_ratio"
     checked = _checks.attention_argument(name, attention)
-    return _checks.call_and_warn(_core.participation_ratio, name, checked, "eigen")
+    return _calls.call_and_warn(_core.participation_ratio, name, checked, "eigen")
 
 
 @without_derivative("it is the published code's number, made for comparing")
@@ -192,7 +192,7 @@ def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
     maps, bad, checked = head_mean(name, attention)
     incoming = maps.sum(-2)
     share = torch.where(incoming >= percentile_of(incoming, 90), incoming, 0.0).sum(-1) / incoming.sum(-1)
-    return _checks.warn_non_finite(name, checked, share, int(bad.sum()))
+    return _calls.warn_non_finite(name, checked, share, int(bad.sum()))
 
 
 @without_derivative("it is the published code's number, made for comparing")
@@ -237,7 +237,7 @@ def _eigenvalue_sizes(attention: torch.Tensor, caller: str = "ruscio2025.eigenva
             sizes[general] = torch.from_numpy(np.abs(np.linalg.eigvals(maps[general].numpy())))
     sizes = sizes.sort(-1, descending=True).values
     sizes = sizes.masked_fill_(bad.unsqueeze(-1), torch.nan)
-    return _checks.warn_non_finite(caller, checked, sizes, int(bad.sum()))
+    return _calls.warn_non_finite(caller, checked, sizes, int(bad.sum()))
 
 
 def _singular_values(
@@ -248,7 +248,7 @@ def _singular_values(
     """
     if measured and "singular_values" in measured:
         return measured["singular_values"].squeeze(-1)
-    return _checks.call_and_warn(_core.singular_values, caller, _checks.attention_argument(caller, attention))
+    return _calls.call_and_warn(_core.singular_values, caller, _checks.attention_argument(caller, attention))
 
 
 def _ratio_of(sizes: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnscope import _checks
+from attnscope import _calls
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
@@ -94,7 +94,7 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     result = ReferenceInfluence(
         outside(magnitude, 0.5), outside(directional, 0.5), outside(change, 0.0), reference
     )
-    return _checks.warn_non_finite(name, checked, result, int(bad.sum()), "matrices or their states")
+    return _calls.warn_non_finite(name, checked, result, int(bad.sum()), "matrices or their states")
 
 
 # Of two tokens with equal states the first is the reference. The first query is in it; the second takes half

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from attnscope import _checks
+from attnscope import _calls
+from attnscope.arguments import scalars
 from attnscope.metrics.closed_forms import first_key_map
 from attnscope.metrics.information import sink_sets as exact
 from attnscope.metrics.quantity import ClosedForm
@@ -56,8 +57,8 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
         Ruscio et al., What are you sinking?, arXiv 2508.02546, notebooks.
     """
     name = "ruscio2025.sink_tokens"
-    _checks.choice_argument(name, "rule", rule, ("kl", "rmt", "reference", "topology"))
-    percentile = _checks.between(name, "percentile", percentile, 0, 100)
+    scalars.choice_argument(name, "rule", rule, ("kl", "rmt", "reference", "topology"))
+    percentile = scalars.between(name, "percentile", percentile, 0, 100)
     maps, bad, checked = head_mean(name, attention)
     incoming = maps.sum(-2)
     n = checked.n
@@ -73,7 +74,7 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
         rank = mean.argsort(dim=-1, descending=True, stable=True).argsort(-1)
         is_sink = rank < sink_number.unsqueeze(-1)
     is_sink = is_sink & ~bad.unsqueeze(-1)
-    return _checks.warn_non_finite(name, checked, is_sink, int(bad.sum()))
+    return _calls.warn_non_finite(name, checked, is_sink, int(bad.sum()))
 
 
 class Specialization(NamedTuple):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.metrics._named import shown_by_shape
 
 
@@ -52,7 +53,7 @@ def position_probe(states: Tensor, *, harmonics: int = 8) -> PositionProbe:
     tensor = _checks.float_tensor(name, "states", states).double().cpu()
     if tensor.ndim < 2:
         raise ValueError(f"{name}: states must have shape [..., n, D], got {tuple(tensor.shape)}")
-    waves = _checks.whole_number(name, "harmonics", harmonics)
+    waves = scalars.whole_number(name, "harmonics", harmonics)
     n = tensor.shape[-2]
     null = torch.tensor(
         2 * waves / (n - 1) if n > 2 * waves + 1 else math.nan, dtype=torch.float64, device="cpu"

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.arguments import scalars
 
 Array = npt.NDArray[np.float64]
 
@@ -84,7 +85,7 @@ def leakage_significance(
         Ruscio, Once upon a token, 2025: significance of leakage.
     """
     name = "leakage_significance"
-    count, drawn = _checks.whole_number(name, "texts", texts), _checks.whole_number(name, "samples", samples)
+    count, drawn = scalars.whole_number(name, "texts", texts), scalars.whole_number(name, "samples", samples)
     for argument, number in (("texts", count), ("samples", drawn)):
         if number < 1:
             raise ValueError(f"{name}: {argument} must be at least 1, got {number}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.metrics._named import shown_by_shape
 
 TEMPERATURES = (0.5, 1.0, 2.0)
@@ -69,7 +70,7 @@ def softmax_statistics(
     visible = torch.ones(n, n, dtype=torch.bool, device="cpu").tril()
     means: dict[str, list[Tensor]] = {field: [] for field in SoftmaxStatistics._fields}
     for temperature in temperatures:
-        heat = _checks.real(name, "temperatures", temperature)
+        heat = scalars.real(name, "temperatures", temperature)
         if not heat > 0:
             raise ValueError(f"{name}: temperatures must be above 0, got {temperature!r}")
         p = torch.softmax((tensor / heat).masked_fill(~visible, -torch.inf), -1)[..., first_row:, :]

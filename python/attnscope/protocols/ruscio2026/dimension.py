@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope.arguments import scalars
 from attnscope.metrics.clouds.cloud_distances import cloud_distances
 from attnscope.protocols.ruscio2026._points import one_cloud
 
@@ -42,7 +42,7 @@ def lid(points: Tensor, *, k: int = 30) -> Tensor:
     """
     name = "lid"
     wide = one_cloud(name, points)
-    neighbours = _checks.whole_number(name, "k", k)
+    neighbours = scalars.whole_number(name, "k", k)
     if neighbours < 1:
         raise ValueError(f"{name}: k must be at least 1, got {k!r}")
     n = len(wide)
