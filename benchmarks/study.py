@@ -28,7 +28,7 @@ import torch
 
 import attnscope as asc
 from attnscope.metrics.discovery import registry
-from attnscope.metrics.measure import Measured, measure_quantities
+from attnscope.metrics.measured import Measured, measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.models import find_checkpoints, load_model, load_tokenizer
 from attnscope.protocols import ruscio2025

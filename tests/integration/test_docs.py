@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import attnscope as asc
-from attnscope.metrics.measure import metric_names
+from attnscope.metrics.request import metric_names
 from attnscope.protocols import ruscio2025
 from browser import dom, in_a_browser
 

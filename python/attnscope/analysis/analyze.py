@@ -25,7 +25,7 @@ from attnscope.analysis.text_sites import TextSites
 from attnscope.capture.module_tracing import resolve_indices
 from attnscope.config.run_config import parse_bytes
 from attnscope.errors import LoadError, SitesRefused
-from attnscope.metrics.measure import Metrics
+from attnscope.metrics.request import Metrics
 from attnscope.models import Encoder
 from attnscope.models.architecture import depth, largest_setting, text_config
 from attnscope.models.inputs.context_length import context_length

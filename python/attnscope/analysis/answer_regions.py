@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attnscope.metrics.plan import MAPS
+from attnscope.metrics.quantity import MAPS
 from attnscope.metrics.support import LayerSupport
 from attnscope.study_api.forward import Batch
 

@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from attnscope.analysis.features import features
-from attnscope.metrics.measure import Metrics
+from attnscope.metrics.request import Metrics
 
 #: Tokens of the text that names are read off, and the answer in it.
 _TOKENS, _ANSWER = 12, (4, 10)

@@ -11,7 +11,7 @@ import numpy as np
 from attnscope._precision import Precision
 from attnscope.analysis.analyze import measure_inputs
 from attnscope.analysis.text_measurement import InputRequest
-from attnscope.metrics.measure import Metrics
+from attnscope.metrics.request import Metrics
 from attnscope.results.features import Features, features_of
 
 

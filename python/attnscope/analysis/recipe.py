@@ -28,11 +28,13 @@ from attnscope.metrics.lazy.head_mean import HeadMeanAttention
 from attnscope.metrics.lazy.map_free import needs_no_map
 from attnscope.metrics.lazy.passes import shared_pass
 from attnscope.metrics.lazy.visibility import visible_keys
-from attnscope.metrics.measure import Measured, Metrics, metric_names, named_metric, requests_of
-from attnscope.metrics.plan import MAPS, THRESHOLDS, options_of, resolve_thresholds
-from attnscope.metrics.quantity import Quantity, Shared, Site
+from attnscope.metrics.measured import Measured
+from attnscope.metrics.quantity import MAPS, Quantity, Shared, Site
+from attnscope.metrics.request import Metrics, metric_names, named_metric, requests_of
 from attnscope.metrics.selected_queries import is_mean_of_rows, rows_of
+from attnscope.metrics.signatures import options_of
 from attnscope.metrics.support import LayerSupport, measure_layer
+from attnscope.metrics.thresholds import THRESHOLDS, resolve_thresholds
 from attnscope.results.schema import HEAD_KEYS
 from attnscope.study_api.forward import Batch, head_mean
 

@@ -19,7 +19,8 @@ from attnscope._warn import aggregate_warnings, called_from_outside, warn
 from attnscope.capture.rectangles.layer_maps import measure_rectangles
 from attnscope.capture.sites import SITES, TABLE
 from attnscope.capture.visibility import UNKNOWN, Visibility, contradiction, is_doubtful, visibility_of
-from attnscope.metrics.measure import measure, options_taken
+from attnscope.metrics.measure import measure
+from attnscope.metrics.request import options_taken
 from attnscope.metrics.support import LayerSupport
 
 # Sites with two axes of tokens.

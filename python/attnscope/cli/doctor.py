@@ -30,7 +30,7 @@ from attnscope.cli.supported_versions import (
 )
 from attnscope.errors import MissingError
 from attnscope.metrics.discovery import columns_of, metric_of, registry
-from attnscope.metrics.measure import check_closed_form
+from attnscope.metrics.measured import check_closed_form
 from attnscope.metrics.quantity import Quantity
 
 

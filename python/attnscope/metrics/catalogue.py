@@ -13,7 +13,7 @@ import torch
 from attnscope._nearest import nearest
 from attnscope._warn import collect_warnings
 from attnscope.metrics.discovery import metric_of, registry
-from attnscope.metrics.measure import measure_quantities
+from attnscope.metrics.measured import measure_quantities
 from attnscope.metrics.quantity import Quantity
 
 if TYPE_CHECKING:

@@ -24,6 +24,11 @@ Kind = Literal["value", "ratio", "count", "position", "flag", "constant"]
 Scope = Literal["map", "head", "layer", "text", "cloud", "weights"]
 Bound = float | Callable[[int], float] | None
 
+#: Sites that hold maps.
+MAPS = ("attention", "head_mean", "scores")
+#: Sites that belong to maps already: who sees whom, and what a learned sink takes of each row.
+OF_ROWS = ("support", "sink_mass", "word_span", "special_keys", "answer", "tokens")
+
 
 @dataclass(frozen=True)
 class Site:

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from attnscope import _checks
-from attnscope.metrics.plan import MAPS
-from attnscope.metrics.quantity import Quantity, Shared
+from attnscope.metrics.quantity import MAPS, Quantity, Shared
 from attnscope.metrics.support import LayerSupport
 
 #: Metrics that are means or sums over queries, each row by itself.

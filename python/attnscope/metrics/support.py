@@ -32,7 +32,7 @@ from torch import Tensor
 
 from attnscope._precision import Precision
 from attnscope.arguments.maps import Places
-from attnscope.metrics.measure import Measured, measure_quantities
+from attnscope.metrics.measured import Measured, measure_quantities
 from attnscope.metrics.quantity import Quantity, Shared, Site
 
 

@@ -332,7 +332,7 @@ def _facts(column: str, declared: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_column(quantity: Any) -> dict[str, Any]:
     """Return the facts of a quantity that features carry, as plain data."""
-    from attnscope.metrics.plan import reads_layers
+    from attnscope.metrics.signatures import reads_layers
 
     options = {
         name: value

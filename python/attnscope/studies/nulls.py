@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.metrics.plan import resolve_thresholds
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import LayerSupport, measure_layer
+from attnscope.metrics.thresholds import resolve_thresholds
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.supports import supports_of, uniform_over, visible_pairs
 from attnscope.study_api.tables import Column, Table

@@ -263,7 +263,7 @@ def sharp():
 
 def test_every_metric_that_is_accepted_has_a_finite_number(sharp):
     """On a causal model; what has no place in tables, or reads what no model gives, is refused instead."""
-    from attnscope.metrics.measure import metric_names
+    from attnscope.metrics.request import metric_names
 
     ids = text(sharp, batch=2, n=48)["input_ids"]
     ids[:, 8] = 5

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import attnscope as asc
 from attnscope.metrics.discovery import quantity
-from attnscope.metrics.measure import measure_quantities
+from attnscope.metrics.measured import measure_quantities
 
 NAMES = ("first", "self", "previous", "next", "duplicate", "induction")
 

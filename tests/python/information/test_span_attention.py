@@ -236,7 +236,7 @@ def test_bad_input_is_named(spans, options, words):
 
 def test_quantities_are_measured_at_the_sites_of_words():
     from attnscope.metrics.discovery import quantity
-    from attnscope.metrics.measure import measure_quantities
+    from attnscope.metrics.measured import measure_quantities
 
     attention = maps(3, 2, 11, 11)
     spans = torch.tensor([[2, 4], [0, 1], [5, 9]])[:, None]

@@ -13,7 +13,7 @@ import torch
 import attnscope as asc
 from attnscope import _checks, _memory
 from attnscope.errors import NotAttentionWarning
-from attnscope.metrics.measure import metric_names
+from attnscope.metrics.request import metric_names
 
 #: Workspaces are reused over a batch: of the peak memory of many maps and of few.
 STEADY = """
@@ -53,7 +53,8 @@ import json, resource, sys, warnings
 import torch
 torch.set_num_threads(2)
 import attnscope as asc
-from attnscope.metrics.measure import measure, metric_names
+from attnscope.metrics.measure import measure
+from attnscope.metrics.request import metric_names
 from attnscope._memory import free_bytes
 from pathlib import Path
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import attnscope as asc
 from attnscope import protocols
-from attnscope.metrics.measure import metric_names
+from attnscope.metrics.request import metric_names
 
 quick = settings(
     max_examples=int(os.environ.get("ATTNSCOPE_EXAMPLES", "4")),

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.metrics import measurement_run
 from attnscope.metrics import plan as planning
 from attnscope.metrics.discovery import registry
-from attnscope.metrics.measure import metric_names
+from attnscope.metrics.request import metric_names
 
 SCALES = torch.linspace(0, 1, 5, dtype=torch.float64)
 
@@ -281,7 +282,7 @@ def test_betti_numbers_of_a_non_finite_map_are_its_own_call():
 )
 def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
     attention, reads_made, entropies = maps(2, 3, 9, 9), [], []
-    read, divergence = planning.SharedRead.results, planning.divergence_of
+    read, divergence = planning.SharedRead.results, measurement_run.divergence_of
     read_usual = planning.SharedRead.results_of_usual
 
     def reading(shared_read, *arguments):
@@ -300,7 +301,7 @@ def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
 
     monkeypatch.setattr(planning.SharedRead, "results", reading)
     monkeypatch.setattr(planning.SharedRead, "results_of_usual", reading_usual)
-    monkeypatch.setattr(planning, "divergence_of", diverging)
+    monkeypatch.setattr(measurement_run, "divergence_of", diverging)
     result = asc.measure(attention, metrics)
     assert reads_made == reads
     assert len(entropies) == ("head_divergence" in metrics and ["attention_entropy"] in reads)
@@ -315,13 +316,13 @@ def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
 
 def test_each_divergence_has_the_entropy_of_its_own_support(monkeypatch):
     attention, supports = maps(2, 3, 9, 9), []
-    divergence = planning.divergence_of
+    divergence = measurement_run.divergence_of
 
     def diverging(tensor, entropy, **options):
         supports.append(options["support"])
         return divergence(tensor, entropy, **options)
 
-    monkeypatch.setattr(planning, "divergence_of", diverging)
+    monkeypatch.setattr(measurement_run, "divergence_of", diverging)
     ask = {
         "x": {"metric": "head_divergence", "support": "full"},
         "head_divergence": {},

@@ -11,6 +11,7 @@ from test_measure import equal_results, maps
 
 import attnscope as asc
 from attnscope.metrics import measure as measuring
+from attnscope.metrics import request
 from attnscope.metrics.homology.betti import bars_hold
 
 
@@ -111,12 +112,12 @@ def test_which_bars_hold_betti_numbers(options, bars, held):
 
 
 def test_requests_hold_what_their_metric_takes():
-    assert measuring.requests_of({"x": {"metric": "top_mass", "k": 2}}, {}) == [
-        measuring.Request("x", "top_mass", {"k": 2})
+    assert request.requests_of({"x": {"metric": "top_mass", "k": 2}}, {}) == [
+        request.Request("x", "top_mass", {"k": 2})
     ]
-    assert measuring.requests_of(iter(["top_mass", "bar_count"]), {"k": 3}) == [
-        measuring.Request("top_mass", "top_mass", {"k": 3}),
-        measuring.Request("bar_count", "bar_count", {}),
+    assert request.requests_of(iter(["top_mass", "bar_count"]), {"k": 3}) == [
+        request.Request("top_mass", "top_mass", {"k": 3}),
+        request.Request("bar_count", "bar_count", {}),
     ]
     attention = maps(2, 7, 7)
     result = asc.measure(attention, {"x": {"metric": "bar_count"}})

@@ -14,8 +14,9 @@ import torch
 
 import attnscope as asc
 from attnscope.metrics import measure as measuring
+from attnscope.metrics import measured
 from attnscope.metrics.discovery import declared_in, modules_of, quantity, registry
-from attnscope.metrics.measure import check_closed_form, measure_quantities
+from attnscope.metrics.measured import check_closed_form, measure_quantities
 from attnscope.metrics.quantity import ClosedForm, Quantity
 from attnscope.protocols import ruscio2025
 from models import text, tiny
@@ -273,7 +274,7 @@ def forget():
     """What was found, and plans made of it."""
     registry.cache_clear()
     measuring._plan_in_words.cache_clear()
-    measuring._plan_for.cache_clear()
+    measured._plan_for.cache_clear()
 
 
 TOY = '''

@@ -11,6 +11,7 @@ from attnscope import published
 from attnscope.config import study_folders as studies
 from attnscope.metrics import discovery as metrics
 from attnscope.metrics import measure as measuring
+from attnscope.metrics import measured
 from attnscope.plots import draw_all, figures_of
 from attnscope.results.results import load
 from attnscope.view import view
@@ -129,7 +130,7 @@ def added(tmp_path_factory):
 
 
 def forget():
-    plans = (measuring._plan_for, measuring._plan_in_words)
+    plans = (measured._plan_for, measuring._plan_in_words)
     for cached in (metrics.registry, *plans, studies.studies, published._read):
         cached.cache_clear()
 

@@ -13,7 +13,7 @@ from attnscope.cli.supported_versions import (
     describe_partly_tried,
     describe_unsupported,
 )
-from attnscope.metrics.measure import check_closed_form
+from attnscope.metrics.measured import check_closed_form
 
 
 def test_doctor_passes_here_and_fails_when_a_kernel_is_wrong(call, monkeypatch):

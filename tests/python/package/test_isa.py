@@ -18,7 +18,7 @@ import torch
 
 import attnscope as asc
 from attnscope import _build, _isa
-from attnscope.metrics.measure import metric_names
+from attnscope.metrics.request import metric_names
 
 SIZES = (*range(1, 41), 64, 100, 257)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -12,8 +12,8 @@ import torch
 import attnscope as asc
 from attnscope import _precision
 from attnscope.metrics.discovery import registry
-from attnscope.metrics.measure import metric_names
-from attnscope.metrics.plan import options_of
+from attnscope.metrics.request import metric_names
+from attnscope.metrics.signatures import options_of
 
 #: Public functions that take a precision.
 TAKES = sorted(

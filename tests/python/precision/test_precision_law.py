@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import attnscope as asc
-from attnscope.metrics.measure import metric_names
+from attnscope.metrics.request import metric_names
 
 #: Functions of attention, of the heads of a layer or of scores.
 NAMES = sorted(

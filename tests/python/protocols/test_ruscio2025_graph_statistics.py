@@ -10,7 +10,7 @@ import torch
 
 import attnscope as asc
 from attnscope.metrics.discovery import quantity
-from attnscope.metrics.measure import measure_quantities
+from attnscope.metrics.measured import measure_quantities
 from attnscope.protocols import ruscio2025
 
 THRESHOLDS = [0.001, 0.02, 0.1, 0.2]

@@ -564,7 +564,7 @@ def test_measure_takes_rectangles_and_shares_its_reads():
 
 def test_quantities_that_rectangles_have_not_are_undefined():
     from attnscope.metrics.discovery import quantity
-    from attnscope.metrics.measure import measure_quantities
+    from attnscope.metrics.measured import measure_quantities
 
     maps = causal_rows(5, 12, 2, 3)
     columns = [quantity("sink_share"), quantity("fiedler_value"), quantity("participation_ratio_eigen")]

@@ -19,9 +19,10 @@ from torch import Tensor
 from attnscope.metrics.discovery import registry
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.homology.persistence import persistence
-from attnscope.metrics.measure import Measured
-from attnscope.metrics.plan import reads_layers, resolve_thresholds
+from attnscope.metrics.measured import Measured
 from attnscope.metrics.quantity import Quantity, Site
+from attnscope.metrics.signatures import reads_layers
+from attnscope.metrics.thresholds import resolve_thresholds
 from attnscope.results.schema import head_means_of
 from attnscope.studies.supports import LayerVisibility, keys_of
 from attnscope.study_api.forward import Batch, head_mean

@@ -21,7 +21,7 @@ from attnscope.metrics.lazy.lazy_attention import LazyAttention
 from attnscope.metrics.lazy.map_free import needs_no_map
 from attnscope.metrics.lazy.passes import Key, shared_pass
 from attnscope.metrics.lazy.visibility import visible_keys
-from attnscope.metrics.measure import Measured
+from attnscope.metrics.measured import Measured
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import measure_layer
 from attnscope.studies.attention_sinks.layer_rows import of_single_maps, write_rows

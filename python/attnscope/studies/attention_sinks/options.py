@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from attnscope._nearest import nearest
 from attnscope.config.run_config import TextSource
 from attnscope.errors import ConfigError
-from attnscope.metrics.plan import THRESHOLDS
+from attnscope.metrics.thresholds import THRESHOLDS
 from attnscope.statistics.controls import FEWEST
 from attnscope.studies.attention_sinks.layer_rows import metric_names
 from attnscope.study_api.study import Options, one_of

@@ -18,7 +18,7 @@ from attnscope.errors import ConfigError
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.lazy.map_free import needs_no_map
 from attnscope.metrics.lazy.passes import shared_pass
-from attnscope.metrics.measure import measure_quantities
+from attnscope.metrics.measured import measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import measure_layer
 from attnscope.models.architecture import depth

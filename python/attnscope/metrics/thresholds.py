@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: MIT
+"""Thresholds of a metric that reads graphs or Betti numbers off maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# What a metric that needs thresholds gets when the caller names none (Ruscio et al. 2025).
+THRESHOLDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+
+
+def resolve_thresholds(thresholds: Sequence[float | str], n: int) -> list[float]:
+    """Return thresholds as numbers for a map of n tokens.
+
+    >>> resolve_thresholds((0.5, "2/n"), 8)
+    [0.5, 0.25]
+    """
+    return [
+        float(threshold.partition("/")[0]) / n if isinstance(threshold, str) else float(threshold)
+        for threshold in thresholds
+    ]
