@@ -406,20 +406,20 @@ def _output_tensor(output: Any, inputs: Mapping[str, Any]) -> Tensor | None:
     return states
 
 
-def _difference(first: _Pass, two: _Pass, *, ordered: bool = True, extra_maps: bool = False) -> str:
+def _difference(first: _Pass, second: _Pass, *, ordered: bool = True, extra_maps: bool = False) -> str:
     """Return what tells two passes apart beyond rounding; empty when nothing does.
 
     Args:
         ordered: compare maps in the order in which they came.
         extra_maps: let the first pass have maps that the second one lacks.
     """
-    extra_maps = extra_maps and len(first.prints) > len(two.prints)
+    extra_maps = extra_maps and len(first.prints) > len(second.prints)
     if extra_maps:
-        first, two = two, first
-    elif len(first.prints) != len(two.prints):
-        return f"{len(first.prints)} maps against {len(two.prints)}"
+        first, second = second, first
+    elif len(first.prints) != len(second.prints):
+        return f"{len(first.prints)} maps against {len(second.prints)}"
     allowed = _tolerance(first)
-    others = list(two.prints)
+    others = list(second.prints)
     for fingerprint in first.prints:
         pairs = others[:1] if ordered else [p for p in others if p.shape == fingerprint.shape]
         if not pairs:
@@ -433,20 +433,20 @@ def _difference(first: _Pass, two: _Pass, *, ordered: bool = True, extra_maps: b
                 f"the mean (tolerance of {allowed.dtype}: {allowed.largest:g} and {allowed.mean:g})"
             )
         others.remove(pairs[best])
-    return _output_gap(first, two)
+    return _output_gap(first, second)
 
 
-def _output_gap(first: _Pass, two: _Pass) -> str:
-    if first.output is None or two.output is None:
+def _output_gap(first: _Pass, second: _Pass) -> str:
+    if first.output is None or second.output is None:
         return ""
-    if first.output.shape != two.output.shape:
-        return f"output of shape {list(first.output.shape)} against {list(two.output.shape)}"
-    defined = ~two.output.isnan()
+    if first.output.shape != second.output.shape:
+        return f"output of shape {list(first.output.shape)} against {list(second.output.shape)}"
+    defined = ~second.output.isnan()
     if not bool(defined.any()):
         # A model with NaN weights: nothing it says can differ, and its maps were compared as far as they go.
         return "" if bool(first.output.isnan().all()) else "output is a number against NaN"
-    gap = float((first.output - two.output)[defined].abs().max())
-    scale = max(1.0, float(two.output[defined].abs().max()))
+    gap = float((first.output - second.output)[defined].abs().max())
+    scale = max(1.0, float(second.output[defined].abs().max()))
     return "" if gap <= _tolerance(first).output * scale else f"output differs by {gap:.2g}"
 
 
