@@ -17,8 +17,17 @@ _BARE = re.compile(r"(?m)^>>> .*\n?(?:^(?!\n).+\n?)*")
 
 def with_code(text: str) -> str:
     """Return a docstring whose `Example:` is the section that griffe knows; bare doctests are fenced."""
-    text = re.sub(r"(?m)^Example:$", "Examples:", text)
+    text = re.sub(r"(?m)^Example:$", "Examples:", with_single_arguments(text))
     return _BARE.sub(lambda doctest: f"```pycon\n{doctest[0].rstrip()}\n```\n", text)
+
+
+def with_single_arguments(text: str) -> str:
+    """Return a docstring in which arguments that share a description have it each, as griffe reads them."""
+
+    def repeat(entry: re.Match[str]) -> str:
+        return "".join(f"    {name}: {entry[2]}" for name in entry[1].split(", "))
+
+    return re.sub(r"(?m)^ {4}(\w+(?:, \w+)+): (.*\n(?: {8}.*\n)*)", repeat, text)
 
 
 def with_columns(metric: str) -> str:

@@ -88,7 +88,9 @@ def resume(
 
     Args:
         folder: the run folder.
-        progress, say, executor: as `run` takes them.
+        progress: as in `run`.
+        say: as in `run`.
+        executor: as in `run`.
         trust_remote_code: consent to run the Python code of models for which the stored study asks it.
 
     Returns:

@@ -139,7 +139,7 @@ class LastStates:
         ids: [B, n].
         mask: [B, n], True at tokens, False at padding.
         function: whose name errors begin with.
-        more: what else the forward pass takes for these texts.
+        extras: what else the forward pass takes for these texts.
     """
 
     def __init__(

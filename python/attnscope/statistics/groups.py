@@ -84,7 +84,7 @@ def jackknife_interval(
         estimate: from all groups, of any shape.
         without: without each group in turn, [G, ...].
         confidence: of the interval.
-        more: variance that the groups do not show, such as that of random draws.
+        added_variance: variance that the groups do not show, such as that of random draws.
     """
     from scipy import special
 

@@ -3,6 +3,7 @@
 
 import ast
 import json
+import re
 import textwrap
 
 import code_measures as measures
@@ -107,3 +108,50 @@ def test_a_count_that_grows_is_named():
     ]
     assert measures.growth(before, {"large functions": {"f.py: f": [69, 3]}}) == []
     assert len(measures.growth(before, {"large functions": {"f.py: f": [71, 3], "f.py: g": [2, 13]}})) == 2
+
+
+def documented_arguments(node):
+    """Yield the names in the section `Args:` of a function's or class's docstring."""
+    section = re.search(r"(?:^|\n)Args:\n((?: {4}.*\n?|\n)*)", ast.get_docstring(node) or "")
+    for names in re.findall(r"(?m)^ {4}(\*{0,2}\w+(?:, \w+)*):", section[1] if section else ""):
+        yield from (name.lstrip("*") for name in names.split(", "))
+
+
+def parameters(node):
+    """Return the parameters of a function, or the fields of a class and those of its `__init__`."""
+    if isinstance(node, ast.ClassDef):
+        fields = {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
+        methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+        return fields.union(*(parameters(method) for method in methods if method.name == "__init__"))
+    arguments = node.args
+    listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return {argument.arg for argument in (*listed, arguments.vararg, arguments.kwarg) if argument}
+
+
+def test_documented_arguments_are_parameters():
+    unknown, documented = [], 0
+    for path, module in measures.sources().items():
+        for node in ast.walk(module):
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                continue
+            names, accepted = list(documented_arguments(node)), parameters(node)
+            documented += len(names)
+            unknown += [f"{path}: {node.name}: {name}" for name in names if name not in accepted]
+    assert documented > 1900
+    assert unknown == []
+
+
+def test_an_argument_that_is_gone_from_a_function_is_noticed():
+    code = '''
+    def f(rows, *, columns=(), **options):
+        """Return both.
+
+        Args:
+            rows, widths: words: of a row,
+                a colon: in a line that goes on.
+            **options: others.
+        """
+    '''
+    (function,) = tree(code).body
+    assert list(documented_arguments(function)) == ["rows", "widths", "options"]
+    assert set(documented_arguments(function)) - parameters(function) == {"widths"}

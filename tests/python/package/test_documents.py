@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import shutil
+import types
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import transformers
 
 import attnscope
+from attnscope.metrics.request import metric_names
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = ["README.md", "CONTRIBUTING.md"]
@@ -261,3 +263,23 @@ def test_every_function_of_readme_s_table_leads_to_its_definition():
     for name, path in links:
         assert name in attnscope.__all__, name
         assert re.search(rf"^(def|class) {name}\b", (ROOT / path).read_text("utf-8"), re.MULTILINE), path
+
+
+def test_every_metric_is_defined_on_the_page_of_definitions():
+    text = (DOCUMENTS / "definitions.md").read_text("utf-8")
+    missing = [name for name in metric_names() if not re.search(rf"\b{name}\b", text)]
+    assert missing == ["marchenko_pastur_deviation"]  # the ks of marchenko_pastur
+
+
+def test_every_public_name_is_on_a_page_of_the_api():
+    pages = "".join(path.read_text("utf-8") for path in sorted((DOCUMENTS / "api").glob("*.md")))
+    shown = set(re.findall(r"(?m)^::: (\S+)", pages))
+    names = {name: getattr(attnscope, name) for name in attnscope.__all__ if not name.startswith("_")}
+    missing = [
+        name
+        for name, value in names.items()
+        if not isinstance(value, types.ModuleType)
+        and not shown & {value.__module__, f"{value.__module__}.{value.__qualname__}"}
+    ]
+    assert len(names) > 150
+    assert missing == []

@@ -185,7 +185,7 @@ def sink_sums(
     Tables of several batches are put below each other, and `pooled_sinks` judges them together.
 
     Args:
-        found: of maps [texts, ..., n, n].
+        result: of `sink_test`, of maps [texts, ..., n, n].
         label: "start", the key's position; "end", its position less the number of tokens (−1 is the last);
             "token", the token at the key, its occurrences in one text added up.
         lengths: tokens of each text, as given to `sink_test`.
