@@ -112,8 +112,8 @@ def within_correlation(
         x: one number a version.
         y: the same versions.
         texts: label of each version's text. A version with NaN in any is left out.
-        covariates: a control; then ranks are centred within texts and pooled, and the correlation is that of what
-            the control leaves of x and y.
+        covariates: a control; then ranks are centred within texts and pooled, and the correlation is that of
+            what the control leaves of x and y.
         confidence: in (0, 1).
         draws: drawings of texts with replacement, for the mean.
         seed: of the bootstrap.
