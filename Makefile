@@ -56,7 +56,7 @@ notebooks:      ## run every notebook and store its outputs; NOTEBOOKS="01 06" f
 	@.ci/setup dev && $(BIN)/python notebooks/execute.py $(NOTEBOOKS)
 
 docs:           ## the site -> build/site
-	@.ci/setup docs && .ci/packages $(SITE) "ruff>=0.6" && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f python/docs/mkdocs.yml
+	@.ci/setup docs && .ci/packages $(SITE) "ruff>=0.6" && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -f python/docs/mkdocs.yml
 
 lint:
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check python tests benchmarks && $(BIN)/mypy
