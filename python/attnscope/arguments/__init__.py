@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Checked arguments of metrics, as the core takes them."""
+"""Arguments of functions: maps and where their queries stand, numbers and words, and copies for the CPU."""
