@@ -151,7 +151,7 @@ max_vertices: int
 large_result: int
 
 def head_divergence(
-    heads: Tensor, lengths: _Extent, support: _Support, entropy: Tensor | None
+    heads: Tensor, lengths: _Extent, support: _Support, entropy: Tensor | None, precision: str = "exact"
 ) -> tuple[Tensor, int]: ...
 def sink_removal(
     heads: Tensor,
