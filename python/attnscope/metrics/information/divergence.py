@@ -167,7 +167,8 @@ def sink_removal(
             positions for every layer.
         keep_attention: return the rescaled maps, as large as `heads` in float64.
         sink_mass: what a learned sink takes of each row, [..., h, q]: one more key, which stays.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: a reduction is the small difference of two
+            divergences, which float32 does not hold to 1e-5.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
