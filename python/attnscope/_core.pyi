@@ -75,7 +75,12 @@ def spectral_uncertainty(
     root: bool,
 ) -> tuple[Tensor, int]: ...
 def local_global_ratio(
-    attention: Tensor, lengths: _Extent, support: _Support, window: float, drop_first: bool
+    attention: Tensor,
+    lengths: _Extent,
+    support: _Support,
+    window: float,
+    drop_first: bool,
+    precision: str = "exact",
 ) -> tuple[Tensor, int]: ...
 def wavelet_levels(n: int) -> int: ...
 def wavelet_transform(
@@ -151,7 +156,7 @@ max_vertices: int
 large_result: int
 
 def head_divergence(
-    heads: Tensor, lengths: _Extent, support: _Support, entropy: Tensor | None
+    heads: Tensor, lengths: _Extent, support: _Support, entropy: Tensor | None, precision: str = "exact"
 ) -> tuple[Tensor, int]: ...
 def sink_removal(
     heads: Tensor,

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "bindings/batched.h"
+#include "bindings/options.h"
 
 namespace attnscope {
 namespace {
@@ -54,7 +55,8 @@ Index ratios_of_layers(const Batch& batch, Index window, double* ratios) {
 
 // A `window` below 1 is a fraction of each map's own number of keys.
 py::tuple ratio(Argument attention, Argument lengths, Argument support, double window,
-                bool drop_first) {
+                bool drop_first, const std::string& precision) {
+  const bool fast = precision_from(precision) == Precision::fast;
   const Batch batch = make_rectangles(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
@@ -65,24 +67,25 @@ py::tuple ratio(Argument attention, Argument lengths, Argument support, double w
   };
   if (supports.automatic && !drop_first && heads_lie_together(batch) &&
       are_summed_together(batch.sizes.back())) {
-    return py::make_tuple(result.tensor, ratios_of_layers(batch, window_of(batch.n), result.data));
+    const Index non_finite = ratios_of_layers(batch, window_of(batch.n), result.data);
+    return with_fallbacks(py::make_tuple(result.tensor, non_finite), fast, 0);
   }
   const Index non_finite = per_matrix_checked_by_kernel<RowScratch>(
       batch,
       [&](const auto& view, Index index, auto& scratch) {
         Support of_map = supports.given(index);
         return local_global_ratio(view, supports.automatic, of_map, window_of(view.cols()),
-                                  drop_first, result.data[index], scratch);
+                                  drop_first, result.data[index], scratch, fast);
       },
       block_size(batch, 1, kBlockEntriesOfSums));
-  return py::make_tuple(result.tensor, non_finite);
+  return with_fallbacks(py::make_tuple(result.tensor, non_finite), fast, 0);
 }
 
 }  // namespace
 
 void bind_locality(py::module_& module) {
   define(module, "local_global_ratio", &ratio, "attention", "lengths", "support", "window",
-         "drop_first");
+         "drop_first", precision_argument());
 }
 
 }  // namespace attnscope

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "matrix/row_groups/fast_near_and_far.h"
 #include "matrix/rows.h"
 
 namespace attnscope {
@@ -131,8 +132,15 @@ void near_and_far_sums(const MatrixView<Scalar>& layer, Index heads, Index place
 
 template <class Scalar>
 bool local_global_ratio(const MatrixView<Scalar>& attention, bool find_support, Support& support,
-                        Index window, bool drop_first, double& ratio, RowScratch& scratch) {
+                        Index window, bool drop_first, double& ratio, RowScratch& scratch,
+                        bool fast) {
   const Index n = attention.cols();
+  if (NearAndFarSum in_float32;
+      fast && !drop_first &&
+      fast_near_and_far(attention, find_support, support, window, in_float32)) {
+    ratio = in_float32.near / in_float32.far;
+    return true;
+  }
   // Every entry is in a sum, or 0 where a map was found to be causal, unless one is left out.
   const bool every_entry = find_support && !drop_first;
   if (!every_entry && !all_finite(attention)) return false;

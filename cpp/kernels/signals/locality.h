@@ -10,10 +10,12 @@ namespace attnscope {
 // goes farther, NaN where nothing goes anywhere. `drop_first` leaves out key 0. One read of the
 // visible part, after one of what is hidden with `find_support`, which finds out whether the map is
 // causal; otherwise `support` is taken as it is. Returns whether all entries are finite; where not,
-// `ratio` stays as it is.
+// `ratio` stays as it is. `fast`: in one read with a relative error below 2e-6 where
+// fast_near_and_far reads the map.
 template <class Scalar>
 bool local_global_ratio(const MatrixView<Scalar>& attention, bool find_support, Support& support,
-                        Index window, bool drop_first, double& ratio, RowScratch& scratch);
+                        Index window, bool drop_first, double& ratio, RowScratch& scratch,
+                        bool fast = false);
 
 // Sums of the entries of heads near and far from their queries, of one head after another.
 struct NearAndFarSums {

@@ -13,7 +13,7 @@ constexpr double kRounding = 1e-28;
 
 // The periodic Hann window, its cosine by rotation: an angle addition is a quarter of a cosine's
 // price.
-void windowed(const double* x, Index count, double* out) {
+void hann_window(Index count, double* out) {
   const double step = 2.0 * std::numbers::pi / static_cast<double>(count);
   const double step_cos = std::cos(step);
   const double step_sin = std::sin(step);
@@ -24,11 +24,27 @@ void windowed(const double* x, Index count, double* out) {
       c = std::cos(step * static_cast<double>(t));
       s = std::sin(step * static_cast<double>(t));
     }
-    out[t] = x[t] * (0.5 - 0.5 * c);
+    out[t] = 0.5 - 0.5 * c;
     const double next = c * step_cos - s * step_sin;
     s = s * step_cos + c * step_sin;
     c = next;
   }
+}
+
+// A longer signal's window is made anew: its transform takes longer, and all windows that are kept
+// take 4 MiB at most.
+constexpr Index kLongestKept = 1024;
+
+// The window of a length, which signals of other maps of a batch mostly have too.
+const double* window_of(Index count, SpectrumScratch& scratch) {
+  const auto place = static_cast<std::size_t>(std::min(count, kLongestKept + 1));
+  if (scratch.windows.size() <= place) scratch.windows.resize(place + 1);
+  std::vector<double>& window = scratch.windows[place];
+  if (static_cast<Index>(window.size()) != count) {
+    window.resize(count);
+    hann_window(count, window.data());
+  }
+  return window.data();
 }
 
 // Power of each bin spread evenly over the frequencies nearest to it, cut into equal bands.
@@ -59,16 +75,15 @@ void describe(double* power, Index bins, Index bands, double* out) {
     if (power[k] > power[peak]) peak = k;
   }
   if (!(total > 0.0)) return;
-  double share[3] = {0.0, 0.0, 0.0};
-  bool gap = false;
+  Index gaps = 0;
   for (Index k = 0; k < bins; ++k) {
-    if (power[k] <= kRounding * total) {
-      power[k] = 0.0;
-      gap = true;
-    }
-    const Index band = 4 * k < bins - 1 ? 0 : 4 * k < 3 * (bins - 1) ? 1 : 2;
-    share[band] += power[k];
+    const bool is_rounding = power[k] <= kRounding * total;
+    power[k] = is_rounding ? 0.0 : power[k];
+    gaps += is_rounding ? 1 : 0;
   }
+  // bins below a quarter of the Nyquist frequency, up to three quarters and up to the whole
+  const Index band_ends[3] = {(bins + 2) / 4, (3 * bins) / 4, bins};
+  Index in_band = 0;
   Lanes sum_of_logs{};
   Lanes sum_of_p_logs{};
   for_each_lane(power, 0, bins, bins, [&](Lanes p, Index k) {
@@ -79,10 +94,14 @@ void describe(double* power, Index bins, Index bands, double* out) {
     sum_of_p_logs += p * log_p;
   });
   const double mean_log = sum_of_lanes(sum_of_logs) / static_cast<double>(bins);
-  for (Index band = 0; band < 3; ++band) out[band] = share[band] / total;
+  for (Index band = 0; band < 3; ++band) {
+    double share = 0.0;
+    for (; in_band < band_ends[band]; ++in_band) share += power[in_band];
+    out[band] = share / total;
+  }
   out[3] = power[peak] / total;
   out[4] = static_cast<double>(peak) / nyquist;
-  out[5] = gap ? 0.0 : std::min(1.0, std::exp(mean_log) * static_cast<double>(bins));
+  out[5] = gaps > 0 ? 0.0 : std::min(1.0, std::exp(mean_log) * static_cast<double>(bins));
   out[6] = std::max(0.0, -sum_of_lanes(sum_of_p_logs) / std::numbers::ln2);
   if (bands > 0) band_shares(power, bins, total, bands, out + kSpectrumFields);
 }
@@ -99,7 +118,8 @@ void power_spectrum(const MatrixView<Scalar>& attention, const Support& support,
     scratch.power.resize(size / 2 + 1);
     if (options.hann) {
       scratch.windowed.resize(count);
-      windowed(x, count, scratch.windowed.data());
+      const double* window = window_of(count, scratch);
+      for (Index t = 0; t < count; ++t) scratch.windowed[t] = x[t] * window[t];
       // The window is 0 where it begins, and what is there may have been all.
       rescale(scratch.windowed.data(), count);
       x = scratch.windowed.data();

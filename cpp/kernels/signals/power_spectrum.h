@@ -25,6 +25,7 @@ struct SpectrumScratch {
   SignalScratch signal;
   Fourier fourier;
   std::vector<double> windowed;
+  std::vector<std::vector<double>> windows;  // by length
   std::vector<double> power;
 };
 

@@ -56,13 +56,9 @@ class SharedRead:
     precision: _checks.Precision
 
     @classmethod
-    def of(cls, group: Mapping[str, Call], entropies: Mapping[Call, Call]) -> SharedRead:
-        """Return the read of a group of calls; `entropies` names those that a divergence takes."""
-        first = next(iter(group.values()))
-        # a divergence is the small difference of this entropy and another sum
-        shared = any(call in entropies.values() for call in group.values())
-        precision: _checks.Precision = "exact" if shared else first.options["precision"]
-        return cls(group, precision)
+    def of(cls, group: Mapping[str, Call]) -> SharedRead:
+        """Return the read of a group of calls."""
+        return cls(group, next(iter(group.values())).options["precision"])
 
     @functools.cached_property
     def options(self) -> sinks.ReadOptions:
@@ -165,7 +161,7 @@ def plan_of(requests: Sequence[Request], n: int) -> MeasurementPlan:
             and bars_hold(call.options, bars_call.options)
         ):
             held.setdefault(call, bars_call)
-    reads = [SharedRead.of(group, entropies) for group in together]
+    reads = [SharedRead.of(group) for group in together]
     is_one_read = len(reads) == 1 and not any(is_derived(request) for request in requests)
     is_one_read = is_one_read and set(reads[0].calls.values()).issuperset(all_calls)
     return MeasurementPlan(requests, calls, reads, is_one_read, entropies, held)

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -70,6 +71,46 @@ TEST(Divergence, BlocksOfRowsFillTheirRowsOnly) {
   for (Index i = 0; i < n; ++i) {
     EXPECT_NEAR(other[i], of_all_rows[n + i], 1e-14);
     EXPECT_NEAR(other[n + i], of_all_rows[i], 1e-14);
+  }
+}
+
+// Sums of groups of queries in float32 against long double, for any number of heads beside the four
+// that are read together; heads that are alike but for rounding fall back, and float64 never does.
+TEST(Divergence, FastSumsHoldTheirBoundOrFallBack) {
+  constexpr Index n = 67;
+  constexpr Index kGroups = (n + kDivergenceRows - 1) / kDivergenceRows;
+  for (const double sharpness : {1e-3, 0.2, 2.0}) {
+    std::vector<RowMatrix<float>> maps;
+    for (unsigned h = 0; h < 7; ++h)
+      maps.push_back(testing::random_attention(n, true, h, sharpness).cast<float>());
+    std::vector<MatrixView<float>> heads;
+    for (const RowMatrix<float>& map : maps) heads.push_back(view(map));
+    std::vector<Support> supports(heads.size());
+    for (Support& support : supports) support.kind = Support::Kind::causal;
+    DivergenceWorkspace workspace;
+    std::vector<double> sums(heads.size() * kGroups);
+    bool fell_back[kGroups] = {};
+    fast_head_divergence(std::span<const MatrixView<float>>(heads),
+                         std::span<const Support>(supports), 0, n, sums.data(), fell_back, kGroups,
+                         workspace);
+    for (Index g = 0; g < kGroups; ++g) {
+      EXPECT_EQ(fell_back[g], sharpness < 1.0) << sharpness << " " << g;
+      for (std::size_t h = 0; h < heads.size(); ++h) {
+        long double expected = 0.0L;
+        for (Index i = g * kDivergenceRows; i < std::min(n, (g + 1) * kDivergenceRows); ++i) {
+          for (Index j = 0; j <= i; ++j) {
+            const long double x = maps[h](i, j);
+            long double mean = 0.0L;
+            for (const RowMatrix<float>& map : maps) mean += map(i, j);
+            if (x > 0.0L)
+              expected += x * std::log(x * static_cast<long double>(maps.size()) / mean);
+          }
+        }
+        EXPECT_NEAR(sums[h * kGroups + static_cast<std::size_t>(g)], double(expected),
+                    1e-5 * double(expected))
+            << sharpness << " " << g << " " << h;
+      }
+    }
   }
 }
 

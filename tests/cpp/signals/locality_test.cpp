@@ -66,16 +66,20 @@ void expect_plain_ratios() {
       for (const Index window : {0, 1, 5, 8, 20}) {
         for (const bool drop_first : {false, true}) {
           for (const MatrixView<Scalar>& a : {view(rows), matrix_view(columns.data(), n, 1, n)}) {
-            Support support;
-            double ratio = 0.0;
-            ASSERT_TRUE(local_global_ratio(a, true, support, window, drop_first, ratio, scratch));
-            EXPECT_EQ(support.kind == Support::Kind::causal, causal && n >= 2);
             const double plain = plain_ratio(a, causal, window, drop_first);
-            if (std::isfinite(plain)) {
-              EXPECT_NEAR(ratio, plain, 1e-13 * plain) << "n = " << n << ", window " << window;
-            } else {
-              EXPECT_EQ(std::isnan(ratio), std::isnan(plain)) << "n = " << n;
-              EXPECT_EQ(std::isinf(ratio), std::isinf(plain)) << "n = " << n;
+            for (const bool fast : {false, true}) {
+              Support support;
+              double ratio = 0.0;
+              ASSERT_TRUE(
+                  local_global_ratio(a, true, support, window, drop_first, ratio, scratch, fast));
+              EXPECT_EQ(support.kind == Support::Kind::causal, causal && n >= 2);
+              if (std::isfinite(plain)) {
+                EXPECT_NEAR(ratio, plain, (fast ? 2e-6 : 1e-13) * plain)
+                    << "n = " << n << ", window " << window << ", fast " << fast;
+              } else {
+                EXPECT_EQ(std::isnan(ratio), std::isnan(plain)) << "n = " << n;
+                EXPECT_EQ(std::isinf(ratio), std::isinf(plain)) << "n = " << n;
+              }
             }
           }
         }
@@ -100,10 +104,13 @@ TEST(Locality, ANumberThatIsNotFiniteIsSeenAnywhere) {
       RowMatrix<float> a = good;
       a.data()[place] = std::numeric_limits<float>::quiet_NaN();
       for (const bool drop_first : {false, true}) {
-        Support support;
-        double ratio = 0.0;
-        EXPECT_FALSE(local_global_ratio(view(a), true, support, 8, drop_first, ratio, scratch))
-            << "entry " << place;
+        for (const bool fast : {false, true}) {
+          Support support;
+          double ratio = 0.0;
+          EXPECT_FALSE(
+              local_global_ratio(view(a), true, support, 8, drop_first, ratio, scratch, fast))
+              << "entry " << place;
+        }
       }
     }
   }

@@ -212,6 +212,15 @@ def test_strides_lengths_and_supports(dtype):
         assert banded.entropy[i].item() == pytest.approx(oracle(x)[-1], abs=1e-9)
 
 
+def test_long_signals_of_changing_length_have_windows_of_their_own():
+    maps = attention_batch((4,), 1300, torch.float32)
+    lengths = [1100, 1300, 1025, 1024]
+    result = stacked(asc.power_spectrum(maps, signal="last", lengths=lengths, bands=0))
+    for at, length in enumerate(lengths):
+        expected = oracle(maps[at, length - 1, :length].double().numpy())
+        np.testing.assert_allclose(result[at], expected, rtol=1e-9, atol=1e-12)
+
+
 def test_the_shortest_signals_and_the_finest_bins():
     attention = torch.tensor(attention_map(9, "causal", seed=1))
     result = asc.power_spectrum(attention, min_keys=2, padding=64.0)

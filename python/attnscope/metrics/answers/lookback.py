@@ -61,7 +61,7 @@ def lookback(
             answer's tokens. The query before the answer sees nothing but its context, so its ratio is NaN
             unless `context` is smaller.
         support: which keys a query sees: "auto", "causal", "full", or a boolean tensor.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: reading the map is what it costs.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 

@@ -59,7 +59,7 @@ def prompt_divergence(
             behind the answer do not count.
         support: "auto" takes all entries as they are; under "causal", or a boolean tensor, an entry that is
             not visible counts as 0.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: weights are compared in the map's type anyway.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 

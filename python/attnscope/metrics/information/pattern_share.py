@@ -68,7 +68,8 @@ def pattern_share(
         over: "matching" is the mean over the queries with a key in T(i); "all" the part of all attention, as
             `detect_head` of TransformerLens has it ("mul"), whose "induction" counts j = i too.
         support: which keys a query sees: "auto", "causal", "full", or a boolean tensor.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: reading the map is what it costs, and the distance
+            of a head that has the pattern is a difference that needs float64.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 

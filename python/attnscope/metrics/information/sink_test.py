@@ -102,7 +102,8 @@ def sink_test(
             they are the real keys' part of each row.
         alpha: the chance of any sink in a map without one, in (0, 1).
         support: which keys a query sees, as in `incoming_attention`.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: the test is decided by sums in float64, and
+            reading the map is what it costs.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of leaving that map untested.

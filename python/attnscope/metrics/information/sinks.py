@@ -183,7 +183,8 @@ def sink_tokens(
         tau: in (0, 1); None takes the 90th percentile of each map's visible entries, by linear interpolation.
         gamma: the share of queries, in (0, 1].
         min_visibility: in [0, 1]; leaves out the last keys of causal maps, which few queries see.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: flags are those of exact entries, and reading them
+            is what it costs.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -314,7 +315,7 @@ def sink_excess(
 
     Args:
         attention: maps [..., q, k]; support, lengths and validate are as in `incoming_attention`.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: an excess is a difference that needs float64.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:

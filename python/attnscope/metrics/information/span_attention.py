@@ -65,7 +65,7 @@ def span_attention(
             leading axes; (−1, −1) where a map has none.
         special: keys that are special tokens, boolean [..., k], broadcast likewise; None for none.
         support: which keys a query sees: "auto", "causal", "full", or a boolean tensor.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: reading the map is what it costs.
         lengths: keys per map, broadcast against the leading axes.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.

@@ -90,7 +90,8 @@ def power_spectrum(
         bands: number of equal bands; 0 for none.
         support: which keys a query sees: "auto" judges each map by itself (causal where everything behind
             each query's own key is exactly 0), "causal", "full", or a boolean tensor [q, k] or [..., q, k].
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: the flatness is of bins down to 1e-28 of the
+            power, which float32 does not tell from rounding.
         lengths: keys per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.

@@ -68,7 +68,8 @@ def spectral_uncertainty(
         attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         amplitude: "root" or "signal".
         signal: "rows", "last", "mean" or "offset"; this and all that follow are as in `power_spectrum`.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: the variance of frequency is a sum with changing
+            signs, which float32 does not hold to 1e-5.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:

@@ -74,7 +74,8 @@ def wavelet_transform(
         signal: "rows", "last", "mean" or "offset", as in `power_spectrum`; so are min_keys, drop_first,
             support, lengths and validate.
         detrend: "mean" subtracts the mean of the signal: the details do not see it, the approximation does.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: details are differences of neighbours, which
+            float32 does not hold to 1e-5.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -221,7 +222,8 @@ def morlet_scalogram(
         omega: cycles within the envelope, in radians; at least 5, below which the wavelet has a mean.
         signal: "last", "mean" or "offset", as in `power_spectrum`; so are min_keys, drop_first, detrend,
             support, lengths and validate.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" gives the exact value: coefficients are sums with changing signs, which
+            float32 does not hold to 1e-5.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
