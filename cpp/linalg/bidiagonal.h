@@ -30,4 +30,19 @@ void bidiagonalize_float_pack(float* pack, Index n, float* diagonal, float* supe
 void bidiagonalize(double* matrix, Index n, double* diagonal, double* superdiagonal, Index stride,
                    AlignedBuffer& scratch);
 
+// One matrix in float32, in panels of columns, whose rows are set before it is reduced.
+class FloatPanels {
+ public:
+  FloatPanels(Index n, AlignedBuffer& buffer);
+
+  // Row i of the matrix is scale·row, of n numbers.
+  void set_row(Index i, const double* row, double scale);
+  // As `bidiagonalize`; destroys the matrix.
+  void bidiagonalize(double* diagonal, double* superdiagonal, Index stride, AlignedBuffer& scratch);
+
+ private:
+  Index n_, vectors_;
+  float* entries_;
+};
+
 }  // namespace attnscope

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 
+#include "linalg/bidiagonal.h"
 #include "linalg/dqds.h"
 #include "linalg/packed_tridiagonal.h"
 
@@ -27,6 +29,11 @@ inline FloatLanes* float_lane_buffer(AlignedBuffer& buffer, Index size) {
 // Numbers of one group of matrices that dqds solves together: two lines of n.
 inline Index group_size(Index n) { return 2 * n * dqds_width(); }
 
+// Numbers of the groups of kFloatsInPack matrices.
+inline Index float_groups_size(Index n) {
+  return (kFloatsInPack + dqds_width() - 1) / dqds_width() * group_size(n);
+}
+
 // Copies `size` entries of two lines of a float32 pack, of matrices from `first` on, to the groups
 // of dqds_width() matrices that begin at `groups`.
 inline void widen_lines(const FloatLanes* diagonal, const FloatLanes* beside, Index n, Index first,
@@ -39,6 +46,29 @@ inline void widen_lines(const FloatLanes* diagonal, const FloatLanes* beside, In
       group[i * width] = static_cast<double>(diagonal[i][lane]);
       group[(n + i) * width] = static_cast<double>(beside[i][lane]);
     }
+  }
+}
+
+// Makes a float32 pack, with rows as bidiagonalize_float_pack takes them, bidiagonal in the groups
+// from `groups` on, of float_groups_size(n) numbers. Destroys it.
+inline void bidiagonalize_float_pack(FloatLanes* pack, Index n, double* groups,
+                                     AlignedBuffer& lines, AlignedBuffer& scratch) {
+  FloatLanes* diagonal = float_lane_buffer(lines, 2 * n);
+  std::fill(diagonal, diagonal + 2 * n, FloatLanes{});
+  bidiagonalize_float_pack(reinterpret_cast<float*>(pack), n, reinterpret_cast<float*>(diagonal),
+                           reinterpret_cast<float*>(diagonal + n), scratch);
+  widen_lines(diagonal, diagonal + n, n, 0, groups);
+}
+
+// Singular values, descending, of the bidiagonal matrices in groups, which float32 arithmetic made.
+inline void float_bidiagonal_singular_values(const double* groups, Index n,
+                                             std::span<double* const> out,
+                                             DqdsWorkspace& workspace) {
+  const auto width = static_cast<std::size_t>(dqds_width());
+  for (std::size_t first = 0; first < out.size(); first += width, groups += group_size(n)) {
+    bidiagonal_singular_values(groups, groups + n * dqds_width(), n,
+                               out.subspan(first, std::min(width, out.size() - first)), workspace,
+                               0, Precision::fast);
   }
 }
 

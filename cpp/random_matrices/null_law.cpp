@@ -253,6 +253,12 @@ NullLaw::Place NullLaw::place(double t) const {
           (1.0 + root) / (2.0 * pi * gamma_ * std::sqrt(x))};
 }
 
+double NullLaw::steepest_by_root() const {
+  if (kind_ != Kind::marchenko_pastur) return std::numeric_limits<double>::infinity();
+  // 2√x·F' = sqrt((b − x)(x − a))/(πγ√x), where (b − x)(x − a) is not above 4γx.
+  return 2.0 / (pi * std::sqrt(gamma_));
+}
+
 double NullLaw::cdf(double x) const {
   if (x <= 0.0) return 0.0;
   if (x >= edge()) return 1.0;

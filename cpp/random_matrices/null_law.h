@@ -55,6 +55,8 @@ class NullLaw {
 
   // Upper end of the support.
   double edge() const;
+  // What F rises by at most for a step of √x; infinite where F has no such bound or none is known.
+  double steepest_by_root() const;
   // F(x), to 1e-14; 0 below the support and 1 above.
   double cdf(double x) const;
 

@@ -35,6 +35,46 @@ double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, do
   return distance;
 }
 
+CertifiedDistance certified_kolmogorov_smirnov(std::span<const double> values, RootError error,
+                                               const NullLaw& law, double floor,
+                                               const TriangularTable* table) {
+  const double k = static_cast<double>(values.size());
+  const double distance = kolmogorov_smirnov(values, law, floor, table);
+  const auto moved = [&](double value, double times) {
+    const double root = std::sqrt(value);
+    const double end = std::max(0.0, root + times * error.of(root));
+    return end * end;
+  };
+  // What the distance is at most and at least.
+  double most = distance, least = 0.0;
+  const auto count_below = [&](double times) {
+    const auto end = std::ranges::partition_point(
+        values, [&](double value) { return moved(value, times) < floor; });
+    return end - values.begin();
+  };
+  const auto surely_below = count_below(1.0), perhaps_below = count_below(-1.0);
+  const double at_floor = law.cdf(floor);
+  for (const auto below : {surely_below, perhaps_below})
+    most = std::max(most, std::abs(static_cast<double>(below) / k - at_floor));
+  if (surely_below == perhaps_below)
+    least = std::abs(static_cast<double>(surely_below) / k - at_floor);
+  if (const double steepest = law.steepest_by_root(); std::isfinite(steepest)) {
+    return {distance, std::max(most - distance, error.of(std::sqrt(law.edge())) * steepest)};
+  }
+  for (auto i = static_cast<std::size_t>(surely_below); i < values.size(); ++i) {
+    const double before = static_cast<double>(i) / k, after = static_cast<double>(i + 1) / k;
+    const double from = std::max(floor, moved(values[i], -1.0)), to = moved(values[i], 1.0);
+    if (table != nullptr) {
+      const auto [low, high] = table->cdf(from, to);
+      if (std::max(high - before, after - low) < distance) continue;
+    }
+    const double low = law.cdf(from), high = law.cdf(to);
+    most = std::max({most, high - before, after - low});
+    least = std::max({least, low - before, after - high});
+  }
+  return {distance, std::max(most - distance, distance - least)};
+}
+
 double wasserstein(std::span<const double> values, const NullLaw& law) {
   const double k = static_cast<double>(values.size());
   double distance = 0.0;

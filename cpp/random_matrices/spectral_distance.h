@@ -19,10 +19,21 @@ struct CertifiedDistance {
   double distance, uncertain;
 };
 
+// How far a value's square root may be off: so much, and so much of itself.
+struct RootError {
+  double absolute, relative;
+  double of(double root) const { return absolute + relative * root; }
+};
+
 // sup |F_emp(x) − F(x)| over x >= floor. A table of the law, where there is one, brackets every
 // difference, and only those that can be the largest are computed.
 double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor,
                           const TriangularTable* table = nullptr);
+
+// The same of values that are off by an error, and how far the distance of the true ones may be.
+CertifiedDistance certified_kolmogorov_smirnov(std::span<const double> values, RootError error,
+                                               const NullLaw& law, double floor,
+                                               const TriangularTable* table = nullptr);
 
 // ∫ |F_emp − F| dx over [0, ∞).
 double wasserstein(std::span<const double> values, const NullLaw& law);

@@ -145,6 +145,7 @@ def marchenko_pastur(
     draws: int,
     seed: int,
     all_fields: bool,
+    precision: str = "exact",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int]: ...
 def null_law_cdf(x: Iterable[float], aspect: float | None, causal: bool) -> list[float]: ...
 def participation_ratio(

@@ -11,8 +11,9 @@
 namespace attnscope {
 namespace {
 
-// What the error of an eigenvalue may move ks by.
+// What the error of an eigenvalue may move ks by, of exact results and of fast ones.
 constexpr double kKsError = 1e-10;
+constexpr double kFastKsError = 1e-4;
 
 // The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that mixes every bit.
 std::uint64_t mixed(std::uint64_t x) {
@@ -212,9 +213,12 @@ void prepare(const MatrixView<Scalar>& matrix, const Support& support,
   standardize(support, size, rows, workspace);
 }
 
+// Eigenvalues beyond this many times the edge of the law of matrices of n rows are outliers.
+double outlier_margin(Index n) { return 1.0 + std::pow(static_cast<double>(n), -2.0 / 3.0); }
+
 // What is counted and summed over the spectrum once its law's edge is known.
 void sum_up(std::span<const double> spectrum, Index n, MarchenkoPastur& result) {
-  const double margin = 1.0 + std::pow(static_cast<double>(n), -2.0 / 3.0);
+  const double margin = outlier_margin(n);
   double total = 0.0;
   double outside = 0.0;
   result.outliers = 0;
@@ -323,6 +327,50 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
   for (std::size_t k = 0; k < places.size(); ++k) results[places[k]] = exact[k];
 }
 
+// Whether an eigenvalue may lie on the other side of where outliers begin.
+bool outliers_are_open(std::span<const double> spectrum, RootError error, Index n, double edge) {
+  const double begin = std::sqrt(edge * outlier_margin(n));
+  return std::ranges::any_of(spectrum, [&](double value) {
+    const double root = std::sqrt(value);
+    return std::abs(root - begin) <= error.of(root);
+  });
+}
+
+// As by_row_spectra, from singular values in float32. Returns the maps of which they leave more
+// open than `fast` states.
+template <class Scalar>
+std::vector<std::size_t> in_float32(std::span<const MatrixView<Scalar>> matrices, bool causal,
+                                    const MarchenkoPasturOptions& options,
+                                    std::span<MarchenkoPastur> results,
+                                    MarchenkoPasturWorkspace& workspace) {
+  const Index n = matrices.front().rows();
+  float_row_spectra(matrices, causal, workspace.float_rows);
+  std::vector<std::size_t> open;
+  for (std::size_t at = 0; at < matrices.size(); ++at) {
+    const Index varying = workspace.float_rows.varying_rows[at];
+    if (varying == 0) continue;
+    const double* end = workspace.float_rows.values.data() + static_cast<Index>(at + 1) * n;
+    const std::span<const double> spectrum(end - varying, end);
+    const double aspect = causal ? 1.0 : static_cast<double>(varying) / static_cast<double>(n);
+    const NullLaw law = law_of(causal, aspect, options);
+    const RootError error = float_row_error(n, spectrum.back());
+    const CertifiedDistance ks = certified_kolmogorov_smirnov(
+        spectrum, error, law, kResolvedShare * law.edge(), causal ? options.triangular : nullptr);
+    if (!(ks.uncertain <= kFastKsError) ||
+        (options.all_fields && outliers_are_open(spectrum, error, n, law.edge()))) {
+      open.push_back(at);
+      continue;
+    }
+    MarchenkoPastur& result = results[at];
+    result.ks = ks.distance;
+    result.edge = law.edge();
+    if (!options.all_fields) continue;
+    result.wasserstein = wasserstein(spectrum, law);
+    sum_up(spectrum, n, result);
+  }
+  return open;
+}
+
 // Whether a square map's law is that of its support, so that its spectrum may come from XXᵀ.
 bool has_own_law(const Support& support, Size size, SpectralNull null) {
   if (size.queries != size.keys || (support.kind == Support::Kind::causal && support.shift != 0)) {
@@ -336,30 +384,43 @@ bool has_own_law(const Support& support, Size size, SpectralNull null) {
 }  // namespace
 
 template <class Scalar>
-void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
-                      std::span<const Support> supports, const MarchenkoPasturOptions& options,
-                      std::span<MarchenkoPastur> results, MarchenkoPasturWorkspace& workspace) {
+Index marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
+                       std::span<const Support> supports, const MarchenkoPasturOptions& options,
+                       std::span<MarchenkoPastur> results, MarchenkoPasturWorkspace& workspace) {
   const Size size = size_of(matrices.front());
   std::fill(results.begin(), results.end(), MarchenkoPastur{});
-  if (size.least() < kFewestTokens) return;
+  if (size.least() < kFewestTokens) return 0;
   Support rules[kMostTogether];
   for (std::size_t at = 0; at < supports.size(); ++at) rules[at] = simplified(supports[at], size);
+  const bool fast = options.precision == Precision::fast && is_faster_in_float32(size.keys);
+  const auto width = static_cast<std::size_t>(singular_values_width());
+  Index measured_exactly = 0;
   // Runs of maps of one kind are worked on together.
   for (std::size_t begin = 0, end = 0; begin < matrices.size(); begin = end) {
     const bool gram = has_own_law(rules[begin], size, options.null);
-    while (end < matrices.size() && has_own_law(rules[end], size, options.null) == gram &&
+    const bool in_floats = gram && fast;
+    while (end < matrices.size() && (in_floats || end - begin < width) &&
+           has_own_law(rules[end], size, options.null) == gram &&
            (!gram || rules[end].kind == rules[begin].kind)) {
       ++end;
     }
     const auto maps = matrices.subspan(begin, end - begin);
     const std::span<const Support> rules_of_block(rules + begin, end - begin);
     const auto results_of_block = results.subspan(begin, end - begin);
-    if (gram) {
+    if (in_floats) {
+      const bool causal = rules[begin].kind == Support::Kind::causal;
+      for (const std::size_t at : in_float32(maps, causal, options, results_of_block, workspace)) {
+        by_row_spectra(maps.subspan(at, 1), rules_of_block.subspan(at, 1), options,
+                       results_of_block.subspan(at, 1), workspace);
+        ++measured_exactly;
+      }
+    } else if (gram) {
       by_row_spectra(maps, rules_of_block, options, results_of_block, workspace);
     } else {
       by_singular_values(maps, rules_of_block, options, results_of_block, workspace);
     }
   }
+  return measured_exactly;
 }
 
 ATTNSCOPE_COMPILE(marchenko_pastur);

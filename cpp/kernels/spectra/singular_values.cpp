@@ -8,7 +8,6 @@
 #include "linalg/bidiagonal.h"
 #include "linalg/float_packs.h"
 #include "linalg/gram.h"
-#include "linalg/panel_tridiagonal.h"
 #include "matrix/square_factor.h"
 #include "matrix/widen.h"
 #include "simd/lanes.h"
@@ -18,8 +17,15 @@ namespace {
 
 // Up to this size a pack of matrices stays in the second-level cache; beyond, one matrix does.
 constexpr Index kLargestPacked = 128;
-// Up to this size of a fast matrix, arithmetic in float32 takes less than a product in float64.
-constexpr Index kLargestInFloat32 = 96;
+// Up to this size a pack of matrices in float32 does.
+constexpr Index kLargestFloatPack = 96;
+// Up to this size, and beyond packs in float32, packs of AAᵀ in float64 take less time.
+constexpr Index kLargestPackedGram = 256;
+// Values up to this share of the largest are taken for 0, ten times what rounding makes of 0 at
+// most: in packs for every row, and in one matrix, whose sums run in many chains, whatever the
+// size.
+constexpr double kNoiseOfRow = 0x1p-24;
+constexpr double kNoise = 0x1p-20;
 
 // The power of two that brings a largest entry which float32 does not square to 1.
 double float_scale(double largest) {
@@ -94,50 +100,76 @@ bool clear_noise(std::span<double> values, double noise) {
   return missed > kMostEntropyOfZeros;
 }
 
-// Of square matrices in float32, up to kFloatsInPack at a time. Returns those whose values near 0
-// are too many for it.
+// Bidiagonal forms of up to kFloatsInPack matrices in float32, side by side, to `groups`.
+template <class Scalar>
+void reduce_float_pack(std::span<const MatrixView<Scalar>> matrices, double* groups, double* scales,
+                       SingularValuesWorkspace& workspace) {
+  const Index n = matrices.front().rows();
+  const auto count = static_cast<Index>(matrices.size());
+  const Index row = bidiagonal_pack_row(n);
+  double* wide = workspace.matrices.resize(n * row);
+  FloatLanes* pack = float_lane_buffer(workspace.float_matrices, n * row / kPackWidth);
+  std::fill(pack, pack + n * row / kPackWidth, FloatLanes{});
+  for (Index half = 0; half < 2 && half * kPackWidth < count; ++half) {
+    const Index begin = half * kPackWidth;
+    double scale[kPackWidth];
+    const auto part = matrices.subspan(begin, std::min(kPackWidth, count - begin));
+    interleave(part, wide, scale, float_scale, workspace.rows);
+    std::copy(scale, scale + part.size(), scales + begin);
+    for (Index i = 0; i < n; ++i) {
+      narrow(reinterpret_cast<const Lanes*>(wide + i * row), n, half, pack + i * row / kPackWidth);
+    }
+  }
+  bidiagonalize_float_pack(pack, n, groups, workspace.lines, workspace.vectors);
+}
+
+// The same of one, whose columns are side by side, to a lane of a group; returns its scale.
+template <class Scalar>
+double reduce_float_matrix(const MatrixView<Scalar>& matrix, double* diagonal,
+                           double* superdiagonal, SingularValuesWorkspace& workspace) {
+  const Index n = matrix.rows();
+  double* row = workspace.rows.resize(n);
+  FloatPanels panels(n, workspace.float_matrices);
+  const auto fill = [&](double scale) {
+    double largest = 0.0;
+    for (Index i = 0; i < n; ++i) {
+      widen_row(matrix, i, n, row);
+      largest = std::max(largest, largest_magnitude(row, n));
+      panels.set_row(i, row, scale);
+    }
+    return largest;
+  };
+  const double scale = float_scale(fill(1.0));
+  if (scale != 1.0) fill(scale);
+  panels.bidiagonalize(diagonal, superdiagonal, dqds_width(), workspace.vectors);
+  return scale;
+}
+
+// Of up to kFloatsInPack square matrices in float32. Returns those whose values near 0 are too many
+// for it.
 template <class Scalar>
 std::vector<Index> in_float32(std::span<const MatrixView<Scalar>> matrices,
                               std::span<double* const> out, SingularValuesWorkspace& workspace) {
   const Index n = matrices.front().rows();
   const auto count = static_cast<Index>(matrices.size());
   const Index width = dqds_width();
-  const Index row = bidiagonal_pack_row(n);
-  const Index room = (count + kFloatsInPack - 1) / kFloatsInPack * kFloatsInPack;
-  double* groups = workspace.bidiagonals.resize((room + width - 1) / width * group_size(n));
-  double* wide = workspace.matrices.resize(n * row);
-  FloatLanes* pack = float_lane_buffer(workspace.float_pack, n * row / kPackWidth);
-  FloatLanes* lines = float_lane_buffer(workspace.lines, 2 * n);
+  double* groups = workspace.bidiagonals.resize(float_groups_size(n));
   double scales[kMostTogether];
-  for (Index first = 0; first < count; first += kFloatsInPack) {
-    std::fill(pack, pack + n * row / kPackWidth, FloatLanes{});
-    for (Index half = 0; half < 2 && first + half * kPackWidth < count; ++half) {
-      const Index begin = first + half * kPackWidth;
-      double scale[kPackWidth];
-      const auto part = matrices.subspan(begin, std::min(kPackWidth, count - begin));
-      interleave(part, wide, scale, float_scale, workspace.rows);
-      std::copy(scale, scale + part.size(), scales + begin);
-      for (Index i = 0; i < n; ++i) {
-        narrow(reinterpret_cast<const Lanes*>(wide + i * row), n, half,
-               pack + i * row / kPackWidth);
-      }
+  if (n <= kLargestFloatPack) {
+    reduce_float_pack(matrices, groups, scales, workspace);
+  } else {
+    std::fill(groups, groups + float_groups_size(n), 0.0);
+    for (Index k = 0; k < count; ++k) {
+      double* diagonal = groups + k / width * group_size(n) + k % width;
+      scales[k] = reduce_float_matrix(matrices[k], diagonal, diagonal + n * width, workspace);
     }
-    std::fill(lines, lines + 2 * n, FloatLanes{});
-    bidiagonalize_float_pack(reinterpret_cast<float*>(pack), n, reinterpret_cast<float*>(lines),
-                             reinterpret_cast<float*>(lines + n), workspace.vectors);
-    widen_lines(lines, lines + n, n, first, groups);
   }
-  for (Index first = 0; first < count; first += width) {
-    const double* diagonal = groups + first / width * group_size(n);
-    bidiagonal_singular_values(diagonal, diagonal + n * width, n,
-                               out.subspan(first, std::min(width, count - first)), workspace.dqds,
-                               0, Precision::fast);
-  }
+  float_bidiagonal_singular_values(groups, n, out, workspace.dqds);
+  const double share = n <= kLargestFloatPack ? kNoiseOfRow * static_cast<double>(n) : kNoise;
   std::vector<Index> beyond;
   for (Index k = 0; k < count; ++k) {
-    const double noise = 0x1p-24 * static_cast<double>(n) * out[k][0];
-    if (clear_noise({out[k], static_cast<std::size_t>(n)}, noise)) beyond.push_back(k);
-    for (Index i = 0; i < n; ++i) out[k][i] /= scales[k];
+    if (clear_noise({out[k], static_cast<std::size_t>(n)}, share * out[k][0])) beyond.push_back(k);
+    for (Index i = 0; i < n && scales[k] != 1.0; ++i) out[k][i] /= scales[k];
   }
   return beyond;
 }
@@ -145,9 +177,6 @@ std::vector<Index> in_float32(std::span<const MatrixView<Scalar>> matrices,
 // Values of AAᵀ are off by a few roundings of the largest: the root of one that is this share of
 // the largest is off by a tenth of itself at most.
 constexpr double kGramNoise = 0x1p-23;
-
-// Up to this size a pack of Gram matrices stays near the second-level cache.
-constexpr Index kLargestPackedGram = 256;
 
 // AAᵀ of up to kPackWidth matrices, tridiagonal in the lanes from `diagonal` and `beside` on.
 template <class Scalar>
@@ -172,24 +201,7 @@ void reduce_gram_pack(std::span<const MatrixView<Scalar>> part, double* scales, 
                  lane_buffer(workspace.vectors, 4 * n));
 }
 
-// The same of one matrix.
-template <class Scalar>
-double reduce_gram(const MatrixView<Scalar>& matrix, double* diagonal, double* beside,
-                   SingularValuesWorkspace& workspace) {
-  const Index n = matrix.rows();
-  double* rows = workspace.matrices.resize(n * n);
-  const double scale = widen(matrix, rows, n);
-  bool causal = true;
-  for (Index i = 0; causal && i < n; ++i) {
-    causal = largest_magnitude(rows + i * n + i + 1, n - i - 1) == 0.0;
-  }
-  double* gram = workspace.rectangle.resize(panel_offset(panels_of(n)));
-  panel_gram(rows, n, n, causal, gram, workspace.rows);
-  panel_tridiagonalize(gram, n, diagonal, beside, dqds_width(), workspace.vectors);
-  return scale;
-}
-
-// Of large square matrices, as roots of the eigenvalues of AAᵀ: a product and the reduction of a
+// Of square matrices, as roots of the eigenvalues of AAᵀ: a product and the reduction of a
 // symmetric matrix take less than the reduction of A. Returns those whose values near 0 are too
 // many for it.
 template <class Scalar>
@@ -206,16 +218,9 @@ std::vector<Index> by_gram(std::span<const MatrixView<Scalar>> matrices,
   for (Index first = 0; first < count; first += width) {
     const Index size = std::min(width, count - first);
     std::fill(diagonal, diagonal + 2 * n * width, 0.0);
-    if (n <= kLargestPackedGram) {
-      for (Index lane = 0; lane < size; lane += kPackWidth) {
-        reduce_gram_pack(matrices.subspan(first + lane, std::min(kPackWidth, size - lane)),
-                         scales + lane, diagonal + lane, beside + lane, workspace);
-      }
-    } else {
-      for (Index lane = 0; lane < size; ++lane) {
-        scales[lane] =
-            reduce_gram(matrices[first + lane], diagonal + lane, beside + lane, workspace);
-      }
+    for (Index lane = 0; lane < size; lane += kPackWidth) {
+      reduce_gram_pack(matrices.subspan(first + lane, std::min(kPackWidth, size - lane)),
+                       scales + lane, diagonal + lane, beside + lane, workspace);
     }
     tridiagonal_eigenvalues(diagonal, beside, n, size, values, workspace.dqds);
     for (Index lane = 0; lane < size; ++lane) {
@@ -242,7 +247,8 @@ Index singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<do
   const auto together = static_cast<std::size_t>(dqds_width());
   const bool square = matrices.front().rows() == matrices.front().cols();
   if (precision == Precision::fast && square) {
-    const std::vector<Index> beyond = matrices.front().rows() <= kLargestInFloat32
+    const Index n = matrices.front().rows();
+    const std::vector<Index> beyond = n <= kLargestFloatPack || n > kLargestPackedGram
                                           ? in_float32(matrices, out, workspace)
                                           : by_gram(matrices, out, workspace);
     std::vector<MatrixView<Scalar>> again;

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The bounds that `precision="fast"` states for spectra, against NumPy and against "exact"."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 
 import attnscope as asc
+from attnscope._precision import count_fallbacks
 from strategies import KINDS, attention_map
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -67,11 +70,128 @@ def test_laplacian_eigenvalues(n, normalized):
         assert np.all(np.abs(gap - (expected[:, 2] - expected[:, 1])) <= 2e-5 * expected[:, -1] + 1e-14)
 
 
-def test_distances_from_random_rows_are_exact():
-    """The laws are steep where eigenvalues crowd: float32 would move ks by more than 1e-4 on most maps."""
-    maps = regimes(40)[:6]
-    exact = asc.marchenko_pastur_deviation(maps)
-    assert torch.equal(asc.marchenko_pastur_deviation(maps, precision="fast"), exact)
+def standardised(maps):
+    """Rows over the keys that they see; those that do not vary become 0."""
+    n = maps.shape[-1]
+    causal = np.triu(maps, 1).max(axis=(1, 2), keepdims=True) == 0
+    visible = np.where(causal, np.tril(np.ones((n, n))), 1.0)
+    count = visible.sum(-1, keepdims=True)
+    for _ in range(2):  # the first mean's rounding is not small beside entries that hardly differ
+        maps = (maps - (maps * visible).sum(-1, keepdims=True) / count) * visible
+    deviation = np.sqrt((maps**2).sum(-1, keepdims=True) / count)
+    return np.where(deviation > 1e-14, maps / np.where(deviation > 0, deviation, 1.0), 0.0), causal[:, 0, 0]
+
+
+def distance(values, size, law):
+    """ks of the largest `size` values, ascending, against a law F with an upper edge."""
+    cdf, edge = law
+    values, floor = values[-size:], 1e-12 * edge
+    rank = np.arange(size)
+    at = cdf(np.maximum(values, floor))
+    steps = np.maximum(np.abs((rank + 1) / size - at), np.abs(at - rank / size))[values >= floor]
+    below = np.count_nonzero(values < floor) / size
+    return max(steps.max(initial=0.0), abs(below - cdf(np.array([floor]))[0]))
+
+
+def triangular(x):
+    """F of the triangular law by bisection in its angle: x = (sin t/t)·exp(t cot t)."""
+    low, high = np.full_like(x, 1e-12), np.full_like(x, np.pi - 1e-12)
+    for _ in range(100):
+        t = (low + high) / 2
+        above = np.log(np.sin(t) / t) + t / np.tan(t) > np.log(x)
+        low, high = np.where(above, t, low), np.where(above, high, t)
+    return np.where(x >= np.e, 1.0, 1 - t / np.pi + np.sin(t) ** 2 / (np.pi * t))
+
+
+def marchenko_pastur_law(aspect):
+    """F by its integral in the angle, for eigenvalues 1 + γ + 2√γ cos t."""
+    root = np.sqrt(aspect)
+
+    def cdf(x):
+        begin = np.arccos(np.clip((x - 1 - aspect) / (2 * root), -1, 1))
+        half = (np.linspace(0, 1, 4001)[:, None] * (np.pi - begin) + begin) / 2
+        cosine = np.cos(half) ** 2
+        density = np.sin(half) ** 2 * cosine / ((1 - root) ** 2 + 4 * root * cosine)
+        return 8 / np.pi * np.trapezoid(density, 2 * half, axis=0)
+
+    return cdf, (1 + root) ** 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [257, 300])
+def test_distances_from_random_rows(n, dtype):
+    maps = regimes(n).to(dtype)
+    rows, causal = standardised(maps.double().numpy())
+    sizes = np.any(rows != 0, axis=-1).sum(-1)
+    spectra = np.sort(np.linalg.svd(rows, compute_uv=False) ** 2 / n)
+    with pytest.warns(RuntimeWarning, match="no row that varies"):
+        fast, exact = (asc.marchenko_pastur(maps, precision=precision) for precision in ("fast", "exact"))
+    alone = asc.marchenko_pastur_deviation(maps[:4], precision="fast")
+    assert torch.equal(alone, fast.ks[:4])
+    assert torch.equal(fast.outliers, exact.outliers)
+    assert torch.equal(fast.ks.isnan(), torch.tensor(sizes == 0))
+    for at in np.flatnonzero(sizes):
+        law = (triangular, np.e) if causal[at] else marchenko_pastur_law(sizes[at] / n)
+        assert abs(fast.ks[at] - distance(spectra[at], sizes[at], law)) <= 1e-4, at
+    for name in ("wasserstein", "largest", "edge", "outlier_energy"):
+        numbers = (getattr(result, name) for result in (fast, exact))
+        torch.testing.assert_close(*numbers, rtol=1e-5, atol=1e-7, equal_nan=True, msg=name)
+
+
+def test_distances_of_other_sizes_supports_and_nulls_are_exact():
+    def both(maps, **options):
+        return [asc.marchenko_pastur_deviation(maps, precision=p, **options) for p in ("exact", "fast")]
+
+    few, many = regimes(256)[:6], regimes(270)[:2]
+    window = torch.ones(270, 270, dtype=torch.bool).tril().triu(-40)
+    assert torch.equal(*both(few))
+    assert torch.equal(*both(many[:, :260]))
+    assert torch.equal(*both(many, null="permutation", draws=2))
+    assert torch.equal(*both(many, support=window, draws=2))
+
+
+def nearly_equal_pairs(n, size):
+    """A causal map whose rows come in pairs that standardise to the same but for `size`: half of its singular
+    values are as small.
+    """
+    draw = np.random.default_rng(0)
+    a = np.tril(draw.random((n, n)))
+    for row in range(1, n, 2):
+        a[row, :row] = a[row - 1, :row]
+        a[row, row] = a[row, :row].mean()
+        a[row, : row + 1] *= 1 + size * draw.standard_normal(row + 1)
+    return a
+
+
+@pytest.mark.parametrize("size", [1e-6, 3e-6, 1e-5])
+def test_maps_whose_distance_float32_leaves_open_fall_back_and_are_counted(size):
+    """Of singular values so small float32 knows no digit, and the triangular law still rises there."""
+    maps = torch.tensor(np.stack([nearly_equal_pairs(260, size), np.tril(attention_map(260, "causal", 1))]))
+    counts: Counter[str] = Counter()
+    with count_fallbacks(counts):
+        fast = asc.marchenko_pastur(maps, precision="fast")
+    assert counts == {"marchenko_pastur": 1}
+    exact = asc.marchenko_pastur(maps)
+    for name, values in fast._asdict().items():
+        torch.testing.assert_close(values[0], getattr(exact, name)[0], rtol=0, atol=0, equal_nan=True)
+    assert not torch.equal(fast.ks[1], exact.ks[1])
+    assert bool((fast.ks - exact.ks).abs()[1] < 1e-4)
+
+
+@pytest.mark.parametrize("share", [1e-3, 1e-6, 1e-9])
+def test_sinks_with_a_huge_largest_eigenvalue_keep_the_distance(share):
+    n = 280
+    sink = torch.zeros(n, n, dtype=torch.float64)
+    sink[:, 0] = 1.0
+    logits = torch.randn(2, n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
+    rest = torch.stack([logits[0].masked_fill(hidden, -torch.inf), logits[1]]).softmax(-1)
+    maps = (1 - share) * sink + share * rest
+    fast, exact = (asc.marchenko_pastur(maps, precision=precision) for precision in ("fast", "exact"))
+    assert bool((exact.largest > 100).all())
+    assert bool(((fast.ks - exact.ks).abs() <= 1e-4).all())
+    torch.testing.assert_close(fast.largest, exact.largest, rtol=1e-5, atol=0)
+    assert torch.equal(fast.outliers, exact.outliers)
 
 
 @pytest.mark.parametrize("n", [20, 128, 260])

@@ -74,7 +74,10 @@ def marchenko_pastur(
         draws: shuffled copies, for a permutation null.
         seed: of the shuffles. They depend on the seed and on the map's own entries, never on its place in
             the batch or on threads.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" has an error of ks below 1e-4 and of the other numbers below 1e-5, relative, and
+            the exact outliers: of square maps of 257 to 1,024 tokens against the law of their support the
+            singular values come from float32, and a map of which those leave more open is measured exactly.
+            Any other map has its exact value.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
@@ -102,10 +105,10 @@ def marchenko_pastur(
         Haagerup, DT-operators and decomposability of Voiculescu's circular operator, 2004.
     """
     name = "marchenko_pastur"
-    _checks.precision_argument(name, precision, attention)
+    precision = _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
-    return MarchenkoPastur(*_compare(name, checked, null, support, draws, seed, all_fields=True))
+    return MarchenkoPastur(*_compare(name, checked, null, support, draws, seed, precision, all_fields=True))
 
 
 @without_derivative("it is the supremum of a step function")
@@ -128,7 +131,7 @@ def marchenko_pastur_deviation(
 
     Args:
         attention: maps [..., q, k]; arguments and errors are those of `marchenko_pastur`.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" has an error below 1e-4.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
@@ -147,10 +150,10 @@ def marchenko_pastur_deviation(
         Ubaru, Chen and Saad, Fast estimation of tr(f(A)) via stochastic Lanczos quadrature, 2017.
     """
     name = "marchenko_pastur_deviation"
-    _checks.precision_argument(name, precision, attention)
+    precision = _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
-    ks: torch.Tensor = _compare(name, checked, null, support, draws, seed, all_fields=False)[0]
+    ks: torch.Tensor = _compare(name, checked, null, support, draws, seed, precision, all_fields=False)[0]
     return ks
 
 
@@ -161,6 +164,7 @@ def _compare(
     support: Support,
     draws: int,
     seed: int,
+    precision: _checks.Precision,
     *,
     all_fields: bool,
 ) -> list[Any]:
@@ -172,7 +176,9 @@ def _compare(
     draws = scalars.at_least(name, "draws", draws, 1)
     seed = scalars.at_least(name, "seed", seed, 0)
     kernel_arguments = (visible, null, draws, seed, all_fields)
-    *fields, undefined = _calls.call_and_warn(_core.marchenko_pastur, name, checked, *kernel_arguments)
+    *fields, undefined = _calls.call_and_warn(
+        _core.marchenko_pastur, name, checked, *kernel_arguments, precision=precision
+    )
     if undefined:
         undefined = int(undefined)
         message = (

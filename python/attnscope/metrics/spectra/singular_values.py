@@ -39,8 +39,9 @@ def singular_values(
             the largest with certain bounds, as `LeadingSingularValues`.
         largest: how many, from the largest on; all when None, of `LazyAttention` 8.
         precision: "fast" has an absolute error below 1e-5·σ1, and values that rounding cannot tell from 0 are
-            0: those of float32 up to 96 tokens, and beyond those below 2⁻²³·σ1, since σ² are the eigenvalues
-            of A·Aᵀ then; in less time for square maps. Of a map with so many values near 0 that its effective
+            0: those below n·2⁻²⁴·σ1 up to 96 tokens and below 2⁻²⁰·σ1 from 257 on, of float32, and between
+            those below 2⁻²³·σ1, since σ² are the eigenvalues of A·Aᵀ there; in less time for square maps. Of
+            a map with so many values near 0 that its effective
             rank would miss them, the values are the exact ones.
         lengths: keys per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
