@@ -73,11 +73,12 @@ bool SimpleGraphSpectra::solve_alone(const LevelTable& level, Level above,
   const auto base = static_cast<double>(level.n - m);
   degree_.resize(rest_.size());
   for (Index i = 0; i < m; ++i) degree_[i] = static_cast<double>(degree[rest_[i]]) - base;
-  double mu2 = 0.0, mu3 = 0.0;
-  if (!block_inverse_lanczos({level, above, rest_, degree_, piece_}, pair_, &mu2, &mu3))
-    return false;
-  *fiedler_value = base + mu2;
-  *gap = std::max(0.0, mu3 - mu2);
+  laplacian_.read({level, above, rest_, degree_});
+  std::optional<EigenvaluePair> pair = preconditioned_pair(laplacian_, piece_, preconditioned_);
+  if (!pair) pair = block_inverse_lanczos(laplacian_, piece_, inverse_);
+  if (!pair) return false;
+  *fiedler_value = base + pair->mu2;
+  *gap = std::max(0.0, pair->mu3 - pair->mu2);
   return true;
 }
 

@@ -9,7 +9,7 @@
 #include "linalg/packed_tridiagonal.h"
 #include "linalg/panel_cholesky.h"
 #include "linalg/refinement/missed_eigenvalue.h"
-#include "linalg/shifted_lanczos.h"
+#include "linalg/lanczos/shifted_lanczos.h"
 
 namespace attnscope {
 namespace {

@@ -13,7 +13,7 @@
 #include "linalg/gram.h"
 #include "linalg/packed_tridiagonal.h"
 #include "linalg/panel_tridiagonal.h"
-#include "linalg/shifted_lanczos.h"
+#include "linalg/lanczos/shifted_lanczos.h"
 #include "matrix/row_logs.h"
 #include "matrix/row_products.h"
 #include "random_matrices/standard_rows.h"

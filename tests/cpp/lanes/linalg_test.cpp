@@ -11,7 +11,7 @@
 #include "linalg/gram.h"
 #include "linalg/panel_cholesky.h"
 #include "linalg/panel_tridiagonal.h"
-#include "linalg/shifted_lanczos.h"
+#include "linalg/lanczos/shifted_lanczos.h"
 #include "matrices.h"
 #include "simd/memory.h"
 
