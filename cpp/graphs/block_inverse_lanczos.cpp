@@ -46,7 +46,7 @@ std::optional<EigenvaluePair> block_inverse_lanczos(const SimpleLaplacian& lapla
   double sigma = 0.0, below = 0.0;
   for (int attempt = 0; attempt < kMostRounds; ++attempt) {
     const bool seeks_third = space.locked == 2;  // μ3 is what is left to find
-    laplacian.fill_panels<double>(seeks_third ? lifted : nullptr, lift, sigma, panels);
+    laplacian.fill_panels<double>(m, seeks_third ? lifted : nullptr, lift, sigma, panels);
     if (!panel_factorize(panels, count, inverses)) {
       if (sigma == below) return std::nullopt;
       sigma = sigma - below > 1e-9 * nodes ? below + 0.25 * (sigma - below) : below;

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "linalg/panel_cholesky.h"
+#include "graphs/laplacian_factor.h"
 #include "linalg/refinement/ritz_corrections.h"
 
 namespace attnscope {
@@ -29,24 +29,6 @@ constexpr double kCorrectionShare = 3e-5;
 float* floats(AlignedBuffer& buffer, Index size) {
   return reinterpret_cast<float*>(buffer.resize((size + 1) / 2));
 }
-
-// The float32 factor of B = L + 11ᵀ + lift·vvᵀ − σ.
-struct FloatFactor {
-  Index count;  // of panels
-  float* panels;
-  float* inverses;
-
-  bool factorize() const { return panel_factorize(panels, count, inverses); }
-  void solve(float* x, float* y) const { panel_solve<2, float>(panels, count, inverses, {x, y}); }
-  // The first `wanted` of one or two vectors that follow each other.
-  void solve(float* x, Index wanted) const {
-    if (wanted == 2) {
-      solve(x, x + count * PanelShape<float>::kWidth);
-    } else {
-      panel_solve<float>(panels, count, inverses, x);
-    }
-  }
-};
 
 // Refines the first one or two Ritz vectors of a space in float64.
 //
@@ -75,9 +57,9 @@ class PairRefinement {
 
   // Refines the vectors at x, as long as those of the space. False where float32 does not get
   // there. `memory` holds kCorrectionVectors.
-  bool refine(const FloatFactor& factor, double sigma, const RitzSpace& space, const float* x,
-              float* memory) {
-    const auto solve = [&](float* y, Index count) { factor.solve(y, count); };
+  // solve(y, count) applies B⁻¹ to `count` vectors.
+  template <class Solve>
+  bool refine(double sigma, const RitzSpace& space, const float* x, float* memory, Solve&& solve) {
     for (int corrections = 0; corrections <= kMostCorrections; ++corrections) {
       const Index first = size_;
       for (Index k = 0; k < wanted_; ++k) append(x + k * space.padded);
@@ -182,20 +164,29 @@ class PairRefinement {
 
 }  // namespace
 
-std::optional<EigenvaluePair> preconditioned_pair(const SimpleLaplacian& laplacian,
+std::optional<EigenvaluePair> preconditioned_pair(const SimpleLaplacian& graph,
                                                   const std::vector<Index>& one_piece,
                                                   PreconditionedPairWorkspace& workspace) {
-  const Index m = laplacian.order();
+  const Index m = graph.order();
   const auto nodes = static_cast<double>(m);
-  const Index count = panels_of<float>(m);
-  const Index padded = count * PanelShape<float>::kWidth;
   const bool in_two = !one_piece.empty();
   if (m < 12) return std::nullopt;
-  const FloatFactor factor{count, floats(workspace.factor, panel_offset<float>(count)),
-                           floats(workspace.inverses, panel_inverses<float>(m))};
+  std::vector<Index>& order = workspace.order;
+  const Index core = order_for_elimination(graph, order);
+  if (core < m) workspace.reordered.reorder(graph, order);
+  const SimpleLaplacian& laplacian = core < m ? workspace.reordered : graph;
+  LaplacianFactor factor(laplacian, core, workspace.factor);
+  const Index padded = factor.padded();
   PairRefinement refinement(laplacian, in_two ? 2 : 1, in_two ? 1 : 2, workspace);
   std::fill(refinement.locked_vector(0), refinement.locked_vector(0) + m, 1.0 / std::sqrt(nodes));
-  if (in_two) write_piece_vector(one_piece, m, refinement.locked_vector(1));
+  if (in_two) {
+    double* vector = refinement.locked_vector(1);
+    write_piece_vector(one_piece, m, vector);
+    if (core < m) {
+      const std::vector<double> natural(vector, vector + m);
+      for (Index i = 0; i < m; ++i) vector[i] = natural[order[i]];
+    }
+  }
 
   float* krylov = floats(workspace.krylov, (2 + 2 * kMostBlocks + 2) * padded);
   static_assert(kCorrectionVectors <= 2 * kMostBlocks);
@@ -216,14 +207,24 @@ std::optional<EigenvaluePair> preconditioned_pair(const SimpleLaplacian& laplaci
   double sigma = 0.0, below = 0.0;
   for (int attempt = 0; attempt < kMostRounds; ++attempt) {
     const bool seeks_third = space.locked == 2;  // μ3 is what is left to find
-    laplacian.fill_panels<float>(seeks_third ? lifted : nullptr, lift, sigma, factor.panels);
-    if (!factor.factorize()) {
+    if (!factor.factorize(seeks_third ? lifted : nullptr, lift, sigma)) {
       if (sigma == below) return std::nullopt;
       sigma = below + 0.25 * (sigma - below);
       continue;
     }
     below = sigma;
     const Index wanted = seeks_third ? 1 : 2;
+    // What elimination leaves along the vectors that are known is of no use.
+    const auto solve_two = [&](float* x, float* y) {
+      factor.solve(x, y);
+      remove_parts<float>(krylov, space.locked, padded, x);
+      remove_parts<float>(krylov, space.locked, padded, y);
+    };
+    const auto solve = [&](float* x, Index count) {
+      if (count == 2) return solve_two(x, x + padded);
+      factor.solve(x);
+      remove_parts<float>(krylov, space.locked, padded, x);
+    };
     const auto share = [](const BlockRound& at, Index k) { return at.residual[k] / at.theta(k); };
     double before = 0.0;
     Index size_before = 0;
@@ -243,8 +244,7 @@ std::optional<EigenvaluePair> preconditioned_pair(const SimpleLaplacian& laplaci
       return static_cast<Index>(std::clamp(0.6 * left, 2.0, 6.0));
     };
     const Index most = std::min(kMostBlocks, (m - space.locked) / 2 - 1);
-    const BlockRound round =
-        block_lanczos_round(space, most, look, [&](float* x, float* y) { factor.solve(x, y); });
+    const BlockRound round = block_lanczos_round(space, most, look, solve_two);
     if (!(round.theta(1) > 0.0)) return std::nullopt;
     form_ritz_vectors(round, space, round.size, ritz);
     // How close to its eigenvalue a shift may come.
@@ -265,23 +265,24 @@ std::optional<EigenvaluePair> preconditioned_pair(const SimpleLaplacian& laplaci
       if (value(0) - sigma < closest(0)) return std::nullopt;
       std::copy(lifted, lifted + padded, vectors);
       const bool two_refined = !in_two && seeks_third;
-      const bool refined = refinement.refine(factor, sigma, {padded, round, ritz, wanted},
-                                             two_refined ? vectors : ritz, space.vector(0));
+      const bool refined = refinement.refine(sigma, {padded, round, ritz, wanted},
+                                             two_refined ? vectors : ritz, space.vector(0), solve);
       if (!refined) return std::nullopt;
       return in_two ? EigenvaluePair{0.0, refinement.value(0)}
                     : EigenvaluePair{refinement.value(0), refinement.value(1)};
     }
-    if (!seeks_third && share(round, 0) * value(1) < 1e-3 * (value(1) - value(0))) {
+    // With μ2 known well the other is looked for from just below it.
+    const bool locks = !seeks_third && share(round, 0) * value(1) < 1e-3 * (value(1) - value(0));
+    const double up = shift_below(locks ? 1 : 0);
+    if (!(up > sigma)) return std::nullopt;
+    if (locks) {
       lift = 4.0 * (value(1) - value(0));
-      sigma = shift_below(1);
       std::copy(ritz, ritz + 3 * padded, lifted);
       space.locked = 2;
     } else {
-      const double up = shift_below(0);
-      if (!(up > sigma)) return std::nullopt;
-      sigma = up;
       std::copy(ritz, ritz + 2 * padded, space.vector(0));
     }
+    sigma = up;
   }
   return std::nullopt;
 }

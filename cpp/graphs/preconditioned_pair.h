@@ -4,14 +4,15 @@
 #include <optional>
 #include <vector>
 
-#include "graphs/simple_laplacian.h"
+#include "graphs/laplacian_factor.h"
 #include "simd/memory.h"
 
 namespace attnscope {
 
 struct PreconditionedPairWorkspace {
-  AlignedBuffer factor;
-  AlignedBuffer inverses;
+  std::vector<Index> order;
+  SimpleLaplacian reordered;
+  LaplacianFactorWorkspace factor;
   AlignedBuffer krylov;
   AlignedBuffer ritz;
   AlignedBuffer basis;
@@ -25,7 +26,7 @@ struct PreconditionedPairWorkspace {
 // steps with its inverse give both vectors to some 1e-6; where they crawl, σ moves up to just below
 // μ2. The rest is done in float64, which needs the factor only for corrections: residuals with the
 // graph's edges, and eigenvalues of the Laplacian on the vectors and all corrections so far.
-std::optional<EigenvaluePair> preconditioned_pair(const SimpleLaplacian& laplacian,
+std::optional<EigenvaluePair> preconditioned_pair(const SimpleLaplacian& graph,
                                                   const std::vector<Index>& one_piece,
                                                   PreconditionedPairWorkspace& workspace);
 

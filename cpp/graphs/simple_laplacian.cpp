@@ -56,8 +56,24 @@ void SimpleLaplacian::read(const LevelGraph& graph) {
   }
 }
 
+void SimpleLaplacian::reorder(const SimpleLaplacian& other, const std::vector<Index>& order) {
+  order_ = other.order_;
+  words_ = other.words_;
+  double* degree = degree_.resize(padded());
+  std::fill(degree + order_, degree + padded(), 0.0);
+  edges_.assign(padded() * words_, 0);
+  places_.resize(order.size());
+  for (Index i = 0; i < order_; ++i) places_[order[i]] = i;
+  for (Index i = 0; i < order_; ++i) {
+    degree[i] = other.degree(order[i]);
+    std::uint64_t* row = edges_.data() + i * words_;
+    other.for_each_neighbour(
+        order[i], [&](Index j) { row[places_[j] / 64] |= std::uint64_t{1} << (places_[j] % 64); });
+  }
+}
+
 template <class Number>
-void SimpleLaplacian::fill_panels(const Number* v, double lift, double sigma,
+void SimpleLaplacian::fill_panels(Index size, const Number* v, double lift, double sigma,
                                   Number* panels) const {
   using Shape = PanelShape<Number>;
   using Vector = typename Shape::Vector;
@@ -65,27 +81,27 @@ void SimpleLaplacian::fill_panels(const Number* v, double lift, double sigma,
   constexpr Index kWidth = Shape::kWidth, kLanes = Shape::kLanes;
   const Mask places = place_values<Mask>();
   const Vector one = broadcast(Number{1});
-  const Index count = panels_of<Number>(order_);
+  const Index count = panels_of<Number>(size);
   for (Index s = 0; s < count; ++s) {
     const Index first = s * kWidth;
     Vector* row = lanes_at(panels + panel_offset<Number>(s));
     for (Index k = 0; k < first + kWidth; ++k) {
       for (Index column = first; column < first + kWidth; column += kLanes, ++row) {
-        if (k >= order_ || column >= order_) {
+        if (k >= size || column >= size) {
           *row = Vector{};
           continue;
         }
         *row = lanes_of_bits(edges_from(k, column), places) ? Vector{} : one;
-        for (Index lane = order_ - column; lane < kLanes; ++lane) (*row)[lane] = Number{0};
         if (v != nullptr) *row += static_cast<Number>(lift * v[k]) * *lanes_at(v + column);
+        for (Index lane = size - column; lane < kLanes; ++lane) (*row)[lane] = Number{0};
       }
     }
   }
   for (Index i = 0; i < count * kWidth; ++i) {
     Number& entry = panels[panel_entry<Number>(i, i)];
     // No node touches itself, so the entry is 1 + lift·v².
-    entry = i < order_ ? static_cast<Number>(static_cast<double>(entry) + degree(i) - sigma)
-                       : Number{1};
+    entry =
+        i < size ? static_cast<Number>(static_cast<double>(entry) + degree(i) - sigma) : Number{1};
   }
 }
 
@@ -111,8 +127,8 @@ void SimpleLaplacian::multiply(const double* const (&vectors)[kCount],
   }
 }
 
-template void SimpleLaplacian::fill_panels(const float*, double, double, float*) const;
-template void SimpleLaplacian::fill_panels(const double*, double, double, double*) const;
+template void SimpleLaplacian::fill_panels(Index, const float*, double, double, float*) const;
+template void SimpleLaplacian::fill_panels(Index, const double*, double, double, double*) const;
 template void SimpleLaplacian::multiply<1>(const double* const (&)[1], double* const (&)[1]) const;
 template void SimpleLaplacian::multiply<2>(const double* const (&)[2], double* const (&)[2]) const;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -32,17 +33,28 @@ void write_piece_vector(const std::vector<Index>& one_piece, Index order, double
 class SimpleLaplacian {
  public:
   void read(const LevelGraph& graph);
+  // Another's, whose node order[i] becomes node i.
+  void reorder(const SimpleLaplacian& other, const std::vector<Index>& order);
 
   Index order() const { return order_; }
   double degree(Index i) const { return degree_.data()[i]; }
   // How long the vectors of `multiply` are.
   Index padded() const { return 64 * words_; }
 
-  // The panels of L + 11ᵀ + lift·vvᵀ − σ, whose columns past the matrix are those of the unit
-  // matrix: 1 where H has no edge, 0 where it has, degrees plus 1 on the diagonal. v may be null,
-  // and is as long as the panels otherwise, 0 behind H.
+  // visit(j) for every neighbour j of node i, ascending.
+  template <class Visit>
+  void for_each_neighbour(Index i, Visit&& visit) const {
+    for (Index word = 0; word < words_; ++word) {
+      for (std::uint64_t rest = edges_[i * words_ + word]; rest != 0; rest &= rest - 1)
+        visit(64 * word + std::countr_zero(rest));
+    }
+  }
+
+  // The panels of the first `size` rows and columns of L + 11ᵀ + lift·vvᵀ − σ, whose columns past
+  // those are the unit matrix's: 1 where H has no edge, 0 where it has, degrees plus 1 on the
+  // diagonal. v may be null, and is as long as the panels otherwise.
   template <class Number>
-  void fill_panels(const Number* v, double lift, double sigma, Number* panels) const;
+  void fill_panels(Index size, const Number* v, double lift, double sigma, Number* panels) const;
 
   // images[k] = L vectors[k] for kCount vectors, 1 or 2. Cost kCount n² operations.
   template <Index kCount>
@@ -58,6 +70,7 @@ class SimpleLaplacian {
   Index words_ = 0;  // of a row
   std::vector<std::uint64_t> edges_;
   std::vector<Level> levels_;  // of a row's nodes
+  std::vector<Index> places_;
   AlignedBuffer degree_;
 };
 

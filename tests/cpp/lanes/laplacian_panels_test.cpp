@@ -38,7 +38,7 @@ void fills(double tolerance) {
       v[i] = i < n ? static_cast<Number>(i % 5) / Number{4} - Number{0.5} : Number{0};
     }
     for (const bool lifted : {false, true}) {
-      laplacian.fill_panels<Number>(lifted ? v : nullptr, 3.0, 0.25, panels);
+      laplacian.fill_panels<Number>(n, lifted ? v : nullptr, 3.0, 0.25, panels);
       for (Index column = 0; column < padded; ++column) {
         for (Index row = 0; row <= column; ++row) {
           const double expected =
