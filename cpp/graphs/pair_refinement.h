@@ -38,20 +38,39 @@ class PairRefinement {
   // of them. False where float32 does not get there. `memory` holds kCorrectionVectors.
   template <class Solve>
   bool refine(double sigma, const RitzSpace& space, const float* x, float* memory, Solve&& solve) {
+    const Index padded = space.padded;
+    double before = 0.0;
+    Index added = wanted_;
     for (int corrections = 0; corrections <= kMostCorrections; ++corrections) {
       const Index first = size_;
-      for (Index k = 0; k < wanted_; ++k) append(x + k * space.padded);
+      for (Index k = 0; k < added; ++k) append(x + k * padded);
       if (size_ == first || size_ < wanted_) return false;
       project(first);
-      for (Index k = 0; k < wanted_; ++k) take_residual(k, memory + k * space.padded, space.padded);
+      float* ritz = memory + wanted_ * padded;
+      for (Index k = 0; k < wanted_; ++k)
+        take_residual(k, memory + k * padded, ritz + k * padded, padded);
       solve(memory, wanted_);
+      // Rounding of r along a vector of a much smaller eigenvalue would be all of z.
+      for (Index k = 0; k < wanted_; ++k) remove_parts(ritz, wanted_, padded, memory + k * padded);
       double delta[2], share[2];
       for (Index k = 0; k < wanted_; ++k) delta[k] = values_[k] - sigma;
       if (!(delta[wanted_ - 1] > 0.0)) return false;
-      allow_shares(delta, space.round.theta(space.wanted), memory, space.padded, share);
-      if (*std::min_element(share, share + wanted_) >= 1.0) return true;
-      for (Index k = 0; k < wanted_; ++k) share[k] = std::max(kCorrectionShare, 0.3 * share[k]);
-      x = correct_ritz_vectors(space, wanted_, delta, share, memory, solve);
+      allow_shares(delta, space.round.theta(space.wanted), memory, padded, share);
+      const double least = *std::min_element(share, share + wanted_);
+      if (least >= 1.0) return true;
+      // Corrections that gain so little gain nothing in float32.
+      if (!(least > 1.5 * before)) return false;
+      before = least;
+      added = 0;
+      for (Index k = 0; k < wanted_; ++k) {
+        if (share[k] >= 1.0) continue;
+        if (added < k) std::copy_n(memory + k * padded, padded, memory);
+        delta[added] = delta[k];
+        // Below σ the largest part of z is no part of the correction.
+        share[added++] =
+            delta[k] < 0.0 ? kCorrectionShare : std::max(kCorrectionShare, 0.3 * share[k]);
+      }
+      x = correct_ritz_vectors(space, added, delta, share, memory, solve);
     }
     return false;
   }
@@ -89,8 +108,8 @@ class PairRefinement {
     pairs_ = symmetric_eigen(projected_.topLeftCorner(size_, size_));
   }
 
-  // Value k and its residual, and that as a unit vector to `unit`.
-  void take_residual(Index k, float* unit, Index padded) {
+  // Value k and its residual, that as a unit vector to `unit`, and the Ritz vector to `ritz`.
+  void take_residual(Index k, float* unit, float* ritz, Index padded) {
     double* x = vector(size_);
     double* r = residual(k);
     std::fill(x, x + length_, 0.0);
@@ -104,8 +123,10 @@ class PairRefinement {
     values_[k] = pairs_.values[k] + inner_product(x, r, length_);
     lengths_[k] = std::sqrt(inner_product(r, r, length_));
     const double scale = lengths_[k] > 0.0 ? 1.0 / lengths_[k] : 0.0;
-    for (Index i = 0; i < padded; ++i)
+    for (Index i = 0; i < padded; ++i) {
       unit[i] = i < order_ ? static_cast<float>(scale * r[i]) : 0.0f;
+      ritz[i] = i < order_ ? static_cast<float>(x[i]) : 0.0f;
+    }
   }
 
   // Which share of every z may be left, 1 and more where it may be as it is; θ of the next
@@ -115,6 +136,12 @@ class PairRefinement {
     const auto nodes = static_cast<double>(order_);
     double steps[2], squares = 0.0;
     for (Index k = 0; k < wanted_; ++k) {
+      if (delta[k] < 0.0) {
+        // B⁻¹ is large just above σ, where (L − μ)⁻¹ is not.
+        steps[k] = lengths_[k] / (values_[1] - values_[0]);
+        squares += lengths_[k] * steps[k];
+        continue;
+      }
       const float* z = units + k * padded;
       double square = 0.0;
       for (Index i = 0; i < order_; ++i) square += residual(k)[i] * static_cast<double>(z[i]);

@@ -139,12 +139,16 @@ std::optional<EigenvaluePair> preconditioned_pair(const SimpleLaplacian& graph,
     const auto closest = [&](Index k) { return closest_shift(laplacian, ritz + k * padded); };
     const auto value = [&](Index k) { return sigma + 1.0 / round.theta(k); };
     const auto shift_below = [&](Index k) {
-      const double up = sigma + 1.0 / (round.theta(k) + 1.5 * round.residual[k]);
-      return std::min(up, value(k) - std::max(closest(k), 0.03 * (value(k + 1) - value(k))));
+      // A shift that is much closer to its eigenvalue than the others are leaves float32 few digits
+      // for them.
+      double distance = std::max(2.0 * closest(k), 0.03 * (value(k + 1) - value(k)));
+      if (k == 1) distance = std::max(distance, 0.01 * (value(1) - value(0)));
+      return std::min(sigma + 1.0 / (round.theta(k) + 1.5 * round.residual[k]),
+                      value(k) - distance);
     };
     if (std::max(relative_residual(round, 0), relative_residual(round, wanted - 1)) <=
         kLargestShare) {
-      if (value(0) - sigma < closest(0)) return std::nullopt;
+      if (value(0) - sigma < 0.5 * closest(0)) return std::nullopt;
       std::copy(lifted, lifted + padded, vectors);
       const bool two_refined = !in_two && seeks_third;
       const bool refined = refinement.refine(sigma, {padded, round, ritz, wanted},
