@@ -17,14 +17,14 @@ namespace attnscope {
 // from μ, or ‖z‖(μ − σ) at most. Only r must be exact for that: float32 changes B by little.
 class PairRefinement {
  public:
-  // `locked` vectors of L are known, `wanted` others are to be refined.
-  PairRefinement(const SimpleLaplacian& laplacian, Index locked, Index wanted, AlignedBuffer& basis,
-                 AlignedBuffer& images)
+  // `locked` vectors of L are known, `targets` others are to be refined.
+  PairRefinement(const SimpleLaplacian& laplacian, Index locked, Index targets,
+                 AlignedBuffer& basis, AlignedBuffer& images)
       : laplacian_(laplacian),
         order_(laplacian.order()),
         length_(laplacian.padded()),
         locked_(locked),
-        wanted_(wanted),
+        targets_(targets),
         basis_(basis.resize((locked + kVectors) * length_)),
         images_(images.resize(kVectors * length_)) {
     std::fill(basis_, basis_ + locked * length_, 0.0);
@@ -40,29 +40,30 @@ class PairRefinement {
   bool refine(double sigma, const RitzSpace& space, const float* x, float* memory, Solve&& solve) {
     const Index padded = space.padded;
     double before = 0.0;
-    Index added = wanted_;
+    Index added = targets_;
     for (int corrections = 0; corrections <= kMostCorrections; ++corrections) {
       const Index first = size_;
       for (Index k = 0; k < added; ++k) append(x + k * padded);
-      if (size_ == first || size_ < wanted_) return false;
+      if (size_ == first || size_ < targets_) return false;
       project(first);
-      float* ritz = memory + wanted_ * padded;
-      for (Index k = 0; k < wanted_; ++k)
+      float* ritz = memory + targets_ * padded;
+      for (Index k = 0; k < targets_; ++k)
         take_residual(k, memory + k * padded, ritz + k * padded, padded);
-      solve(memory, wanted_);
+      solve(memory, targets_);
       // Rounding of r along a vector of a much smaller eigenvalue would be all of z.
-      for (Index k = 0; k < wanted_; ++k) remove_parts(ritz, wanted_, padded, memory + k * padded);
+      for (Index k = 0; k < targets_; ++k)
+        remove_parts(ritz, targets_, padded, memory + k * padded);
       double delta[2], share[2];
-      for (Index k = 0; k < wanted_; ++k) delta[k] = values_[k] - sigma;
-      if (!(delta[wanted_ - 1] > 0.0)) return false;
-      allow_shares(delta, space.round.theta(space.wanted), memory, padded, share);
-      const double least = *std::min_element(share, share + wanted_);
+      for (Index k = 0; k < targets_; ++k) delta[k] = values_[k] - sigma;
+      if (!(delta[targets_ - 1] > 0.0)) return false;
+      allow_shares(delta, space.round.theta(space.targets), memory, padded, share);
+      const double least = *std::min_element(share, share + targets_);
       if (least >= 1.0) return true;
       // Corrections that gain so little gain nothing in float32.
       if (!(least > 1.5 * before)) return false;
       before = least;
       added = 0;
-      for (Index k = 0; k < wanted_; ++k) {
+      for (Index k = 0; k < targets_; ++k) {
         if (share[k] >= 1.0) continue;
         if (added < k) std::copy_n(memory + k * padded, padded, memory);
         delta[added] = delta[k];
@@ -135,7 +136,7 @@ class PairRefinement {
                     double* share) const {
     const auto nodes = static_cast<double>(order_);
     double steps[2], squares = 0.0;
-    for (Index k = 0; k < wanted_; ++k) {
+    for (Index k = 0; k < targets_; ++k) {
       if (delta[k] < 0.0) {
         // B⁻¹ is large just above σ, where (L − μ)⁻¹ is not.
         steps[k] = lengths_[k] / (values_[1] - values_[0]);
@@ -148,7 +149,7 @@ class PairRefinement {
       squares += std::max(0.0, square * lengths_[k]);
       steps[k] = lengths_[k] * std::sqrt(static_cast<double>(inner_product<float>(z, z, padded)));
     }
-    for (Index k = 0; k < wanted_; ++k) {
+    for (Index k = 0; k < targets_; ++k) {
       const double apart = std::max(0.0, 1.0 - delta[k] * next), distance = std::abs(delta[k]);
       const double error = std::max(1e-13 * values_[k], 2e-16 * nodes);
       const double of_value =
@@ -161,7 +162,7 @@ class PairRefinement {
   }
 
   const SimpleLaplacian& laplacian_;
-  Index order_, length_, locked_, wanted_;
+  Index order_, length_, locked_, targets_;
   double* basis_;
   double* images_;
   Index size_ = 0;

@@ -38,16 +38,16 @@ double relative_residual(const BlockRound& round, Index k) {
   return round.residual[k] / round.theta(k);
 }
 
-// Looks at the residuals of a round's first `wanted` Ritz values, as seldom as their fall allows: a
-// look costs as much as some steps.
+// Looks at the residuals of a round's first `targets` Ritz values, as seldom as their fall allows:
+// a look costs as much as some steps.
 class Lookout {
  public:
-  Lookout(Index wanted, double patience) : wanted_(wanted), patience_(patience) {}
+  Lookout(Index targets, double patience) : targets_(targets), patience_(patience) {}
 
   // Blocks until the next look, none where the round has gone far enough or crawls.
   Index operator()(const BlockRound& round) {
     const double rest =
-        std::max(relative_residual(round, 0), relative_residual(round, wanted_ - 1));
+        std::max(relative_residual(round, 0), relative_residual(round, targets_ - 1));
     if (rest <= kFloatTolerance) return 0;
     // Blocks that are left if residuals fall as they did; they fall ever faster.
     double left = 0.0;
@@ -62,7 +62,7 @@ class Lookout {
   }
 
  private:
-  Index wanted_;
+  Index targets_;
   double patience_;
   double before_ = 0.0;  // the residual at the last look
   Index size_ = 0;       // of the space then
@@ -120,7 +120,7 @@ std::optional<EigenvaluePair> preconditioned_pair(const SimpleLaplacian& graph,
       continue;
     }
     below = sigma;
-    const Index wanted = seeks_third ? 1 : 2;
+    const Index targets = seeks_third ? 1 : 2;
     // What elimination leaves along the vectors that are known is of no use.
     const auto solve_two = [&](float* x, float* y) {
       factor.solve(x, y);
@@ -133,7 +133,8 @@ std::optional<EigenvaluePair> preconditioned_pair(const SimpleLaplacian& graph,
       remove_parts<float>(krylov, space.locked, padded, x);
     };
     const Index most = std::min(kMostBlocks, (m - space.locked) / 2 - 1);
-    const BlockRound round = block_lanczos_round(space, most, Lookout(wanted, patience), solve_two);
+    const BlockRound round =
+        block_lanczos_round(space, most, Lookout(targets, patience), solve_two);
     if (!(round.theta(1) > 0.0)) return std::nullopt;
     form_ritz_vectors(round, space, round.size, ritz);
     const auto closest = [&](Index k) { return closest_shift(laplacian, ritz + k * padded); };
@@ -146,12 +147,12 @@ std::optional<EigenvaluePair> preconditioned_pair(const SimpleLaplacian& graph,
       return std::min(sigma + 1.0 / (round.theta(k) + 1.5 * round.residual[k]),
                       value(k) - distance);
     };
-    if (std::max(relative_residual(round, 0), relative_residual(round, wanted - 1)) <=
+    if (std::max(relative_residual(round, 0), relative_residual(round, targets - 1)) <=
         kLargestShare) {
       if (value(0) - sigma < 0.5 * closest(0)) return std::nullopt;
       std::copy(lifted, lifted + padded, vectors);
       const bool two_refined = !in_two && seeks_third;
-      const bool refined = refinement.refine(sigma, {padded, round, ritz, wanted},
+      const bool refined = refinement.refine(sigma, {padded, round, ritz, targets},
                                              two_refined ? vectors : ritz, space.vector(0), solve);
       if (!refined) return std::nullopt;
       return in_two ? EigenvaluePair{0.0, refinement.value(0)}

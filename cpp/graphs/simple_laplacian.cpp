@@ -80,7 +80,7 @@ void SimpleLaplacian::fill_panels(Index size, const Number* v, double lift, doub
   using Mask = typename Shape::Places;
   constexpr Index kWidth = Shape::kWidth, kLanes = Shape::kLanes;
   const Mask places = place_values<Mask>();
-  const Vector one = broadcast(Number{1});
+  const Vector unit = broadcast(Number{1});
   const Index count = panels_of<Number>(size);
   for (Index s = 0; s < count; ++s) {
     const Index first = s * kWidth;
@@ -91,7 +91,7 @@ void SimpleLaplacian::fill_panels(Index size, const Number* v, double lift, doub
           *row = Vector{};
           continue;
         }
-        *row = lanes_of_bits(edges_from(k, column), places) ? Vector{} : one;
+        *row = lanes_of_bits(edges_from(k, column), places) ? Vector{} : unit;
         if (v != nullptr) *row += static_cast<Number>(lift * v[k]) * *lanes_at(v + column);
         for (Index lane = size - column; lane < kLanes; ++lane) (*row)[lane] = Number{0};
       }

@@ -14,22 +14,22 @@ inline constexpr int kMostCorrectionSteps = 16;
 inline constexpr Index kCorrectionVectors = 8;
 
 // The Ritz vectors of a Krylov space of B⁻¹, all that span it, those of the largest values first,
-// of which the first `wanted` are to be corrected.
+// of which the first `targets` are to be corrected.
 struct RitzSpace {
   Index padded;
   const BlockRound& round;
   const float* vectors;
-  Index wanted;
+  Index targets;
 
   // x becomes (1 − δB⁻¹)⁻¹ x within the space and stays what it is across it, without its part
-  // along the wanted vectors.
+  // along the targets.
   void deflate(double delta, float* x) const {
     // An eigenvalue that is all but another's must not drown the rest.
     constexpr double kLeastPivot = 1e-4;
     float changes[2 * kMostBlocks];
     for (Index k = 0; k < round.size; ++k) {
       const double inside = 1.0 / std::max(kLeastPivot, 1.0 - delta * round.theta(k));
-      changes[k] = static_cast<float>(k < wanted ? -1.0 : inside - 1.0) *
+      changes[k] = static_cast<float>(k < targets ? -1.0 : inside - 1.0) *
                    inner_product<float>(vectors + k * padded, x, padded);
     }
     for (Index k = 0; k < round.size; ++k)
@@ -38,7 +38,7 @@ struct RitzSpace {
 };
 
 // With z = B⁻¹r of the residuals r of `count` vectors, one or two, of values δ of B: the solutions
-// t of (1 − δB⁻¹) t = z across the wanted vectors, to `share` of z, which make them eigenvectors.
+// t of (1 − δB⁻¹) t = z across the targets, to `share` of z, which make them eigenvectors.
 // Conjugate gradients that solve exactly within the Krylov space; solve(x, count) applies B⁻¹ to
 // `count` vectors in place. `memory` begins with the vectors z.
 // Reference: Sleijpen, van der Vorst, A Jacobi–Davidson iteration method for linear eigenvalue

@@ -82,15 +82,15 @@ TEST(LaplacianFactor, SolvesOnTheComplementOfTheNullVectors) {
       }
       ASSERT_TRUE(factor.factorize(apart > 0 ? vectors + 2 * padded : nullptr,
                                    2.0 * static_cast<double>(n), 0.0));
-      const Eigen::VectorXd ones =
+      const Eigen::VectorXd null =
           Eigen::VectorXd::Constant(n, 1.0 / std::sqrt(static_cast<double>(n)));
       const auto project = [&](Eigen::VectorXd v) {
-        v -= ones * ones.dot(v);
+        v -= null * null.dot(v);
         return Eigen::VectorXd(v - tells * tells.dot(v));
       };
       const Eigen::VectorXd right = project(Eigen::VectorXd::LinSpaced(n, -1.0, 2.0).array().sin());
       const Eigen::MatrixXd lifted =
-          graph.matrix + ones * ones.transpose() + tells * tells.transpose();
+          graph.matrix + null * null.transpose() + tells * tells.transpose();
       const Eigen::VectorXd expected = lifted.llt().solve(right);
       for (Index i = 0; i < n; ++i)
         vectors[i] = vectors[padded + i] = static_cast<float>(right[order[i]]);
