@@ -1,22 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <optional>
 #include <vector>
 
-#include "graphs/threshold_levels.h"
+#include "graphs/simple_laplacian.h"
 #include "simd/memory.h"
 
 namespace attnscope {
-
-// A simple graph H on some of the rows of a table of levels, with an edge wherever level > above.
-struct LevelGraph {
-  const LevelTable& level;
-  Level above;
-  const std::vector<Index>& nodes;
-  const std::vector<double>& degree;  // in H
-  const std::vector<Index>&
-      one_piece;  // nodes of one of two components; empty where H is connected
-};
 
 struct BlockInverseLanczosWorkspace {
   AlignedBuffer matrix;
@@ -24,8 +15,8 @@ struct BlockInverseLanczosWorkspace {
   AlignedBuffer basis;
 };
 
-// The second and third smallest Laplacian eigenvalues μ2 <= μ3 of one graph, the former 0 where H
-// is in two pieces, to a rounding of its size. False where the steps do not converge.
+// μ2 <= μ3 of H to a rounding of its size, the former 0 where H is in two pieces, of which
+// `one_piece` holds the nodes of one; nothing where the steps do not converge.
 //
 // Lanczos steps with the inverse of L + 11ᵀ, two vectors at a time, so that an eigenvalue of any
 // multiplicity is found twice. Where eigenvalues crowd above μ3 the matrix is shifted up to just
@@ -33,7 +24,8 @@ struct BlockInverseLanczosWorkspace {
 // eigenvalue lies below the shift. Cost about m³/3 operations for each of one to three factors, and
 // 4 m² a step. Reference: Golub, Underwood, The block Lanczos method for computing eigenvalues,
 // 1977.
-bool block_inverse_lanczos(const LevelGraph& graph, BlockInverseLanczosWorkspace& workspace,
-                           double* mu2, double* mu3);
+std::optional<EigenvaluePair> block_inverse_lanczos(const SimpleLaplacian& laplacian,
+                                                    const std::vector<Index>& one_piece,
+                                                    BlockInverseLanczosWorkspace& workspace);
 
 }  // namespace attnscope

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "graphs/graph_options.h"
-#include "linalg/shifted_lanczos.h"
+#include "linalg/lanczos/shifted_lanczos.h"
 #include "matrix/rows.h"
 #include "matrix/widen.h"
 #include "simd/transpose.h"

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "graphs/block_inverse_lanczos.h"
+#include "graphs/preconditioned_pair.h"
 #include "graphs/threshold_levels.h"
 #include "simd/memory.h"
 
@@ -16,7 +17,8 @@ namespace attnscope {
 // c nodes has the eigenvalues 0, c + μ_i(H) for i >= 2, and n (c times). Where H falls into three
 // pieces or more, as it does under a sink, λ2 = λ3 = c and nothing is left to solve. Otherwise L(H)
 // + 11ᵀ, whose entries are small whole numbers, is made tridiagonal and bisected, together with
-// others of its size; a large one is solved alone, see block_inverse_lanczos.
+// others of its size; a large one is solved alone, see preconditioned_pair and, where float32 does
+// not do, block_inverse_lanczos.
 class SimpleGraphSpectra {
  public:
   // Graph with an edge wherever level > above, of the given degrees [n] and number of components.
@@ -49,7 +51,9 @@ class SimpleGraphSpectra {
   std::vector<Index> rest_;   // nodes of H
   std::vector<Index> piece_;  // places in rest_ of the first of two pieces
   std::vector<double> degree_;
-  BlockInverseLanczosWorkspace pair_;
+  SimpleLaplacian laplacian_;
+  PreconditionedPairWorkspace preconditioned_;
+  BlockInverseLanczosWorkspace inverse_;
   std::vector<Level> row_;
   std::vector<Queue> queues_;  // by size
   AlignedBuffer matrices_;

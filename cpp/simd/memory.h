@@ -19,6 +19,7 @@ class AlignedBuffer {
     if (size > numbers_.size()) numbers_ = Eigen::VectorXd(size);
     return numbers_.data();
   }
+  const double* data() const { return numbers_.data(); }
 
  private:
   Eigen::VectorXd numbers_;

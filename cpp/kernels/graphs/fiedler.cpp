@@ -6,10 +6,10 @@
 
 #include "graphs/laplacian_panels.h"
 #include "linalg/eigenvalues.h"
+#include "linalg/lanczos/shifted_lanczos.h"
 #include "linalg/packed_tridiagonal.h"
 #include "linalg/panel_cholesky.h"
 #include "linalg/refinement/missed_eigenvalue.h"
-#include "linalg/shifted_lanczos.h"
 
 namespace attnscope {
 namespace {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "linalg/lanczos/shifted_lanczos.h"
 #include "linalg/panel_cholesky.h"
 #include "linalg/refinement/missed_eigenvalue.h"
-#include "linalg/shifted_lanczos.h"
 
 // What a float32 factor says of a float64 matrix: its smallest eigenvalue to some digits, and
 // corrections of its vector.

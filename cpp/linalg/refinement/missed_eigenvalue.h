@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "linalg/shifted_lanczos.h"
+#include "linalg/lanczos/shifted_lanczos.h"
 
 // Whether Lanczos steps from one start missed an eigenvalue.
 namespace attnscope {

@@ -11,9 +11,9 @@
 
 #include "graphs/graph_rows.h"
 #include "linalg/gram.h"
+#include "linalg/lanczos/shifted_lanczos.h"
 #include "linalg/packed_tridiagonal.h"
 #include "linalg/panel_tridiagonal.h"
-#include "linalg/shifted_lanczos.h"
 #include "matrix/row_logs.h"
 #include "matrix/row_products.h"
 #include "random_matrices/standard_rows.h"

@@ -50,14 +50,19 @@ void solves(double tolerance) {
     AlignedBuffer matrix, inverse, vector;
     auto* panels = reinterpret_cast<Number*>(matrix.resize(panel_offset<Number>(count)));
     auto* inverses = reinterpret_cast<Number*>(inverse.resize(panel_inverses<Number>(n)));
-    auto* x = reinterpret_cast<Number*>(vector.resize(count * PanelShape<Number>::kWidth));
+    const Index padded = count * PanelShape<Number>::kWidth;
+    auto* x = reinterpret_cast<Number*>(vector.resize(3 * padded));
     fill(a, panels);
     ASSERT_TRUE(panel_factorize(panels, count, inverses));
     const Eigen::VectorXd b = Eigen::VectorXd::LinSpaced(n, -1.0, 2.0);
-    std::fill(x, x + count * PanelShape<Number>::kWidth, Number{0});
-    for (Index i = 0; i < n; ++i) x[i] = static_cast<Number>(b[i]);
+    std::fill(x, x + 3 * padded, Number{0});
+    for (Index i = 0; i < n; ++i) x[i] = x[padded + i] = static_cast<Number>(b[i]);
+    for (Index i = 0; i < n; ++i) x[2 * padded + i] = static_cast<Number>(b[n - 1 - i]);
     panel_solve<Number>(panels, count, inverses, x);
+    panel_solve<2, Number>(panels, count, inverses, {x + 2 * padded, x + padded});
     const Eigen::VectorXd expected = a.llt().solve(b);
+    // A vector gives the same bits beside another.
+    for (Index i = 0; i < n; ++i) EXPECT_EQ(x[padded + i], x[i]) << n;
     for (Index i = 0; i < n; ++i) EXPECT_NEAR(x[i], expected[i], tolerance * expected.norm()) << n;
     // With one eigenvalue below 0 there is no factor.
     fill(Matrix(a - 2.0 * a(n - 1, n - 1) * Matrix::Identity(n, n)), panels);
