@@ -15,6 +15,8 @@ from maps import wanted_maps
 
 TARGETS = {128: 8.0}
 MOST = {256: 16, 512: 8}
+# Up to this size "fast" is the exact way.
+LARGEST_EXACT = 256
 
 
 def standardized(a: torch.Tensor) -> torch.Tensor:
@@ -79,18 +81,29 @@ def main() -> None:
         peers: dict[str, Any] = {"torch svdvals": lambda a=wide: torch.linalg.svdvals(a)}
         if "bidirectional" not in name:
             peers["torch, whole"] = lambda a=wide: distances(a, law)
+        common: dict[str, Any] = {
+            "agree": agree,
+            "against": "torch svdvals",
+            "reads": attention.nbytes,
+            "facts": {"n": n},
+        }
         benchmark.compare(
             name,
             len(maps),
             lambda a=maps: asc.marchenko_pastur_deviation(a),
             peers,
-            agree=agree,
             target=TARGETS.get(n),
             limit=13.0,
-            against="torch svdvals",
-            reads=attention.nbytes,
-            facts={"n": n},
+            **common,
         )
+        if n > LARGEST_EXACT:
+            benchmark.compare(
+                f"{name} fast",
+                len(maps),
+                lambda a=maps: asc.marchenko_pastur_deviation(a, precision="fast"),
+                peers,
+                **common,
+            )
     benchmark.finish()
 
 

@@ -48,7 +48,8 @@ void update(Vector* a, Index row, Index count, const Number* u, const Number* x,
   for (Index j = 0; j < kVectors; ++j) product[j] = sum[j];
 }
 
-// product += A·v for `count` rows of kVectors vectors from `a`, lane by lane.
+// product += A·v for `count` rows of kVectors vectors from `a`, lane by lane; from the last row up,
+// since the update before has just been there.
 template <Index kVectors, class Vector>
 void multiply(const Vector* a, Index row, Index count, const Vector* v, Vector* product) {
   Vector right[kVectors];
@@ -168,7 +169,7 @@ struct Panels {
   }
 };
 
-// Calls visit.operator()<width>().
+// Calls visit.operator()<width>(), of layouts without kAnyWidth for a whole block or a vector.
 template <bool kAnyWidth, class Visit>
 void with_width(Index width, Visit&& visit) {
   if (width == kBlock) return visit.template operator()<kBlock>();
@@ -187,10 +188,9 @@ void with_width(Index width, Visit&& visit) {
 // `column` and −overlap·u.
 inline void finish_product(const FloatLanes* products, const float* column, const float* u,
                            float scale, float overlap, float tau, Index first, Index n, float* x) {
-  const auto at = [](auto* p) { return lanes_at(p); };
   for (Index i = first / kFloatsInPack * kFloatsInPack; i < n; i += kFloatsInPack) {
     const FloatLanes along = row_sums(products + i);
-    *at(x + i) = tau * (along * scale + *at(column + i) - *at(u + i) * overlap);
+    *lanes_at(x + i) = tau * (along * scale + *lanes_at(column + i) - *lanes_at(u + i) * overlap);
   }
 }
 
