@@ -206,9 +206,9 @@ void reduce(Vector* a, const Layout& layout, Index n, AlignedBuffer& scratch, Ke
   constexpr Index kWidth =
       static_cast<Index>(sizeof(Vector) / sizeof(Number));  // columns of a vector
   const Index size = std::max(layout.vectors, (n + kWidth - 1) / kWidth) + 8;
-  const Index whole = (n + kWidth - 1) / kWidth * kWidth;
-  Vector* space = reinterpret_cast<Vector*>(lane_buffer(scratch, 7 * size + whole));
-  std::fill(space, space + 7 * size + whole, Vector{});
+  const Index columns = (n + kWidth - 1) / kWidth * kWidth;
+  Vector* space = reinterpret_cast<Vector*>(lane_buffer(scratch, 7 * size + columns));
+  std::fill(space, space + 7 * size + columns, Vector{});
   Number* u = reinterpret_cast<Number*>(space);
   Number* w = reinterpret_cast<Number*>(space + size);
   Number* x = reinterpret_cast<Number*>(space + 2 * size);

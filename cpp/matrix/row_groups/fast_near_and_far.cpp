@@ -103,7 +103,7 @@ bool read_rows(const MatrixView<Scalar>& attention, const Support& support, Inde
   const Index queries = attention.rows();
   const Index n = attention.cols();
   const Index stride = attention.outerStride();
-  const auto whole = [](Index keys) {
+  const auto whole_vectors = [](Index keys) {
     return (keys + kFloatWidth - 1) / kFloatWidth * kFloatWidth;
   };
   for (Index i = 0; i < queries;) {
@@ -114,11 +114,11 @@ bool read_rows(const MatrixView<Scalar>& attention, const Support& support, Inde
     KeyRanges keys{0, 0, n, n};
     if (support.kind == Support::Kind::causal) {
       // zeros add nothing, and a whole vector costs less than one that is masked
-      keys.end = std::min(whole(support.end(stop - 1, n)), n);
+      keys.end = std::min(whole_vectors(support.end(stop - 1, n)), n);
       if (any_behind(rows, stride, stop - i, place + 1, keys.end, n)) return false;
     }
     keys.from = std::clamp<Index>(place - window, 0, keys.end) / kFloatWidth * kFloatWidth;
-    keys.to = whole(std::clamp<Index>(place + stop - i + window, 0, keys.end));
+    keys.to = whole_vectors(std::clamp<Index>(place + stop - i + window, 0, keys.end));
     for (; i + kRowsTogether <= stop; i += kRowsTogether, rows += kRowsTogether * stride)
       add_rows<kRowsTogether>(rows, stride, i + support.shift, window, keys, totals);
     for (; i < stop; ++i, rows += stride)

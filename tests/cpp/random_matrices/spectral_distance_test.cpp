@@ -36,12 +36,12 @@ TEST(CertifiedDistance, HoldsForEveryValueWithinTheError) {
       for (unsigned seed = 0; seed < 40; ++seed) {
         const NullLaw law =
             causal ? NullLaw::triangular(&table) : NullLaw::marchenko_pastur(0.5 + 0.0125 * seed);
-        const TriangularTable* known = causal && seed % 2 == 0 ? &table : nullptr;
+        const TriangularTable* table_of_law = causal && seed % 2 == 0 ? &table : nullptr;
         const double floor = kResolvedShare * law.edge();
         const std::vector<double> values = values_of(law, 60, seed % 7 * 4, seed);
         const CertifiedDistance certified =
-            certified_kolmogorov_smirnov(values, error, law, floor, known);
-        EXPECT_EQ(certified.distance, kolmogorov_smirnov(values, law, floor, known));
+            certified_kolmogorov_smirnov(values, error, law, floor, table_of_law);
+        EXPECT_EQ(certified.distance, kolmogorov_smirnov(values, law, floor, table_of_law));
         for (int time = 0; time < 30; ++time) {
           // all one way, or each its own
           const double way = time < 2 ? 2.0 * time - 1.0 : 0.0;
@@ -53,7 +53,7 @@ TEST(CertifiedDistance, HoldsForEveryValueWithinTheError) {
             moved.push_back(end * end);
           }
           std::sort(moved.begin(), moved.end());
-          const double distance = kolmogorov_smirnov(moved, law, floor, known);
+          const double distance = kolmogorov_smirnov(moved, law, floor, table_of_law);
           EXPECT_LE(std::abs(distance - certified.distance), certified.uncertain + 1e-13)
               << (causal ? "causal" : "full") << " size " << size << " seed " << seed;
         }

@@ -102,8 +102,8 @@ def test_strides_masks_and_threads_change_no_bit(dtype: torch.dtype) -> None:
     plain = asc.head_divergence(heads, precision="fast")
     for strided in (heads.mT.contiguous().mT, heads.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)):
         assert torch.equal(asc.head_divergence(strided, precision="fast"), plain)
-    everything = torch.ones(150, 150, dtype=torch.bool)
-    assert torch.equal(asc.head_divergence(heads, support=everything, precision="fast"), plain)
+    all_keys = torch.ones(150, 150, dtype=torch.bool)
+    assert torch.equal(asc.head_divergence(heads, support=all_keys, precision="fast"), plain)
     threads = torch.get_num_threads()
     try:
         for count in (1, 2, 3):

@@ -125,8 +125,8 @@ def test_distances_from_random_rows(n, dtype):
     spectra = np.sort(np.linalg.svd(rows, compute_uv=False) ** 2 / n)
     with pytest.warns(RuntimeWarning, match="no row that varies"):
         fast, exact = (asc.marchenko_pastur(maps, precision=precision) for precision in ("fast", "exact"))
-    alone = asc.marchenko_pastur_deviation(maps[:4], precision="fast")
-    assert torch.equal(alone, fast.ks[:4])
+    distances = asc.marchenko_pastur_deviation(maps[:4], precision="fast")
+    assert torch.equal(distances, fast.ks[:4])
     assert torch.equal(fast.outliers, exact.outliers)
     assert torch.equal(fast.ks.isnan(), torch.tensor(sizes == 0))
     for at in np.flatnonzero(sizes):
@@ -138,15 +138,15 @@ def test_distances_from_random_rows(n, dtype):
 
 
 def test_distances_of_other_sizes_supports_and_nulls_are_exact():
-    def both(maps, **options):
+    def exact_and_fast(maps, **options):
         return [asc.marchenko_pastur_deviation(maps, precision=p, **options) for p in ("exact", "fast")]
 
-    few, many = regimes(256)[:6], regimes(270)[:2]
+    packed, large = regimes(256)[:6], regimes(270)[:2]
     window = torch.ones(270, 270, dtype=torch.bool).tril().triu(-40)
-    assert torch.equal(*both(few))
-    assert torch.equal(*both(many[:, :260]))
-    assert torch.equal(*both(many, null="permutation", draws=2))
-    assert torch.equal(*both(many, support=window, draws=2))
+    assert torch.equal(*exact_and_fast(packed))
+    assert torch.equal(*exact_and_fast(large[:, :260]))
+    assert torch.equal(*exact_and_fast(large, null="permutation", draws=2))
+    assert torch.equal(*exact_and_fast(large, support=window, draws=2))
 
 
 def nearly_equal_pairs(n, size):
