@@ -139,7 +139,8 @@ class RowReader {
     // A matrix whose columns are contiguous is read 16 rows at a time, so that a cache line is used
     // whole; in one whose rows are, or lie between those of other matrices, the same places of 16
     // rows would take turns in the same place of the cache.
-    panel_rows_ = column_stride <= matrix.outerStride() ? 1 : kPanelRows;
+    const bool apart = column_stride != 1 && column_stride > matrix.outerStride();
+    panel_rows_ = apart ? kPanelRows : 1;
     auto& storage = scratch.of<Wide<Scalar>>();
     const auto size = static_cast<std::size_t>(panel_rows_ * matrix.cols());
     if (storage.size() < size) storage.resize(size);
@@ -172,6 +173,7 @@ class RowReader {
     const Index column_stride = matrix_.innerStride();
     const Scalar* data = matrix_.data() + first_ * row_stride;
     if (column_stride == 1) {
+      assert(rows == 1);
       widen_run(data, end, panel_);
     } else if (panel_rows_ == 1) {
       for (Index j = 0; j < end; ++j)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The one loop over a batch: nothing copied, nothing written, threads that help, Ctrl-C that answers."""
 
+import inspect
+import itertools
 import os
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 import attnscope as asc
+from every_call import answer, equal_results, every_call
 
 
 def softmax_maps(*shape, dtype=torch.float64, seed=0):
@@ -181,3 +184,32 @@ def test_cuda_tensors_are_taken_and_results_come_back_on_the_cpu():
     result = asc.fiedler_value(maps.cuda())
     assert result.device.type == "cpu"
     assert torch.equal(result, asc.fiedler_value(maps))
+
+
+# a published protocol sums by torch, whose order depends on strides, and compares sums that are tied here
+CALLS_OF_MAPS = {
+    name: (function, arguments)
+    for name, function, arguments in every_call()
+    if next(iter(arguments)) in ("attention", "heads") and not name.startswith("ruscio")
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", CALLS_OF_MAPS)
+def test_rows_and_columns_that_share_memory_are_read_as_copies_of_them_are(name, dtype):
+    function, arguments = CALLS_OF_MAPS[name]
+    argument = next(iter(arguments))
+    maps = arguments[argument].to(dtype)
+    size = maps.shape[-1]
+    supports = [{}]
+    if "support" in inspect.signature(function).parameters:
+        seen = torch.rand(size, size, generator=torch.Generator().manual_seed(1)) < 0.7
+        supports += [{"support": seen | torch.eye(size, dtype=torch.bool)}, {"support": "causal"}]
+    equal_rows, even_rows = maps[..., :1, :].expand_as(maps), maps[..., :1].expand_as(maps)
+    assert (equal_rows.stride(-2), even_rows.stride(-1)) == (0, 0)
+    for view, support in itertools.product((equal_rows, even_rows), supports):
+        results = [
+            answer(function, {**arguments, argument: layout, **support})
+            for layout in (view, view.contiguous())
+        ]
+        assert equal_results(*results), (view.stride(), support)
