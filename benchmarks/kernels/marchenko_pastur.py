@@ -84,7 +84,7 @@ def main() -> None:
         common: dict[str, Any] = {
             "agree": agree,
             "against": "torch svdvals",
-            "reads": attention.nbytes,
+            "reads": maps.nbytes,
             "facts": {"n": n},
         }
         benchmark.compare(
