@@ -164,7 +164,7 @@ def nearly_equal_pairs(n, size):
 
 @pytest.mark.parametrize("size", [1e-6, 3e-6, 1e-5])
 def test_maps_whose_distance_float32_leaves_open_fall_back_and_are_counted(size):
-    """Of singular values so small float32 knows no digit, and the triangular law still rises there."""
+    """Float32 knows no digit of singular values so small, and the triangular law still rises there."""
     maps = torch.tensor(np.stack([nearly_equal_pairs(260, size), np.tril(attention_map(260, "causal", 1))]))
     counts: Counter[str] = Counter()
     with count_fallbacks(counts):
