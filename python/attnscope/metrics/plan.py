@@ -141,10 +141,13 @@ def plan_of(requests: Sequence[Request], n: int) -> MeasurementPlan:
         if call.protocol == "exact" and call.source in sinks.FROM_ONE_READ and _is_plain_read(call.options):
             # a second setting of the same function is a call of its own
             groups.setdefault(_reading(call), {}).setdefault(call.source, call)
+    # A divergence is the small difference of an entropy and another sum: a fast entropy is of no use to it.
     entropies = {
         call: groups[_reading(call)]["attention_entropy"]
         for call in all_calls
-        if call.is_exact("head_divergence") and "attention_entropy" in groups.get(_reading(call), {})
+        if call.is_exact("head_divergence")
+        and call.options["precision"] == "exact"
+        and "attention_entropy" in groups.get(_reading(call), {})
     }
     # A single call runs its own function, unless another metric needs the entropy of the shared read.
     together = [

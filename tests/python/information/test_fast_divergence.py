@@ -149,3 +149,12 @@ def test_a_layer_that_is_not_finite_spoils_no_neighbour() -> None:
         spoilt = asc.head_divergence(heads, precision="fast")
     assert spoilt[1].isnan().all()
     assert torch.equal(spoilt[[0, 2]], separate[[0, 2]])
+
+
+def test_a_divergence_with_a_learned_sink_is_exact_beside_a_fast_entropy():
+    logits = torch.randn(2, 4, 64, 64, generator=torch.Generator().manual_seed(0))
+    heads = torch.softmax(0.02 * logits, -1) * 0.9
+    learned = {"metric": "head_divergence", "sink_mass": torch.full((2, 4, 64), 0.1)}
+    metrics = {"attention_entropy": {}, "divergence": learned}
+    exact = asc.measure(heads, metrics)["divergence"]
+    assert torch.equal(asc.measure(heads, metrics, precision="fast")["divergence"], exact)
