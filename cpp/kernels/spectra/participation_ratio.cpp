@@ -48,8 +48,10 @@ constexpr Index kStrip = kStripVectors * kPackWidth;
 // Rows whose products are added up in one go, whole diagonal squares of a causal map: the part of a
 // strip that they are stays in the first-level cache while it is multiplied.
 constexpr Index kDepth = 16 * kStrip;
-// Strips that are multiplied by one group while their parts are in the second-level cache.
-constexpr Index kTogether = 8;
+// Strips that are multiplied by one group while their parts are in the second-level cache, of
+// `count` in all. More of them read the others less often, which a matrix of 2,048 columns gains a
+// twentieth by; fewer leave more parts to be shared out.
+Index strips_together(Index count) { return count > 64 ? 16 : 8; }
 // Vectors that the products of a group with a strip, and of two strips, take.
 constexpr Index kGroupSums = kPackWidth * kStripVectors;
 constexpr Index kPairSums = kStripVectors * kGroupSums;
@@ -151,7 +153,8 @@ void for_each_part(Index parts, const SharedWork& shared, Work&& work) {
   for (Index part = 0; part < parts; ++part) work(part, 0);
 }
 
-// The sum of sum_of_part(part, worker) over all parts, in their order however they are shared out.
+// The sum of sum_of_part(part, worker) over all parts, in their order however they are shared out:
+// from the last on, where later parts take longer, so that workers end at about the same time.
 template <class SumOfPart>
 double shared_sum(Index parts, const SharedWork& shared, SumOfPart&& sum_of_part) {
   double sum = 0.0;
@@ -160,17 +163,21 @@ double shared_sum(Index parts, const SharedWork& shared, SumOfPart&& sum_of_part
     return sum;
   }
   std::vector<double> sums(parts);
-  shared.share(parts, [&](Index part, int worker) { sums[part] = sum_of_part(part, worker); });
+  shared.share(parts, [&](Index shared_part, int worker) {
+    const Index part = parts - 1 - shared_part;
+    sums[part] = sum_of_part(part, worker);
+  });
   for (const double of_part : sums) sum += of_part;
   return sum;
 }
 
-// The part of ‖AᵀA‖_F² in the products of the strips from `from` on, kTogether of them, with
+// The part of ‖AᵀA‖_F² in the products of the strips from `from` on, `together` of them, with
 // themselves and those before; `sums`: room for what one depth of rows leaves to the next.
-double squares_of_strips(const double* strips, Index n, bool causal, Index from, Lanes* sums) {
+double squares_of_strips(const double* strips, Index n, bool causal, Index from, Index together,
+                         Lanes* sums) {
   GramSquares squares;
   const Index spacing = strip_spacing(n);
-  const Index end = std::min((n + kStrip - 1) / kStrip, from + kTogether);
+  const Index end = std::min((n + kStrip - 1) / kStrip, from + together);
   for (Index begin = causal ? from * kStrip / kDepth * kDepth : 0; begin < n; begin += kDepth) {
     const Index rows_end = std::min(n, begin + kDepth);
     for (Index s = 0; s < end; ++s) {
@@ -180,7 +187,7 @@ double squares_of_strips(const double* strips, Index n, bool causal, Index from,
         if (first >= rows_end) continue;
         const double* left = strips + s * spacing + first * kStrip;
         const double* right = strips + t * spacing + first * kStrip;
-        PartialProducts partial{sums, (s * kTogether + t - from) * kPairSums, begin <= top,
+        PartialProducts partial{sums, (s * together + t - from) * kPairSums, begin <= top,
                                 rows_end == n};
         with_vectors(n - t * kStrip, [&](auto vectors) {
           if (s == t) {
@@ -204,11 +211,12 @@ double squares_of_strips(const double* strips, Index n, bool causal, Index from,
 double gram_squares(const double* strips, Index n, bool causal, AlignedBuffer& memory,
                     const SharedWork& shared) {
   const Index count = (n + kStrip - 1) / kStrip;
-  const Index of_worker = n > kDepth ? count * kTogether * kPairSums : 0;
+  const Index together = strips_together(count);
+  const Index of_worker = n > kDepth ? count * together * kPairSums : 0;
   Lanes* sums = of_worker > 0 ? lane_buffer(memory, shared.workers * of_worker) : nullptr;
-  return shared_sum((count + kTogether - 1) / kTogether, shared, [&](Index part, int worker) {
+  return shared_sum((count + together - 1) / together, shared, [&](Index part, int worker) {
     Lanes* of_part = sums == nullptr ? nullptr : sums + worker * of_worker;
-    return squares_of_strips(strips, n, causal, part * kTogether, of_part);
+    return squares_of_strips(strips, n, causal, part * together, together, of_part);
   });
 }
 
