@@ -14,10 +14,10 @@ namespace attnscope {
 namespace {
 
 // Halvings that leave the eigenvalues of the tridiagonal matrix far closer than float32 made it.
-constexpr int kHalvings = 32;
+constexpr int kHalvings = 24;
 // A shift this far below the smallest eigenvalue, of `size`, is safely below it: four times what
 // the halvings leave.
-constexpr double kBelow = 1e-9;
+constexpr double kBelow = 2.5e-7;
 
 constexpr std::uint64_t bits_before(Index place) { return (std::uint64_t{1} << (place % 64)) - 1; }
 
@@ -65,8 +65,8 @@ void smallest_eigenvector(const Lanes* diagonal, const Lanes* beside, Index n, L
     below = factors[i] * beside[i];
   }
   for (Index i = 0; i < n; ++i) vector[i] = broadcast(start_entry(i));
-  // The first step leaves a share of other eigenvectors that is their distance's of the shift's.
-  for (int step = 0; step < 2; ++step) {
+  // A step leaves of another eigenvector the share that the shift's distance is of that one's.
+  for (int step = 0; step < 3; ++step) {
     for (Index i = 1; i < n; ++i) vector[i] -= factors[i - 1] * vector[i - 1];
     vector[n - 1] *= inverses[n - 1];
     for (Index i = n - 2; i >= 0; --i)

