@@ -17,6 +17,9 @@ Index words_of(Index size) { return (size + 63) / 64; }
 // against 0.85 of one of 192.
 constexpr Index kLargestPacked = 160;
 
+// What λ2 from float32 may be off by for certain, as a share of it: half of what `fast` states.
+constexpr double kMostFastError = 5e-7;
+
 // The size that a graph on m of n nodes is solved in, from itself alone, so that its bits do not
 // depend on what it is packed with.
 Index packed_size(Index m, Index n) { return m == n ? n : std::min(n, (m + 3) / 4 * 4); }
@@ -24,7 +27,8 @@ Index packed_size(Index m, Index n) { return m == n ? n : std::min(n, (m + 3) / 
 }  // namespace
 
 void SimpleGraphSpectra::add(const LevelTable& level, Level above, const std::int64_t* degree,
-                             std::int64_t components, double* fiedler_value, double* gap) {
+                             std::int64_t components, double* fiedler_value, double* gap,
+                             Precision precision, bool* solved_exactly) {
   const Index n = level.n;
   *gap = n < 3 ? kNaN : 0.0;
   rest_.clear();
@@ -60,11 +64,17 @@ void SimpleGraphSpectra::add(const LevelTable& level, Level above, const std::in
     if (in_pieces >= 3) return;
     if (large && solve_alone(level, above, degree, fiedler_value, gap)) return;
     const Index size = packed_size(m, n);
-    if (size >= static_cast<Index>(queues_.size())) queues_.resize(size + 1);
-    Queue& queue = queues_[size];
-    queue.pending.push_back({fiedler_value, gap, base, m, in_pieces == 2});
+    if (size >= static_cast<Index>(queues_.size())) {
+      queues_.resize(size + 1);
+      float_queues_.resize(size + 1);
+    }
+    const bool fast = precision == Precision::fast;
+    Queue& queue = fast ? float_queues_[size] : queues_[size];
+    queue.pending.push_back({fiedler_value, gap, base, m, in_pieces == 2, solved_exactly});
     store(level, above, degree, size, queue);
-    if (static_cast<Index>(queue.pending.size()) == kPackWidth) solve(size, queue);
+    const auto waiting = static_cast<Index>(queue.pending.size());
+    if (fast && waiting == float_graph_pack_width()) solve_in_float32(size, queue);
+    if (!fast && waiting == kPackWidth) solve(size, queue);
   }
 }
 
@@ -107,9 +117,44 @@ void SimpleGraphSpectra::store(const LevelTable& level, Level above, const std::
 }
 
 void SimpleGraphSpectra::flush() {
+  for (std::size_t size = 0; size < float_queues_.size(); ++size) {
+    if (!float_queues_[size].pending.empty())
+      solve_in_float32(static_cast<Index>(size), float_queues_[size]);
+  }
   for (std::size_t size = 0; size < queues_.size(); ++size) {
     if (!queues_[size].pending.empty()) solve(static_cast<Index>(size), queues_[size]);
   }
+}
+
+void SimpleGraphSpectra::solve_in_float32(Index size, Queue& queue) {
+  const Index row_words = size * words_of(size);
+  std::vector<GraphBits> graphs;
+  for (const Pending& pending : queue.pending) {
+    const auto at = static_cast<Index>(graphs.size());
+    graphs.push_back(
+        {queue.edges.data() + at * row_words, queue.degree.data() + at * size, pending.nodes});
+  }
+  std::vector<FloatPair> pairs(graphs.size());
+  float_pack_.solve(size, graphs, pairs.data());
+  for (std::size_t at = 0; at < pairs.size(); ++at) {
+    const Pending& pending = queue.pending[at];
+    const FloatPair& pair = pairs[at];
+    const double mu2 = pending.in_two ? 0.0 : pair.mu2;
+    if (pending.in_two || pair.error <= kMostFastError * (pending.base + mu2)) {
+      *pending.fiedler_value = pending.base + mu2;
+      *pending.gap = std::max(0.0, pair.mu3 - mu2);
+      continue;
+    }
+    *pending.solved_exactly = true;
+    Queue& exact = queues_[size];
+    exact.pending.push_back(pending);
+    exact.edges.insert(exact.edges.end(), graphs[at].edges, graphs[at].edges + row_words);
+    exact.degree.insert(exact.degree.end(), graphs[at].degree, graphs[at].degree + size);
+    if (static_cast<Index>(exact.pending.size()) == kPackWidth) solve(size, exact);
+  }
+  queue.pending.clear();
+  queue.edges.clear();
+  queue.degree.clear();
 }
 
 // The lower triangles of L(H) + 11ᵀ: 1 where H has no edge, 0 where it has. The rows behind those

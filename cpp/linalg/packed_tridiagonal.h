@@ -68,10 +68,10 @@ template <Index kRows, class Vector>
 // i < n − 1. Destroys `a`; `scratch` holds 4 n. The rank-two update of one step and the product of
 // the next share one sweep over the matrix, since reading and writing it costs more than the
 // arithmetic. Cost 4/3 n³ operations per lane (Golub and Van Loan, Matrix Computations, 2013,
-// section 8.3.1).
+// section 8.3.1). With `taus`, of n, the reflections stay behind for apply_reflections.
 template <class Vector>
 void tridiagonalize(Vector* a, Index n, Vector* diagonal, Vector* beside, Index stride,
-                    Vector* scratch) {
+                    Vector* scratch, Vector* taus = nullptr) {
   using Number = std::remove_cvref_t<decltype(a[0][0])>;
   // A square that cannot be told from zero.
   constexpr Number kSmallest = sizeof(Number) == sizeof(float) ? Number(1e-30) : Number(1e-280);
@@ -112,6 +112,10 @@ void tridiagonalize(Vector* a, Index n, Vector* diagonal, Vector* beside, Index 
     const Vector tau = turn ? (alpha - head) / alpha : Vector{};
     u[k + 1] = one;
     for (Index i = k + 2; i < n; ++i) u[i] *= scale;
+    if (taus != nullptr) {
+      taus[k] = tau;
+      for (Index i = k + 2; i < n; ++i) a[triangle_row(i) + k] = u[i];
+    }
 
     // Rows that make no whole block come first, where they are short.
     Index i = k + 1;
@@ -128,6 +132,19 @@ void tridiagonalize(Vector* a, Index n, Vector* diagonal, Vector* beside, Index 
   }
   const Index last = n - 1;
   diagonal[last * stride] = a[triangle_row(last) + last] - Number{2} * v[last] * w[last];
+}
+
+// x = Q x, of the tridiagonal form QᵀAQ that tridiagonalize has left in `a` and `taus`: takes the
+// eigenvectors of the one to those of the other. Cost 2 n² operations per lane.
+template <class Vector>
+void apply_reflections(const Vector* a, Index n, const Vector* taus, Vector* x) {
+  for (Index k = n - 3; k >= 0; --k) {
+    Vector even = x[k + 1], odd{};
+    for (Index i = k + 2; i < n; ++i) (i % 2 == 0 ? even : odd) += a[triangle_row(i) + k] * x[i];
+    const Vector along = taus[k] * (even + odd);
+    x[k + 1] -= along;
+    for (Index i = k + 2; i < n; ++i) x[i] -= along * a[triangle_row(i) + k];
+  }
 }
 
 // What the characteristic polynomial f of a tridiagonal matrix says at x: −f'/f, −(f'/f)', and
@@ -246,11 +263,11 @@ struct SturmMinors {
 };
 
 // The two smallest eigenvalues of each tridiagonal matrix (`beside`: its off-diagonal entries), all
-// being in [0, high] but those behind, by bisection to the last bits of `high`. Entries are at most
-// 2 n in size and are left in units of n. Two searches run side by side, since each step waits for
-// the last.
+// being in [0, high] but those behind, by bisection to `high` times 2^-halvings: to its last bits,
+// unless told otherwise. Entries are at most 2 n in size and are left in units of n. Two searches
+// run side by side, since each step waits for the last.
 inline void two_smallest_eigenvalues(Lanes* diagonal, Lanes* beside, Index n, Lanes high,
-                                     Lanes& first, Lanes& second) {
+                                     Lanes& first, Lanes& second, int halvings = 52) {
   assert(n >= 1);
   constexpr Index kStride = 8;
   const double norm = static_cast<double>(std::bit_ceil(static_cast<std::uint64_t>(n)));
@@ -262,7 +279,7 @@ inline void two_smallest_eigenvalues(Lanes* diagonal, Lanes* beside, Index n, La
   high *= unit;
   Lanes low1{}, low2{};
   Lanes high1 = high, high2 = high;
-  for (int round = 0; round < 52; ++round) {
+  for (int round = 0; round < halvings; ++round) {
     const Lanes x1 = 0.5 * (low1 + high1);
     const Lanes x2 = 0.5 * (low2 + high2);
     SturmMinors minors1(diagonal[0] - x1), minors2(diagonal[0] - x2);

@@ -3,8 +3,47 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace attnscope {
+namespace {
+
+// How far the distance may be of values that lie between moved(value, −1) and moved(value, 1); what
+// F rises by between those two is at most `most_rise`, where that is known.
+template <class Moved>
+CertifiedDistance certified(std::span<const double> values, const Moved& moved, double most_rise,
+                            const NullLaw& law, double floor, const TriangularTable* table) {
+  const double k = static_cast<double>(values.size());
+  const double distance = kolmogorov_smirnov(values, law, floor, table);
+  // What the distance is at most and at least.
+  double most = distance, least = 0.0;
+  const auto count_below = [&](double times) {
+    const auto end = std::ranges::partition_point(
+        values, [&](double value) { return moved(value, times) < floor; });
+    return end - values.begin();
+  };
+  const auto surely_below = count_below(1.0), perhaps_below = count_below(-1.0);
+  const double at_floor = law.cdf(floor);
+  for (const auto below : {surely_below, perhaps_below})
+    most = std::max(most, std::abs(static_cast<double>(below) / k - at_floor));
+  if (surely_below == perhaps_below)
+    least = std::abs(static_cast<double>(surely_below) / k - at_floor);
+  if (std::isfinite(most_rise)) return {distance, std::max(most - distance, most_rise)};
+  for (auto i = static_cast<std::size_t>(surely_below); i < values.size(); ++i) {
+    const double before = static_cast<double>(i) / k, after = static_cast<double>(i + 1) / k;
+    const double from = std::max(floor, moved(values[i], -1.0)), to = moved(values[i], 1.0);
+    if (table != nullptr) {
+      const auto [low, high] = table->cdf(from, to);
+      if (std::max(high - before, after - low) < distance) continue;
+    }
+    const double low = law.cdf(from), high = law.cdf(to);
+    most = std::max({most, high - before, after - low});
+    least = std::max({least, low - before, after - high});
+  }
+  return {distance, std::max(most - distance, distance - least)};
+}
+
+}  // namespace
 
 double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor,
                           const TriangularTable* table) {
@@ -38,41 +77,20 @@ double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, do
 CertifiedDistance certified_kolmogorov_smirnov(std::span<const double> values, RootError error,
                                                const NullLaw& law, double floor,
                                                const TriangularTable* table) {
-  const double k = static_cast<double>(values.size());
-  const double distance = kolmogorov_smirnov(values, law, floor, table);
-  const auto moved = [&](double value, double times) {
+  const auto moved = [=](double value, double times) {
     const double root = std::sqrt(value);
     const double end = std::max(0.0, root + times * error.of(root));
     return end * end;
   };
-  // What the distance is at most and at least.
-  double most = distance, least = 0.0;
-  const auto count_below = [&](double times) {
-    const auto end = std::ranges::partition_point(
-        values, [&](double value) { return moved(value, times) < floor; });
-    return end - values.begin();
-  };
-  const auto surely_below = count_below(1.0), perhaps_below = count_below(-1.0);
-  const double at_floor = law.cdf(floor);
-  for (const auto below : {surely_below, perhaps_below})
-    most = std::max(most, std::abs(static_cast<double>(below) / k - at_floor));
-  if (surely_below == perhaps_below)
-    least = std::abs(static_cast<double>(surely_below) / k - at_floor);
-  if (const double steepest = law.steepest_by_root(); std::isfinite(steepest)) {
-    return {distance, std::max(most - distance, error.of(std::sqrt(law.edge())) * steepest)};
-  }
-  for (auto i = static_cast<std::size_t>(surely_below); i < values.size(); ++i) {
-    const double before = static_cast<double>(i) / k, after = static_cast<double>(i + 1) / k;
-    const double from = std::max(floor, moved(values[i], -1.0)), to = moved(values[i], 1.0);
-    if (table != nullptr) {
-      const auto [low, high] = table->cdf(from, to);
-      if (std::max(high - before, after - low) < distance) continue;
-    }
-    const double low = law.cdf(from), high = law.cdf(to);
-    most = std::max({most, high - before, after - low});
-    least = std::max({least, low - before, after - high});
-  }
-  return {distance, std::max(most - distance, distance - least)};
+  const double most_rise = error.of(std::sqrt(law.edge())) * law.steepest_by_root();
+  return certified(values, moved, most_rise, law, floor, table);
+}
+
+CertifiedDistance certified_kolmogorov_smirnov(std::span<const double> values, double error,
+                                               const NullLaw& law, double floor,
+                                               const TriangularTable* table) {
+  const auto moved = [=](double value, double times) { return value + times * error; };
+  return certified(values, moved, std::numeric_limits<double>::infinity(), law, floor, table);
 }
 
 double wasserstein(std::span<const double> values, const NullLaw& law) {

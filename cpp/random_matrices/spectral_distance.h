@@ -35,6 +35,11 @@ CertifiedDistance certified_kolmogorov_smirnov(std::span<const double> values, R
                                                const NullLaw& law, double floor,
                                                const TriangularTable* table = nullptr);
 
+// The same of values that are off by at most `error`.
+CertifiedDistance certified_kolmogorov_smirnov(std::span<const double> values, double error,
+                                               const NullLaw& law, double floor,
+                                               const TriangularTable* table = nullptr);
+
 // ∫ |F_emp − F| dx over [0, ∞).
 double wasserstein(std::span<const double> values, const NullLaw& law);
 

@@ -51,7 +51,7 @@ def fiedler_vector(
     attention: Tensor, lengths: _Lengths, symmetrize: str, threshold: float | None, normalized: bool
 ) -> tuple[Tensor, int]: ...
 def graph_statistics(
-    attention: Tensor, lengths: _Lengths, thresholds: Tensor
+    attention: Tensor, lengths: _Lengths, thresholds: Tensor, precision: str = "exact"
 ) -> tuple[tuple[Tensor, ...], int]: ...
 def power_spectrum(
     attention: Tensor,

@@ -62,7 +62,8 @@ void degree_statistics(const std::int64_t* degree, const std::int64_t* in_degree
 
 template <class Scalar>
 void graph_statistics(const MatrixView<Scalar>& attention, const double* thresholds, Index count,
-                      GraphStatistics* out, GraphStatisticsWorkspace& workspace) try {
+                      GraphStatistics* out, GraphStatisticsWorkspace& workspace,
+                      Precision precision) try {
   const Index n = attention.rows();
   for (Index first = 0; first < count; first += kMostLevels) {
     const Index size = std::min(kMostLevels, count - first);
@@ -89,7 +90,7 @@ void graph_statistics(const MatrixView<Scalar>& attention, const double* thresho
                         workspace.histogram, statistics);
       workspace.spectra.add(workspace.level, static_cast<Level>(t), workspace.degree.data() + t * n,
                             workspace.components[t], &statistics.fiedler_value,
-                            &statistics.laplacian_gap);
+                            &statistics.laplacian_gap, precision, &statistics.solved_exactly);
     }
   }
 } catch (...) {

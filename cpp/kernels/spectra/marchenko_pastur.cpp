@@ -277,11 +277,11 @@ void by_singular_values(std::span<const MatrixView<Scalar>> matrices,
 }
 
 // Against the law of the support that all matrices share. Where the error of an eigenvalue might
-// show in ks, from the map's singular values.
+// show in ks, from the map's singular values; returns how many maps of `fast` these were.
 template <class Scalar>
-void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<const Support> supports,
-                    const MarchenkoPasturOptions& options, std::span<MarchenkoPastur> results,
-                    MarchenkoPasturWorkspace& workspace) {
+Index by_row_spectra(std::span<const MatrixView<Scalar>> matrices,
+                     std::span<const Support> supports, const MarchenkoPasturOptions& options,
+                     std::span<MarchenkoPastur> results, MarchenkoPasturWorkspace& workspace) {
   const Index n = matrices.front().rows();
   const bool causal = supports.front().kind == Support::Kind::causal;
   std::vector<MatrixView<Scalar>> doubted;
@@ -300,12 +300,25 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
         {law_of(causal, aspect, options), rows_that_vary, rows.errors[at]});
   }
   workspace.distances.resize(matrices.size());
-  counted_distances(tridiagonals, tridiagonals + n * dqds_width(), n, workspace.compared,
-                    workspace.distances, workspace.counted);
   if (options.all_fields) row_spectra(n, count, workspace.row_spectrum);
+  // With every eigenvalue at hand ks is read off them, but not to the bits of counts. Without a
+  // table of the law that takes no less time.
+  const bool by_values = options.all_fields && options.precision == Precision::fast && causal &&
+                         options.triangular != nullptr;
+  if (!by_values) {
+    counted_distances(tridiagonals, tridiagonals + n * dqds_width(), n, workspace.compared,
+                      workspace.distances, workspace.counted);
+  }
   for (Index at = 0; at < count; ++at) {
     if (rows.varying_rows[at] == 0) continue;
-    if (!(workspace.distances[at].uncertain <= kKsError)) {
+    if (by_values) {
+      const NullLaw& law = workspace.compared[at].law;
+      const double* end = rows.values.data() + (at + 1) * n;
+      workspace.distances[at] =
+          certified_kolmogorov_smirnov({end - rows.varying_rows[at], end}, rows.errors[at], law,
+                                       kResolvedShare * law.edge(), options.triangular);
+    }
+    if (!(workspace.distances[at].uncertain <= (by_values ? kFastKsError : kKsError))) {
       doubted.push_back(matrices[at]);
       places.push_back(static_cast<std::size_t>(at));
       continue;
@@ -320,11 +333,12 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
     result.wasserstein = wasserstein(spectrum, law);
     sum_up(spectrum, n, result);
   }
-  if (doubted.empty()) return;
+  if (doubted.empty()) return 0;
   std::vector<MarchenkoPastur> exact(doubted.size());
   by_singular_values(std::span<const MatrixView<Scalar>>(doubted), supports.first(doubted.size()),
                      options, std::span<MarchenkoPastur>(exact), workspace);
   for (std::size_t k = 0; k < places.size(); ++k) results[places[k]] = exact[k];
+  return by_values ? static_cast<Index>(places.size()) : 0;
 }
 
 // Whether an eigenvalue may lie on the other side of where outliers begin.
@@ -409,13 +423,16 @@ Index marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
     const auto results_of_block = results.subspan(begin, end - begin);
     if (in_floats) {
       const bool causal = rules[begin].kind == Support::Kind::causal;
+      MarchenkoPasturOptions exactly = options;
+      exactly.precision = Precision::exact;
       for (const std::size_t at : in_float32(maps, causal, options, results_of_block, workspace)) {
-        by_row_spectra(maps.subspan(at, 1), rules_of_block.subspan(at, 1), options,
+        by_row_spectra(maps.subspan(at, 1), rules_of_block.subspan(at, 1), exactly,
                        results_of_block.subspan(at, 1), workspace);
         ++measured_exactly;
       }
     } else if (gram) {
-      by_row_spectra(maps, rules_of_block, options, results_of_block, workspace);
+      measured_exactly +=
+          by_row_spectra(maps, rules_of_block, options, results_of_block, workspace);
     } else {
       by_singular_values(maps, rules_of_block, options, results_of_block, workspace);
     }

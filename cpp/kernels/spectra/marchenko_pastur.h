@@ -94,7 +94,8 @@ struct MarchenkoPasturWorkspace {
 // decide; it is the same without the other fields as with them.
 //
 // `fast` takes singular values of X from float32 arithmetic, of squares of 257 to 1,024 rows that
-// are compared with the law of their support; all else is exact. ks is certain to 1e-4 then, the
+// are compared with the law of their support, and reads ks of smaller ones off the eigenvalues that
+// the other fields take, instead of counts; all else is exact. ks is certain to 1e-4 then, the
 // other numbers are off by less than 1e-5 of themselves, and outliers are those of the exact way: a
 // map of which that is not known is measured exactly. Returns how many there were.
 //

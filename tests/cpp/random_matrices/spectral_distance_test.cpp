@@ -62,6 +62,32 @@ TEST(CertifiedDistance, HoldsForEveryValueWithinTheError) {
   }
 }
 
+TEST(CertifiedDistance, HoldsForEveryValueWithinAnErrorOfItsOwn) {
+  const TriangularTable table;
+  std::mt19937 generator(4);
+  std::uniform_real_distribution<double> uniform(-1.0, 1.0);
+  for (const double error : {1e-14, 1e-9, 1e-5, 1e-3}) {
+    for (unsigned seed = 0; seed < 40; ++seed) {
+      const NullLaw law = NullLaw::triangular(&table);
+      const double floor = kResolvedShare * law.edge();
+      const std::vector<double> values = values_of(law, 60, seed % 7 * 4, seed);
+      const CertifiedDistance certified =
+          certified_kolmogorov_smirnov(values, error, law, floor, seed % 2 == 0 ? &table : nullptr);
+      for (int time = 0; time < 30; ++time) {
+        // all one way, or each its own
+        const double way = time < 2 ? 2.0 * time - 1.0 : 0.0;
+        std::vector<double> moved;
+        for (const double value : values)
+          moved.push_back(value + error * (way != 0.0 ? way : uniform(generator)));
+        std::sort(moved.begin(), moved.end());
+        const double distance = kolmogorov_smirnov(moved, law, floor, &table);
+        EXPECT_LE(std::abs(distance - certified.distance), certified.uncertain + 1e-13)
+            << "error " << error << " seed " << seed;
+      }
+    }
+  }
+}
+
 TEST(CertifiedDistance, IsCertainWhereValuesAre) {
   const NullLaw law = NullLaw::triangular();
   const double floor = kResolvedShare * law.edge();

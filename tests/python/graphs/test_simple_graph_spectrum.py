@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: MIT
 """λ2 and gap of simple graphs of many shapes, against NumPy, and the same bits in any company."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 from scipy.sparse.csgraph import connected_components
 
 import attnscope as asc
+from attnscope._precision import count_fallbacks
 from strategies import attention_map
 
 
@@ -86,8 +89,36 @@ def test_spectra_of_many_shapes_equal_numpys(sizes):
         assert (result.fiedler_value.item() == 0) == (result.components.item() > 1), name
 
 
+def test_fast_spectra_of_many_shapes_are_within_their_bounds():
+    for n in (3, 9, 34, 65, 150):
+        for name, a in shapes([n]).items():
+            maps, size = torch.tensor(0.5 * a), len(a)
+            fast = asc.graph_statistics(maps, [0.5], precision="fast")
+            values = np.linalg.eigvalsh(np.diag(a.sum(0)) - a)
+            rounding = 4e-15 * size * max(1, a.sum(0).max())
+            assert fast.fiedler_value.item() == pytest.approx(values[1], rel=1e-6, abs=rounding), name
+            gap = values[2] - values[1]
+            assert fast.laplacian_gap.item() == pytest.approx(gap, rel=0, abs=5e-6 * size), name
+            assert (fast.fiedler_value.item() == 0) == (connected_components(a)[0] > 1), name
+
+
+def test_a_graph_whose_third_eigenvalue_is_too_near_is_solved_exactly_and_its_map_counted():
+    of_shape = shapes([120])
+    maps = torch.tensor(np.stack([0.5 * of_shape[f"{name} 120"] for name in ("middling", "path", "cycle")]))
+    counts = Counter()
+    with count_fallbacks(counts):
+        fast = asc.graph_statistics(maps, [0.3, 0.5, 0.7], precision="fast")
+    exact = asc.graph_statistics(maps, [0.3, 0.5, 0.7])
+    # the two graphs of the path and of the cycle
+    assert counts == {"graph_statistics": 2}
+    for field in ("fiedler_value", "laplacian_gap"):
+        assert torch.equal(getattr(fast, field)[1:], getattr(exact, field)[1:]), field
+    assert not torch.equal(fast.fiedler_value[0], exact.fiedler_value[0])
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize("n", [12, 33, 70, pytest.param(150, marks=pytest.mark.slow), 270])
-def test_a_graph_has_the_same_bits_in_any_company(n):
+def test_a_graph_has_the_same_bits_in_any_company(n, precision):
     rng = np.random.default_rng(n)
     # hubs that touch everybody leave graphs of many sizes, which wait for each other
     a = np.stack(
@@ -101,10 +132,10 @@ def test_a_graph_has_the_same_bits_in_any_company(n):
         map_of_batch[rng.choice(n, k, replace=False)] += 0.06
     a = torch.tensor(a)
     thresholds = [0.005, 0.01, 0.02, 0.05]
-    together = asc.graph_statistics(a, thresholds)
+    together = asc.graph_statistics(a, thresholds, precision=precision)
     for k in rng.permutation(len(a)):
-        single_result = asc.graph_statistics(a[k], thresholds)
-        statistics = [asc.graph_statistics(a[k], t) for t in thresholds]
+        single_result = asc.graph_statistics(a[k], thresholds, precision=precision)
+        statistics = [asc.graph_statistics(a[k], t, precision=precision) for t in thresholds]
         for field in ("fiedler_value", "laplacian_gap"):
             assert torch.equal(getattr(together, field)[k], getattr(single_result, field)), (field, k)
             for place, single in enumerate(statistics):
@@ -112,6 +143,6 @@ def test_a_graph_has_the_same_bits_in_any_company(n):
                     field,
                     k,
                 )
-    backwards = asc.graph_statistics(a.flip(0), thresholds)
+    backwards = asc.graph_statistics(a.flip(0), thresholds, precision=precision)
     assert torch.equal(backwards.fiedler_value.flip(0), together.fiedler_value)
     assert torch.equal(backwards.laplacian_gap.flip(0), together.laplacian_gap)

@@ -71,7 +71,9 @@ def graph_statistics(
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         thresholds: numbers in (0, 1), or "k/n" for k over each map's own number of tokens, because uniform
             attention is 1/n. 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2 is the paper's list.
-        precision: "fast" gives the exact value: it has no faster way.
+        precision: "fast" has an error of `fiedler_value` below 1e-6 of itself and of `laplacian_gap` below
+            5e-6·n, in less time, of graphs of up to 160 tokens beside those that touch all others. All else
+            is exact.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
@@ -104,10 +106,12 @@ def graph_statistics(
         et al., What are you sinking?, 2025.
     """
     name = "graph_statistics"
-    _checks.precision_argument(name, precision, attention)
+    precision = _checks.precision_argument(name, precision, attention)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     levels = _checks.thresholds_argument(name, thresholds, checked)
-    return GraphStatistics(*_calls.call_and_warn(_core.graph_statistics, name, checked, levels))
+    return GraphStatistics(
+        *_calls.call_and_warn(_core.graph_statistics, name, checked, levels, precision=precision)
+    )
 
 
 def _of_graph(field: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:

@@ -76,8 +76,9 @@ def marchenko_pastur(
             the batch or on threads.
         precision: "fast" has an error of ks below 1e-4 and of the other numbers below 1e-5, relative, and
             the exact outliers: of square maps of 257 to 1,024 tokens against the law of their support the
-            singular values come from float32, and a map of which those leave more open is measured exactly.
-            Any other map has its exact value.
+            singular values come from float32, and ks of shorter causal ones is read off the eigenvalues that
+            the other fields take. A map of which those leave more open is measured exactly. Any other map has
+            its exact value.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
