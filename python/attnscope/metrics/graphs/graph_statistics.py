@@ -72,8 +72,8 @@ def graph_statistics(
         thresholds: numbers in (0, 1), or "k/n" for k over each map's own number of tokens, because uniform
             attention is 1/n. 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2 is the paper's list.
         precision: "fast" has an error of `fiedler_value` below 1e-6 of itself and of `laplacian_gap` below
-            5e-6·n, in less time, of graphs of up to 160 tokens beside those that touch all others. All else
-            is exact.
+            5e-6·n, in less time, where a graph has at most 160 tokens that are not joined to all others. All
+            else is exact.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
