@@ -230,7 +230,11 @@ def _distances(
     if shape is not None:
         words = "+ [d] do not broadcast to"
         result = _checks.expanded("entropy_magnitude_correlation: states", result, shape, words)
-    text_lengths = _checks.lengths_argument(name, lengths, tuple(result.shape[:-1]), result.shape[-1])
+    # a map may have no queries; a text has a token
+    least = 1 if shape is None else 0
+    text_lengths = _checks.lengths_argument(
+        name, lengths, tuple(result.shape[:-1]), result.shape[-1], least=least
+    )
     inside = _checks.Attention(result.unsqueeze(-2), text_lengths).inside()
     # padding may hold anything
     if bad := int((result.isnan() & inside).sum()):
