@@ -12,7 +12,7 @@ from attnscope.metrics.discovery import registry
 from attnscope.metrics.quantity import Quantity
 
 #: Arguments that belong to the maps of a run and not to a metric: they are the same for all calls.
-OF_RUN = ("lengths", "query_positions", "query_lengths", "cross", "held", "measured", "row_lengths")
+OF_RUN = ("lengths", "query_positions", "query_lengths", "cross", "held", "measured", "real_queries")
 
 #: First arguments that are not maps: they are passed as options, which stand for sites.
 FIRST_BY_OPTION = ("before", "matrix", "points", "states")
