@@ -302,7 +302,7 @@ def test_a_query_at_padding_alone_has_no_sums_of_keys():
         (lambda lazy: asc.protocols.ruscio2025.sink_tokens(lazy, rule="kl"), "ruscio2025.sink_tokens"),
     ],
 )
-def test_what_needs_the_map_says_so(call, name):
+def test_functions_without_a_lazy_way_name_themselves_and_the_way_out(call, name):
     lazy = asc.LazyAttention(*sink_like_vectors(), precision="exact")
     with pytest.raises(
         TypeError, match=rf"^{name}.* needs the map, and LazyAttention\(.*dense\(\) makes one"
