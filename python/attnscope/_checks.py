@@ -70,6 +70,9 @@ def attention_argument(
     checked_lengths = None
     if lengths is not None:
         checked_lengths = lengths_argument(function, lengths, tuple(tensor.shape[:-2]), tensor.shape[-1])
+        if checked_lengths is not None and isinstance(tensor, Unmaterialized):
+            # its padding stays padding, whatever a call says
+            checked_lengths = torch.minimum(checked_lengths, tensor.visibility.lengths)
     checked = Attention(tensor, checked_lengths)
     if places is not None and not (places.is_default and tensor.shape[-1] == tensor.shape[-2]):
         if not isinstance(tensor, Unmaterialized):
@@ -265,12 +268,17 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     return tensor.resolve_neg()
 
 
-def entries_argument(function: str, checked: Attention, *, detach: bool = True) -> torch.Tensor:
-    """Return the entries of checked maps on the CPU; TypeError where the map is not in memory."""
+def require_map(function: str, checked: Attention) -> None:
+    """Raise TypeError where the map is not in memory."""
     if isinstance(checked.tensor, Unmaterialized):
         raise TypeError(
             f"{function} needs the map, and {checked.tensor} has none; LazyAttention.dense() makes one"
         )
+
+
+def entries_argument(function: str, checked: Attention, *, detach: bool = True) -> torch.Tensor:
+    """Return the entries of checked maps on the CPU; TypeError where the map is not in memory."""
+    require_map(function, checked)
     tensor = checked.tensor.detach() if detach else checked.tensor
     return to_host(tensor).as_subclass(torch.Tensor)
 

@@ -245,3 +245,23 @@ def test_a_hidden_entry_that_is_larger_has_no_gradient() -> None:
     maps[:, 3] = -maps[:, 3]
     check(lambda a: asc.prompt_divergence(a, (2, 4), support="causal").total, maps)
     check(lambda a: asc.prompt_divergence(a, (2, 4), support="causal").star, maps)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [asc.stable_rank, asc.effective_rank, asc.spectral_gap, asc.spectral_ratio, asc.participation_ratio],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_maps_without_a_value_leave_no_gradient(function):
+    """A loss that leaves out NaN leaves out the maps that gave it: of zeros, of one token, of NaN."""
+    maps = torch.softmax(torch.randn(4, 5, 5, generator=torch.Generator().manual_seed(1)).double(), -1)
+    maps[1], maps[3, 2, 2] = 0.0, torch.nan
+    maps.requires_grad_()
+    values = function(maps, lengths=[5, 4, 1, 5])
+    kept = values.isfinite()
+    assert kept[0]
+    assert not kept[3]
+    torch.where(kept, values, 0.0).sum().backward()
+    assert maps.grad.isfinite().all()
+    assert maps.grad[0].any()
+    assert not maps.grad[~kept].any()

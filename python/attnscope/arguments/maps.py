@@ -156,8 +156,11 @@ class Attention(NamedTuple):
         return Attention(self.tensor[..., 0, :, :], None)
 
     def inside(self) -> Tensor:
-        """Return which keys are within the lengths, bool [..., k]."""
-        return self._within(self.n, self.lengths)
+        """Return which keys are within the lengths, bool [..., k]; lazy attention brings lengths too."""
+        inside = self._within(self.n, self.lengths)
+        if isinstance(self.tensor, Unmaterialized):
+            inside = inside & self._within(self.n, self.tensor.visibility.lengths)
+        return inside
 
     def queries_inside(self) -> Tensor:
         """Return which queries are within the lengths, bool [..., q]; lazy attention brings lengths too."""

@@ -142,8 +142,8 @@ class MeasurementRun:
             call_arguments["lengths"] = self._lengths_of(call) if of_layers else self.lengths
         if not self.places.is_default:
             call_arguments |= self._places_of(function, call)
-        if "row_lengths" in parameters_of(function):
-            call_arguments["row_lengths"] = self._row_lengths(call)
+        if "real_queries" in parameters_of(function):
+            call_arguments["real_queries"] = self._real_queries(call)
         context = {"held": self.held, "measured": self.sites}
         return call_arguments | {name: context[name] for name in context if name in parameters_of(function)}
 
@@ -162,14 +162,12 @@ class MeasurementRun:
             lengths = _checks.expanded(f"{self.function}: query_lengths", lengths, shape, words)
         return {"query_positions": positions, "query_lengths": lengths, "cross": cross}
 
-    def _row_lengths(self, call: Call) -> _checks.Lengths:
-        """Return the real queries of each map, for what is read off a number per query."""
+    def _real_queries(self, call: Call) -> Tensor:
+        """Return which queries of each map are no padding, for what is read off a number per query."""
         maps = self.sites[call.of]
-        if self.places.is_default and maps.shape[-1] == maps.shape[-2]:
-            return self.lengths
         return _checks.attention_argument(
             self.function, maps, self.lengths, rows=False, places=self.places
-        ).query_lengths
+        ).queries_inside()
 
     def _lengths_of(self, call: Call) -> Tensor | None:
         """Return a length per head of a layer, from lengths that broadcast against them, or per text."""

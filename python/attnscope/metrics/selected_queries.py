@@ -93,12 +93,20 @@ def chosen_queries(
             rows.append(torch.tensor(list(range(size))[queries], dtype=torch.int64, device="cpu"))
         else:
             rows.append(places[_mask_of(function, queries, text, size)])
-    return pad_sequence(rows, batch_first=True, padding_value=-1)
+    chosen = pad_sequence(rows, batch_first=True, padding_value=-1)
+    # texts without a chosen query have no number, whatever texts stand beside them
+    return chosen if chosen.shape[1] else chosen.new_full((len(rows), 1), -1)
 
 
 def _mask_of(function: str, queries: Any, text: int, size: int) -> Tensor:
     """Return the booleans of a text's tokens."""
+    if not (hasattr(queries, "__len__") and len(queries)):
+        raise ValueError(
+            f"{function}: queries must be 'answer', 'prompt', a slice or a mask, got {queries!r}"
+        )
     one_for_all = queries.ndim == 1 if isinstance(queries, Tensor) else not hasattr(queries[0], "__len__")
+    if not one_for_all and len(queries) <= text:
+        raise ValueError(f"{function}: queries must hold a row for each text, got {len(queries)} rows")
     mask = _checks.as_tensor(function, "queries", queries if one_for_all else queries[text])
     if mask.dtype != torch.bool or mask.ndim != 1 or len(mask) < size:
         raise ValueError(

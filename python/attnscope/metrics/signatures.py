@@ -12,7 +12,7 @@ from attnscope.metrics.discovery import registry
 from attnscope.metrics.quantity import Quantity
 
 #: Arguments that belong to the maps of a run and not to a metric: they are the same for all calls.
-OF_RUN = ("lengths", "query_positions", "query_lengths", "cross", "held", "measured", "row_lengths")
+OF_RUN = ("lengths", "query_positions", "query_lengths", "cross", "held", "measured", "real_queries")
 
 #: First arguments that are not maps: they are passed as options, which stand for sites.
 FIRST_BY_OPTION = ("before", "matrix", "points", "states")
@@ -72,11 +72,16 @@ def accepted_options(metric: str) -> dict[str, Any]:
 def precision_option(protocol: str, metric: str, precision: str | None) -> dict[str, Any]:
     """Return the precision as an option of a metric that takes it; empty where nobody asked for one.
 
-    The published protocol takes none: its numbers are those of the authors' code.
+    The published protocol takes none: its numbers are those of the authors' code. A metric that is derived
+    from another's result takes what its own function of maps does: a correlation of entropies that differ
+    little would not hold what fast entropies do.
     """
-    if precision is None or "precision" not in options_of(registry().function(protocol, metric)):
+    if precision is None:
         return {}
-    return {"precision": precision}
+    function = registry().functions.get((protocol, metric))
+    if function is None or not reads_maps(function):
+        function = registry().function(protocol, metric)
+    return {"precision": precision} if "precision" in options_of(function) else {}
 
 
 def reads_layers(quantity: Quantity) -> bool:

@@ -93,6 +93,31 @@ def test_means_over_rows_are_over_the_chosen_queries(model, queries, chosen):
     np.testing.assert_array_equal(vectors, all_vectors)
 
 
+def test_a_text_without_a_chosen_query_has_no_number_whatever_stands_beside_it(model):
+    metrics = ["attention_entropy", "head_divergence", "sink_share"]
+    texts = [list(range(3, 15)), list(range(3, 9))]
+    for queries in (slice(8, 10), torch.arange(12) >= 8):
+        both = asc.analyze(model, texts, metrics, queries=queries)
+        alone = asc.analyze(model, texts[1:], metrics, queries=queries)
+        for column in ("entropy", "head_divergence", "sink_share"):
+            assert np.isfinite(heads(both, column, 0)).all()
+            assert np.isnan(heads(both, column, 1)).all()
+            assert np.isnan(heads(alone, column, 0)).all()
+
+
+@pytest.mark.parametrize(
+    ("queries", "words"),
+    [
+        ([], r"must be 'answer', 'prompt', a slice or a mask, got \[\]"),
+        (torch.ones(1, 5, dtype=torch.bool), r"must hold a row for each text, got 1 rows"),
+        (torch.ones(2, dtype=torch.bool), r"must be booleans, one for each of the . tokens of text ."),
+    ],
+)
+def test_queries_that_are_none_are_named(model, queries, words):
+    with pytest.raises(ValueError, match=rf"^analyze: queries {words}"):
+        asc.analyze(model, PROMPTS, "attention_entropy", queries=queries)
+
+
 def test_a_number_of_last_queries_is_still_the_option_of_sink_share(model):
     results = asc.analyze(model, PROMPTS, "sink_share", queries=2)
     ids = torch.tensor([PROMPTS[0]])

@@ -122,6 +122,17 @@ def test_top_mass_and_share(support, k):
     assert not plain.learned.any()
 
 
+def test_a_query_that_sees_the_learned_sink_alone_has_no_normalized_entropy():
+    maps, mass, seen = layers()
+    seen = torch.tensor(seen)
+    seen[3] = False
+    maps, mass = torch.where(seen, maps, 0.0), mass.clone()
+    mass[..., 3] = 1 - 2**-11  # as a half type rounds it
+    entropies = asc.attention_entropy(maps, normalized=True, support=seen, sink_mass=mass)
+    assert entropies.isnan().nonzero()[:, -1].unique().tolist() == [3]
+    assert ((entropies >= 0) & (entropies <= 1))[..., [0, 1, 2, 4, 10]].all()
+
+
 def test_a_head_that_rests_on_its_learned_sink_shows_it():
     maps = torch.full((1, 2, 6, 6), 0.01 / 6, dtype=torch.float64)
     mass = torch.full((1, 2, 6), 0.99, dtype=torch.float64)

@@ -276,3 +276,89 @@ def test_nothing_of_the_size_of_a_map_is_allocated(window, two_sided, padded):
     script = textwrap.dedent(MEMORY.format(window=window, two_sided=two_sided, padded=padded))
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(finished.stdout) < 131_072
+
+
+ENCODER_DECODERS = {
+    "bias of positions": ("T5ForConditionalGeneration", "T5Config", {**T5, "decoder_start_token_id": 0}),
+    "learned positions": (
+        "BartForConditionalGeneration",
+        "BartConfig",
+        {
+            **{
+                f"{side}_{name}": size
+                for side in ("encoder", "decoder")
+                for name, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 32))
+            },
+            "vocab_size": 64,
+            "d_model": 32,
+        },
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:capture. attention holds padding")
+@pytest.mark.parametrize("queries", [6, 9])
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_cross_attention_is_that_of_the_ordinary_capture(name, padding, queries):
+    """The decoder's tokens have no part in the padding of the encoder's, as many as these or not."""
+    torch.manual_seed(0)
+    model_name, config, options = ENCODER_DECODERS[name]
+    model = getattr(transformers, model_name)(getattr(transformers, config)(**options)).eval()
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1, slice(0, 4) if padding == "left" else slice(5, 9)] = int(padding == "none")
+    ids = torch.randint(3, 64, (2, 9), generator=torch.Generator().manual_seed(1))
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :queries]}
+    metrics = {"attention_entropy": {}, "incoming_attention": {}, "sink_share": {}, "top_mass": {}}
+    with torch.no_grad():
+        with asc.capture(model) as recording:
+            layers = list(recording.run(**inputs))
+        with asc.capture(model, lazy=True, precision="exact") as recording:
+            lazy_layers = list(recording.run(**inputs))
+        logits = recording.output.logits
+        torch.testing.assert_close(logits, model(**inputs).logits, rtol=1e-4, atol=1e-5)
+    assert [(layer.stack, layer.index, layer.cross) for layer in layers] == [
+        (layer.stack, layer.index, layer.cross) for layer in lazy_layers
+    ]
+    for layer, lazy in zip(layers, lazy_layers, strict=True):
+        measured = lazy.measure(metrics)
+        for key, expected in layer.measure(metrics).items():
+            for ours, theirs in zip(*map(_tensors, (measured[key], expected)), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5, equal_nan=True)
+        if layer.cross:
+            real_keys = [maps[:, :, real] for maps, real in zip(layer.attention, layer.valid, strict=True)]
+            for dense, expected in zip(lazy.attention.dense().float(), real_keys, strict=True):
+                torch.testing.assert_close(dense[..., : expected.shape[-1]], expected, rtol=1e-3, atol=1e-6)
+                assert not dense[..., expected.shape[-1] :].any()
+            for metric in ("sink_test", "sink_position", "local_global_ratio", "causal_spectrum"):
+                with pytest.raises(ValueError, match=rf"^measure: {metric} asks where queries stand"):
+                    lazy.measure([metric])
+            lazy.measure({"sink_position": {"rule": "largest"}})
+
+
+def _tensors(result):
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def test_the_mass_of_a_learned_sink_comes_from_the_layer():
+    model = build("learned sink")
+    inputs = inputs_with("left")
+    metrics = {
+        "attention_entropy": {},
+        "normalized": {"metric": "attention_entropy", "normalized": True},
+        "head_divergence": {},
+        "sink_share": {},
+        "top_mass": {},
+    }
+    with torch.no_grad():
+        with asc.capture(model) as recording:
+            expected = [layer.measure(metrics) for layer in recording.run(**inputs)]
+        with asc.capture(model, lazy=True, precision="exact") as recording:
+            measured = [layer.measure(metrics) for layer in recording.run(**inputs)]
+    for ours, theirs in zip(measured, expected, strict=True):
+        for key in metrics:
+            for mine, other in zip(*map(_tensors, (ours[key], theirs[key])), strict=True):
+                torch.testing.assert_close(
+                    mine[..., : other.shape[-1]], other, rtol=1e-3, atol=1e-4, equal_nan=True
+                )
+        assert (ours["sink_share"].learned > 0.05).all()

@@ -239,3 +239,72 @@ def test_a_measure_takes_queries_and_keys_under_its_name(function, monkeypatch):
     assert type(measured) is type(result)
     if isinstance(result, torch.Tensor):
         torch.testing.assert_close(measured, result, equal_nan=True)
+
+
+PADDED = torch.tensor([96, 50, 2])
+
+
+def test_padding_of_lazy_attention_counts_in_no_result():
+    query, key = sink_like_vectors()
+    lazy = asc.LazyAttention(query, key, precision="exact", lengths=PADDED)
+    maps = lazy.dense().nan_to_num(0.0)
+    generator = torch.Generator().manual_seed(2)
+    before, after = torch.randn(2, 96, 3, generator=generator).unbind()
+    ours = asc.entropy_magnitude_correlation(lazy, before, after)
+    theirs = asc.entropy_magnitude_correlation(maps, before, after, lengths=PADDED)
+    np.testing.assert_allclose(ours, theirs, atol=1e-10)
+    assert ours.isfinite().all()
+    options = {"before": before, "after": after}
+    measured = asc.measure(lazy, {"entropy_magnitude_correlation": options})
+    assert torch.equal(measured["entropy_magnitude_correlation"], ours)
+    ours, theirs = asc.causal_spectrum(lazy), asc.causal_spectrum(maps, lengths=PADDED)
+    assert_equal_results(ours, theirs, 1e-10)
+    assert ours.log_determinant.isfinite().all()
+
+
+def test_lengths_of_a_call_make_no_key_of_padding():
+    query, key = sink_like_vectors()
+    lazy = asc.LazyAttention(query, key, precision="exact", lengths=PADDED)
+    longer, shorter = torch.tensor([96, 96, 96]), torch.tensor([70, 96, 1])
+    for function in ("attention_entropy", "incoming_attention"):
+        metric = getattr(asc, function)
+        assert_equal_results(metric(lazy, lengths=longer), metric(lazy), 0.0)
+        expected = metric(lazy.with_lengths([70, 50, 1]))
+        assert_equal_results(metric(lazy, lengths=shorter), expected, 0.0)
+
+
+def test_a_query_at_padding_alone_has_no_sums_of_keys():
+    query, key = sink_like_vectors()
+    lazy = asc.LazyAttention(query[:, :1], key, precision="exact", lengths=PADDED, query_positions=[60])
+    maps = lazy.dense().nan_to_num(0.0)
+    theirs = asc.sink_test(maps, lengths=PADDED, query_positions=[60], support="causal")
+    assert_equal_results(asc.sink_test(lazy), theirs, 1e-10)
+    assert theirs.mass[1].isnan().all()
+    assert theirs.mass[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda lazy: asc.geometric_semantic_alignment(lazy, torch.ones(96, 2)), "geometric_semantic_alig"),
+        (lambda lazy: asc.reference_influence(lazy, torch.ones(96, 2), torch.arange(96) < 1), "reference_in"),
+        (asc.offset_fit, "offset_fit"),
+        (asc.toeplitz_split, "toeplitz_split"),
+        (asc.mask_only, "mask_only"),
+        (asc.laplacian_shape, "laplacian_shape"),
+        (lambda lazy: asc.offset_variance(lazy, validate=True), "offset_variance"),
+        (asc.protocols.ruscio2025.attention_entropy, "ruscio2025.attention_entropy"),
+        (asc.protocols.ruscio2025.head_divergence, "ruscio2025.head_divergence"),
+        (asc.protocols.ruscio2025.persistence, "ruscio2025.persistence"),
+        (asc.protocols.ruscio2025.spectral_norm, "ruscio2025.spectral_norm"),
+        (asc.protocols.ruscio2025.stable_rank, "ruscio2025.stable_rank"),
+        (lambda lazy: asc.protocols.ruscio2025.graph_statistics(lazy, [0.1]), "ruscio2025.graph_statistics"),
+        (lambda lazy: asc.protocols.ruscio2025.sink_tokens(lazy, rule="kl"), "ruscio2025.sink_tokens"),
+    ],
+)
+def test_functions_without_a_lazy_way_name_themselves_and_the_way_out(call, name):
+    lazy = asc.LazyAttention(*sink_like_vectors(), precision="exact")
+    with pytest.raises(
+        TypeError, match=rf"^{name}.* needs the map, and LazyAttention\(.*dense\(\) makes one"
+    ):
+        call(lazy)

@@ -145,3 +145,19 @@ def test_bad_arguments(call, error, words):
 def test_k_cuts_the_values_of_a_map():
     maps = lazy_of("sharp", 20).dense()
     assert torch.equal(asc.singular_values(maps, 3), asc.singular_values(maps)[..., :3])
+
+
+def test_the_laplacian_of_a_map_on_its_diagonal_is_not_rounding():
+    # tokens that see themselves alone have no edge; those that see little else have edges of 1e-13
+    alone = asc.LazyAttention(*random_vectors(rows=1), precision="exact")
+    assert asc.participation_ratio(alone, spectrum="laplacian").isnan().all()
+    window = asc.LazyAttention(*random_vectors(rows=40), precision="exact", window=1)
+    assert asc.participation_ratio(window, spectrum="laplacian").isnan().all()
+    points = torch.linalg.qr(torch.randn(24, 24, generator=torch.Generator().manual_seed(4)).double()).Q
+    points = points + 0.02 * torch.randn(24, 24, generator=torch.Generator().manual_seed(5))
+    for causal in (True, False):
+        lazy = asc.LazyAttention(points[None], points[None], scaling=30.0, causal=causal, precision="exact")
+        maps = lazy.dense()
+        assert maps.diagonal(dim1=-2, dim2=-1).min() > 1 - 1e-9
+        expected = asc.participation_ratio(maps, spectrum="laplacian")
+        np.testing.assert_allclose(asc.participation_ratio(lazy, spectrum="laplacian"), expected, rtol=1e-9)

@@ -57,6 +57,20 @@ def test_measure_takes_the_precision_of_all_metrics() -> None:
         asc.measure(maps, ["top_mass"], precision="quick")  # type: ignore[arg-type]
 
 
+def test_a_metric_without_a_precision_is_read_off_exact_results() -> None:
+    # near uniform attention entropies differ by little more than what float32 logarithms are off
+    generator = torch.Generator().manual_seed(0)
+    maps = (1e-3 * torch.randn(3, 64, 64, generator=generator)).softmax(-1)
+    options = {"before": torch.zeros(64, 4), "after": torch.randn(64, 4, generator=generator)}
+    expected = asc.entropy_magnitude_correlation(maps, **options)
+    metrics = {"attention_entropy": {}, "entropy_magnitude_correlation": options}
+    measured = asc.measure(maps, metrics, precision="fast")
+    assert torch.equal(measured["entropy_magnitude_correlation"], expected)
+    fast = asc.attention_entropy(maps, precision="fast")
+    assert torch.equal(measured["attention_entropy"], fast)
+    assert not torch.equal(fast, asc.attention_entropy(maps))
+
+
 def test_lazy_attention_keeps_the_precision_that_it_was_made_with() -> None:
     query, key = torch.randn(2, 2, 8, 4, generator=torch.Generator().manual_seed(0)).unbind()
     fast = asc.LazyAttention(query, key, precision="fast")

@@ -53,6 +53,13 @@ def pca_oracle(rows, count):
     return centred @ vectors
 
 
+@pytest.mark.parametrize("n", [12, 51, 65])
+def test_pca_correlation_of_a_head_on_its_diagonal_is_a_correlation(n):
+    """All but one of the eigenvalues of its covariance are equal: any of their directions may be taken."""
+    result = ruscio2025.pca_correlation(torch.eye(n), normal(n, 4))
+    assert abs(result.signed) <= result.absolute <= 1
+
+
 def test_pca_correlation_equals_eigenvectors_of_the_covariance():
     attention, hidden = maps(12, 12), normal(12, 5)
     result = ruscio2025.pca_correlation(attention, hidden)

@@ -201,6 +201,20 @@ def test_entropy_magnitude_correlation_sees_what_its_support_says():
         asc.entropy_magnitude_correlation(attention[:, None].expand(2, 3, 9, 9), before, after)
 
 
+def test_entropy_magnitude_correlation_of_maps_without_queries():
+    attention, before, after = maps(3, 6, 6), normal(3, 6, 2), normal(3, 6, 2, seed=4)
+    for counts in ([0, 1, 6], [0, 4, 5]):
+        result = asc.entropy_magnitude_correlation(attention, before, after, query_lengths=counts)
+        whole = [
+            asc.entropy_magnitude_correlation(
+                attention[index], before[index], after[index], query_lengths=count
+            )
+            for index, count in enumerate(counts)
+        ]
+        assert result.isnan().tolist() == [count < 2 for count in counts]
+        np.testing.assert_array_equal(result, torch.stack(whole))
+
+
 def test_entropy_magnitude_correlation_without_variance():
     attention, before = maps(5, 5), normal(5, 3)
     assert asc.entropy_magnitude_correlation(attention, before, before + 0.1).isnan()

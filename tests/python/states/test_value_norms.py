@@ -26,6 +26,22 @@ def test_norms_are_those_of_a_loop(kv):
             assert gram[b, j, h, g].item() == pytest.approx((written @ other).item(), abs=1e-12)
 
 
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_a_value_that_is_not_finite_has_no_norm(d):
+    value = torch.ones(2, 4, d)
+    value[0, 1, 0], value[1, 2, -1] = torch.inf, torch.nan
+    projection = torch.ones(5, 2, d)
+    norms = asc.value_norms(value, projection)
+    assert norms.isnan().nonzero().tolist() == [[0, 1], [1, 2]]
+    assert norms[~norms.isnan()].isfinite().all()
+    products = asc.value_norms(value, projection, layer=True)
+    missing = products.isnan()
+    assert not products.isinf().any()
+    assert torch.equal(missing[1], torch.tensor([[True, True], [True, False]]))
+    assert torch.equal(missing[2], torch.tensor([[False, True], [True, True]]))
+    assert not missing[[0, 3]].any()
+
+
 def test_weighted_attention_of_heads_and_of_the_layer():
     value, projection = drawn(2, 4, 7, 5), drawn(11, 4, 5, seed=1)
     heads = drawn(2, 4, 7, 7, seed=2).softmax(-1)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.layer import End
+from attnscope.metrics.discovery import registry
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
 from attnscope.metrics.measure import measure
+from attnscope.metrics.request import options_taken, requests_of
+from attnscope.metrics.signatures import takes_rectangles
 
 
 @dataclass(eq=False)
@@ -58,5 +61,33 @@ class LazyLayer:
     def measure(
         self, metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], **options: Any
     ) -> dict[str, Any]:
-        """Return metrics of every head of every sample, as `attnscope.measure` of the attention."""
+        """Return metrics of every head of every sample, as `attnscope.measure` of the attention.
+
+        Metrics that ask what a learned sink takes get it from the layer, as those of a layer with maps do.
+
+        Raises:
+            ValueError: in cross attention, of a metric that asks where queries stand among the keys, or that
+                takes square maps only; and as `attnscope.measure`.
+        """
+        if isinstance(metrics, Iterator):
+            metrics = list(metrics)  # they are looked at twice
+        if self.cross:
+            self._refuse_metrics_of_places(metrics, options)
+        if self.sink_logits is not None and "sink_mass" in options_taken(metrics) - options.keys():
+            options["sink_mass"] = self.sink_mass
         return measure(self.attention, metrics, **options)
+
+    def _refuse_metrics_of_places(
+        self, metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> None:
+        """Raise where a metric would take the queries of another text for tokens among the keys."""
+        for request in requests_of(metrics, options):
+            name, rule = request.metric, request.options.get("rule", "test")
+            by_test = name in ("sink_tokens", "sink_position") and rule == "test"
+            by_distance = name in ("sink_test", "sink_excess", "local_global_ratio")
+            if by_test or by_distance or not takes_rectangles(registry().function("exact", name)):
+                raise ValueError(
+                    f"measure: {name} asks where queries stand among the keys, and layer {self.index} "
+                    f"({self.stack}) is cross attention; layer.attention.dense() makes its map, which "
+                    "attnscope.measure takes with cross=True"
+                )

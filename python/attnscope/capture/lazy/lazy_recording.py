@@ -14,6 +14,7 @@ import functools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -284,7 +285,10 @@ def attention_function(
         )
     scores = {name: options.get(name) for name in ("softcap", "s_aux", "position_bias")}
     rule, dense = _visible(collector, module, query, key, attention_mask, options.get("is_causal"))
-    attention, real, order = _lazy(query, key, scaling, rule, dense, scores, collector.precision)
+    cross = is_cross(module, collector.names[id(module)])
+    if cross:
+        rule = replace(rule, causal=False, window=None)
+    attention, real, order = _lazy(query, key, scaling, rule, dense, scores, collector.precision, cross=cross)
     # queries of causal attention see none of the padding behind their text
     is_plain = rule.window is None and all(argument is None for argument in scores.values())
     if is_plain and (rule.is_dense or not rule.causal or order is None):
@@ -293,7 +297,7 @@ def attention_function(
         plain = {"is_causal": rule.causal and query.shape[2] > 1, "dropout": 0.0}
         output, _ = sdpa_attention_forward(module, query, key, value, dense, scaling=scaling, **plain)
     else:
-        output = _multiply(attention, value, order)
+        output = _multiply(attention, value, order, cross=cross)
     collector.take(module, attention, real)
     return output, None
 
@@ -328,8 +332,14 @@ def _lazy(
     dense: Tensor | None,
     scores: dict[str, Any],
     precision: str | None,
+    *,
+    cross: bool,
 ) -> tuple[LazyAttention, Tensor, Tensor | None]:
-    """Return the attention, which keys are real, and the order that brings them to the front, if any."""
+    """Return the attention, which keys are real, and the order that brings them to the front, if any.
+
+    The queries of cross attention stay where they are: they are tokens of another text, which have no place
+    among the keys and no part in their padding.
+    """
     options: dict[str, Any] = {"scaling": scaling, "causal": rule.causal, "window": rule.window}
     bias = scores["position_bias"]
     if dense is not None:
@@ -347,6 +357,14 @@ def _lazy(
     order, real = None, rule.real
     if real is None:
         real = torch.ones(query.shape[0], key.shape[2], dtype=torch.bool, device="cpu")
+    elif cross:
+        order = (~real).long().argsort(dim=-1, stable=True)
+        key = _gather(key, order)
+        for name in ("mask", "bias"):
+            if isinstance(options.get(name), Tensor):
+                options[name] = _gather_keys(options[name], order)
+        seen = real.gather(-1, order)[:, None, None]
+        options["mask"] = seen & options["mask"].cpu() if "mask" in options else seen
     else:
         lengths = real.sum(-1)
         options["lengths"] = lengths.clamp(min=1).cpu()
@@ -375,6 +393,12 @@ def _gather(states: Tensor, order: Tensor) -> Tensor:
     return states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
 
 
+def _gather_keys(maps: Tensor, order: Tensor) -> Tensor:
+    """Return maps [batch or 1, heads or 1, q or 1, k] with keys in an order."""
+    maps = maps.expand(order.shape[0], -1, -1, order.shape[1])
+    return maps.gather(3, order[:, None, None].to(maps.device).expand(maps.shape))
+
+
 def _gather_pairs(maps: Tensor, order: Tensor) -> Tensor:
     """Return maps [batch or 1, heads or 1, n, n] with queries and keys in an order."""
     batch, n = order.shape
@@ -384,13 +408,13 @@ def _gather_pairs(maps: Tensor, order: Tensor) -> Tensor:
     return rows.gather(3, place[:, :, None].expand(-1, maps.shape[1], n, -1))
 
 
-def _multiply(attention: LazyAttention, value: Tensor, order: Tensor | None) -> Tensor:
-    """Return the output of the attention, [batch, tokens, heads, d], 0 for padding."""
+def _multiply(attention: LazyAttention, value: Tensor, order: Tensor | None, *, cross: bool) -> Tensor:
+    """Return the output of the attention, [batch, tokens, heads, d], 0 for padding; keys are in an order."""
     states = value.detach() if order is None else _gather(value.detach(), order)
     group = attention.heads // value.shape[1]
     states = states.cpu().repeat_interleave(group, 1)
     output = (attention @ states).nan_to_num(0.0)
-    if order is not None:
+    if order is not None and not cross:
         place = order.argsort(dim=-1)
         output = _gather(output, place)
     return output.transpose(1, 2).to(value.device, value.dtype).contiguous()

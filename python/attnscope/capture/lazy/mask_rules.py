@@ -55,7 +55,8 @@ class MaskRules:
         rule = _rule_of(description)
         if rule is None:
             # A mask that is left out would be read as causal.
-            mask: Tensor = sdpa_mask(**{**description, "allow_is_causal_skip": False})
+            kept = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+            mask: Tensor = sdpa_mask(**{**description, **kept})
             dense = MaskRule(False, None, _real_keys(description), is_dense=True)
             self._rules[mask.untyped_storage().data_ptr()] = (mask, dense)
             return mask

@@ -72,6 +72,7 @@ def laplacian_shape(
     name = "laplacian_shape"
     _checks.precision_argument(name, precision, attention)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    _checks.require_map(name, checked)
     graph_options = graph_arguments(name, symmetrize, None, normalized)
     eigenvalues = _calls.call_and_warn(_core.laplacian_eigenvalues, name, checked, checked.n, *graph_options)
     sizes = checked.inside().sum(-1)

@@ -27,10 +27,6 @@ class SinkRemoval(NamedTuple):
     kl_reduction [...]: mean over heads of before − after, nats. excluded [..., h]: int64, rows with nothing
     left. attention [..., h, q, k]: the rescaled maps, or None. before, after [..., h]: each head's mean
     divergence over its surviving rows.
-
-    kl_reduction [...]: mean over heads of before − after, nats. excluded [..., h]: int64, rows with nothing
-    left. attention [..., h, q, k]: the rescaled maps, or None. before, after [..., h]: each head's mean
-    divergence over its surviving rows.
     """
 
     kl_reduction: torch.Tensor

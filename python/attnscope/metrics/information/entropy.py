@@ -37,7 +37,7 @@ def attention_entropy(
     Args:
         attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         base: of the logarithm: e for nats, 2 for bits. A normalized entropy does not depend on it.
-        normalized: divide by the log of the number of visible keys; a query that sees one key is NaN.
+        normalized: divide by the log of the number of visible keys; a query that sees one key or none is NaN.
         sink_mass: what a learned sink takes of each row, [..., q], `Layer.states("sink_mass")`: one more key,
             also in the number that normalises. Without it such rows are no distributions.
         support: which keys a query sees, as in `incoming_attention`.
@@ -97,7 +97,9 @@ def attention_entropy(
         # not in place: results of lazy attention are shared by the metrics of one pass
         result = result - torch.xlogy(mass, mass)
         if normalized:
-            result = result / (visible_key_counts(checked, seen) + 1).double().log()
+            counts = visible_key_counts(checked, seen) + 1
+            # of the learned sink alone: a mass that is rounded would be divided by log 1
+            result = torch.where(counts > 1, result / counts.double().log(), torch.nan)
     if base != math.e and not normalized:
         result = result / math.log(base)
     return result

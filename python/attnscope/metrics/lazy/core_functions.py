@@ -117,6 +117,8 @@ def _far_attention(attention: LazyAttention) -> tuple[Tensor, ...]:
         for values in (mean, variance)
     ]
     inside = torch.arange(visibility.keys, device="cpu") < visibility.lengths[..., None]
+    # maps without a real query have no sums
+    inside = inside & visibility.real.any(-1, keepdim=True)
     mass, expected, variance, most, uniform = (
         torch.where(inside, values, torch.nan) for values in (mass, *by_key, most, pairs.uniform)
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from attnscope.metrics.estimates import IntervalEstimate, LeadingSingularValues
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
+from attnscope.metrics.lazy.passes import Border
 from attnscope.metrics.lazy.products import (
     energy_of,
     multiply_gram,
@@ -38,6 +39,8 @@ _BLOCKS_OF_TRACE, _PROBES = 2, 96
 _CONFIDENCE = 0.95
 #: Rows, and columns, whose products with each other are summed together.
 _OPPOSITE_ROWS = 128
+#: Keys at a distance from their query: all but its own.
+_OTHER_KEYS = Border("window", 0.0)
 #: Share of a block below which a direction is rounding.
 _NEGLIGIBLE = 1e-11
 
@@ -113,26 +116,27 @@ def _participation_of_diagonal(attention: LazyAttention) -> Tensor:
 
 def _participation_of_laplacian(attention: LazyAttention) -> Tensor:
     """Return tr(L)²/‖L‖_F² of the Laplacian of (A + Aᵀ)/2 without its diagonal, [..., h]."""
-    names = ("mass", "collision", "incoming")
-    mass, collision, incoming = (
-        values.nan_to_num(0.0) for values in attention.take([(name, None) for name in names])
+    # added without the diagonal: of a map that holds little else a difference would be rounding
+    names = ("far_mass", "far_squares", "far_incoming")
+    mass, squares, incoming = (
+        values.nan_to_num(0.0) for values in attention.take([(name, _OTHER_KEYS) for name in names])
     )
-    diagonal = attention.diagonal().nan_to_num(0.0)
-    degrees = (mass + incoming) / 2 - diagonal
-    squares = collision.sum(-1) - diagonal.square().sum(-1)
+    degrees = (mass + incoming) / 2
     # Σ_{i≠j} w² = (Σ A² + Σ A_ij·A_ji)/2, and in a causal map one of the two is 0
-    opposite = torch.zeros_like(squares) if attention.causal else _sum_opposite(attention, diagonal)
-    return degrees.sum(-1).square() / (degrees.square().sum(-1) + (squares + opposite) / 2)
+    opposite = torch.zeros_like(degrees[..., 0]) if attention.causal else _sum_opposite(attention)
+    return degrees.sum(-1).square() / (degrees.square().sum(-1) + (squares.sum(-1) + opposite) / 2)
 
 
-def _sum_opposite(attention: LazyAttention, diagonal: Tensor) -> Tensor:
+def _sum_opposite(attention: LazyAttention) -> Tensor:
     """Return Σ_{i≠j} A_ij·A_ji of each map, [..., h], a block of rows and of columns at a time."""
-    total = -diagonal.square().sum(-1)
+    total = torch.zeros(attention.shape[:-2], dtype=torch.float64, device="cpu")
     attention = attention.with_log_z(attention.log_z)
     for begin in range(0, attention.shape[-1], _OPPOSITE_ROWS):
         block = slice(begin, begin + _OPPOSITE_ROWS)
         rows, columns = attention.tile(block, slice(None)), attention.tile(slice(None), block)
-        total += (rows.nan_to_num(0.0) * columns.nan_to_num(0.0).mT).sum((-2, -1))
+        products = rows.nan_to_num(0.0) * columns.nan_to_num(0.0).mT
+        products.diagonal(begin, -2, -1).zero_()
+        total += products.sum((-2, -1))
     return total
 
 

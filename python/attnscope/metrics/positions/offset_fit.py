@@ -66,6 +66,7 @@ def offset_fit(
     """
     _checks.precision_argument("offset_fit", precision, scores)
     checked = _checks.attention_argument("offset_fit", scores, lengths, name="scores")
+    _checks.require_map("offset_fit", checked)
     tensor = _powers.in_range(checked.tensor, checked.lengths)[0].double()
     n = tensor.shape[-1]
     row, column = torch.tril_indices(n, n, device="cpu").unbind()

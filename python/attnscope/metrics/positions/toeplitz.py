@@ -123,6 +123,7 @@ def toeplitz_split(
     _checks.precision_argument(name, precision, scores)
     late = scalars.choice_argument(name, "estimator", estimator, ("late", "simple")) == "late"
     checked = _scores_argument(name, scores, lengths, validate)
+    _checks.require_map(name, checked)
     weighing, matrices = None, 0
     if not (isinstance(weights, str) and weights == "uniform"):
         weighing = _weights_argument(name, weights, checked, checked.n // 2 if late else checked.n)
@@ -185,6 +186,7 @@ def mask_only(
     name = "mask_only"
     _checks.precision_argument(name, precision, scores)
     checked = _scores_argument(name, scores, lengths, validate)
+    _checks.require_map(name, checked)
     chosen_queries = _queries_argument(name, queries, checked.n // 2)
     sinks = None
     if sink_logit is not None:
@@ -240,6 +242,7 @@ def _scores_argument(
     """Scores [..., n, n] and their lengths; with `validate`, none of them NaN or +inf at j <= i."""
     checked = _checks.attention_argument(function, scores, lengths, name=name)
     if scalars.flag(function, "validate", validate):
+        _checks.require_map(function, checked)
         wrong = (
             ~(checked.tensor < math.inf)
             & torch.ones(checked.n, checked.n, dtype=torch.bool, device="cpu").tril()

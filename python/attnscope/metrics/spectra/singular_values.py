@@ -222,17 +222,22 @@ def stable_rank_of(sigma: Tensor | LeadingSingularValues) -> Any:
     if isinstance(sigma, LeadingSingularValues):
         return stable_rank_of_leading(sigma)
     filled = sigma.nan_to_num(0.0)
-    relative = filled / filled[..., :1]
-    return torch.where(relative[..., 0].isnan(), torch.nan, _sum_in_order(relative.square()))
+    largest = filled[..., :1]
+    # divisors of maps without a value are 1: 0/0 has a gradient of NaN, whatever a loss leaves out
+    is_defined = largest > 0
+    relative = filled / torch.where(is_defined, largest, 1.0)
+    return torch.where(is_defined[..., 0], _sum_in_order(relative.square()), torch.nan)
 
 
 def effective_rank_of(sigma: Tensor) -> Tensor:
     """Effective rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
     filled = sigma.nan_to_num(0.0)
-    share = filled / _sum_in_order(filled).unsqueeze(-1)
+    total = _sum_in_order(filled).unsqueeze(-1)
+    is_defined = total > 0
+    share = filled / torch.where(is_defined, total, 1.0)
     # 0·log 0 is 0, and so is its derivative
     entropy = -_sum_in_order(share * torch.where(share == 0, 1.0, share).log())
-    return torch.where(share[..., 0].isnan(), torch.nan, entropy.exp())
+    return torch.where(is_defined[..., 0], entropy.exp(), torch.nan)
 
 
 def spectral_gap_of(sigma: Tensor | LeadingSingularValues) -> Any:
@@ -250,7 +255,9 @@ def spectral_ratio_of(sigma: Tensor | LeadingSingularValues) -> Any:
     first, second = _first_two(sigma)
     count = sigma.isfinite().sum(-1)
     rank_one = (second <= count * torch.finfo(torch.float64).eps * first) & (first > 0)
-    return torch.where(rank_one, torch.inf, first / torch.where(rank_one, 1.0, second))
+    is_defined = ~rank_one & (second > 0)
+    ratio = torch.where(is_defined, first / torch.where(is_defined, second, 1.0), torch.nan)
+    return torch.where(rank_one, torch.inf, ratio)
 
 
 def _sum_in_order(values: Tensor) -> Tensor:

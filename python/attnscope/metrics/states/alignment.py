@@ -83,6 +83,7 @@ def geometric_semantic_alignment(
     _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
+    _checks.require_map(name, checked)
     seen = _checks.support_argument(name, support, checked)
     value_states = states_argument(name, states, checked)
     if without is not None:
@@ -211,14 +212,16 @@ def transformation_magnitude(
     References:
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
-    result, inside = _distances(before, after, lengths)
+    name = "transformation_magnitude"
+    result = _distances(before, after)
+    text_lengths = _checks.lengths_argument(name, lengths, tuple(result.shape[:-1]), result.shape[-1])
+    inside = _checks.Attention(result.unsqueeze(-2), text_lengths).inside()
+    _warn_of_spoiled(name, result, inside)
     return torch.where(inside, result, torch.nan)
 
 
-def _distances(
-    before: torch.Tensor, after: torch.Tensor, lengths: _checks.Lengths, shape: torch.Size | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the distances, expanded to `shape` if set, and a mask of the tokens that belong to a text."""
+def _distances(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Return the distance of each token's states, NaN where one of them is not finite."""
     name = "transformation_magnitude"
     start, stop = two_states(name, before, after)
     difference = stop - start
@@ -226,18 +229,15 @@ def _distances(
     largest = difference.abs().amax(-1, keepdim=True)
     scale = torch.where(largest > 0, largest, 1.0)
     result = torch.linalg.vector_norm(difference / scale, dim=-1) * scale.squeeze(-1)
-    result = torch.where(largest.squeeze(-1).isfinite(), result, torch.nan)
-    if shape is not None:
-        words = "+ [d] do not broadcast to"
-        result = _checks.expanded("entropy_magnitude_correlation: states", result, shape, words)
-    text_lengths = _checks.lengths_argument(name, lengths, tuple(result.shape[:-1]), result.shape[-1])
-    inside = _checks.Attention(result.unsqueeze(-2), text_lengths).inside()
-    # padding may hold anything
-    if bad := int((result.isnan() & inside).sum()):
-        tokens = f"{bad} of {result.numel()} tokens"
-        message = f"{name}: {tokens} hold NaN or infinite entries; their results are NaN"
-        warn(NonFiniteWarning(message, name, bad))
-    return result, inside
+    return torch.where(largest.squeeze(-1).isfinite(), result, torch.nan)
+
+
+def _warn_of_spoiled(function: str, distances: torch.Tensor, inside: torch.Tensor) -> None:
+    """Warn where the distance of a token that belongs to a text is NaN; padding may hold anything."""
+    if bad := int((distances.isnan() & inside).sum()):
+        tokens = f"{bad} of {distances.numel()} tokens"
+        message = f"{function}: {tokens} hold NaN or infinite entries; their results are NaN"
+        warn(NonFiniteWarning(message, function, bad))
 
 
 def two_states(
@@ -312,7 +312,7 @@ def entropy_magnitude_correlation(
         query_lengths=query_lengths,
         cross=cross,
     )
-    return _correlation_of(entropy, before, after, row_lengths=checked.query_lengths)
+    return _correlation_of(entropy, before, after, real_queries=checked.queries_inside())
 
 
 def _correlation_of(
@@ -320,11 +320,14 @@ def _correlation_of(
     before: torch.Tensor,
     after: torch.Tensor,
     *,
-    row_lengths: _checks.Lengths = None,
+    real_queries: torch.Tensor,
 ) -> torch.Tensor:
-    """`entropy_magnitude_correlation` from the entropies [..., q]."""
-    magnitude, inside = _distances(before, after, row_lengths, entropy.shape)
-    return pearson(entropy, magnitude, inside)
+    """`entropy_magnitude_correlation` from the entropies [..., q] and which queries are no padding."""
+    name = "entropy_magnitude_correlation"
+    words = "+ [d] do not broadcast to"
+    magnitude = _checks.expanded(f"{name}: states", _distances(before, after), entropy.shape, words)
+    _warn_of_spoiled(name, magnitude, real_queries)
+    return pearson(entropy, magnitude, real_queries)
 
 
 def pearson(x: torch.Tensor, y: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:

@@ -86,6 +86,7 @@ def reference_influence(
     _checks.precision_argument(name, precision, attention)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
+    _checks.require_map(name, checked)
     seen = _checks.support_argument(name, support, checked)
     value_states = states_argument(name, states, checked)
     marked = _checks.flags_argument(name, "reference", reference, (*checked.leading, checked.n))

@@ -53,12 +53,16 @@ def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Te
             f"{tuple(matrix.shape)}"
         )
     per_head = values.repeat_interleave(matrix.shape[1] // kv, -3)
+    finite = per_head.detach().isfinite().all(-1)
     if scalars.flag(name, "layer", layer):
         products = torch.einsum("Dhd,Dge->hdge", matrix, matrix)
-        return torch.einsum("...hnd,hdge,...gne->...nhg", per_head, products, per_head)
+        writes = torch.einsum("...hnd,hdge,...gne->...nhg", per_head, products, per_head)
+        by_key = finite.mT
+        return torch.where(by_key[..., :, None] & by_key[..., None, :], writes, torch.nan)
     # ‖W v‖ = ‖R v‖ of W = QR, whose R has as few rows as v
     triangles = torch.linalg.qr(matrix.detach().transpose(0, 1), mode="r").R
     norms = (per_head.detach() @ triangles.mT).norm(dim=-1)
+    norms = torch.where(finite, norms, torch.nan)
     if not (per_head.requires_grad or matrix.requires_grad):
         return norms
     # R alone has no derivative: the value is that of R, the slope that of W

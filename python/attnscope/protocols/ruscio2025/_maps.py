@@ -32,6 +32,7 @@ def as_exact(module: ModuleType, name: str, scope: str = "map", **changed: Any) 
 def head_mean(function: str, attention: Any) -> tuple[torch.Tensor, torch.Tensor, _checks.Attention]:
     """`attention` [..., n, n] in float64, 0 where not all is finite; where that is; the checked argument."""
     checked = _checks.attention_argument(function, attention)
+    _checks.require_map(function, checked)
     bad = non_finite(checked.tensor)
     return _zeroed(checked.tensor, bad), bad, checked
 
@@ -39,6 +40,7 @@ def head_mean(function: str, attention: Any) -> tuple[torch.Tensor, torch.Tensor
 def all_heads(function: str, heads: Any) -> tuple[torch.Tensor, torch.Tensor, _checks.Attention]:
     """`heads` [..., h, n, n] in float64, 0 in layers where not all is finite; which; the checked argument."""
     checked = _checks.heads_argument(function, heads)
+    _checks.require_map(function, checked)
     bad = non_finite(checked.tensor).any(-1)
     return _zeroed(checked.tensor, bad.unsqueeze(-1)), bad, checked
 

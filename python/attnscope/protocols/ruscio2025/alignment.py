@@ -229,7 +229,11 @@ def _leading(products: torch.Tensor, count: int) -> torch.Tensor:
     eigenvectors = np.empty((*products.shape[:-1], count))
     with _blas.one_thread():
         for place in np.ndindex(*products.shape[:-2]):
-            eigenvectors[place] = linalg.eigh(products[place].numpy(), subset_by_index=[n - count, n - 1])[1]
+            product = products[place].numpy()
+            leading = linalg.eigh(product, subset_by_index=[n - count, n - 1])[1]
+            # LAPACK gives fewer where equal eigenvalues stand at the border, as of heads on the diagonal
+            whole = leading.shape[-1] < count
+            eigenvectors[place] = linalg.eigh(product)[1][:, n - count :] if whole else leading
     return torch.from_numpy(eigenvectors).flip(-1)
 
 

@@ -62,6 +62,7 @@ def persistence(attention: torch.Tensor) -> Barcodes:
 def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
     """Compute `persistence` for another function of the protocol, which errors and warnings name."""
     checked = _checks.attention_argument(function, attention)
+    _checks.require_map(function, checked)
     # all up to 30, else int(linspace(0, n − 1, 30))
     token_places = torch.from_numpy(np.linspace(0, checked.n - 1, min(checked.n, TOKENS)).astype(np.int64))
     distance = (1.0 - checked.tensor.to(torch.float32))[..., token_places[:, None], token_places].double()

@@ -248,7 +248,9 @@ def _singular_values(
     """
     if measured and "singular_values" in measured:
         return measured["singular_values"].squeeze(-1)
-    return _calls.call_and_warn(_core.singular_values, caller, _checks.attention_argument(caller, attention))
+    checked = _checks.attention_argument(caller, attention)
+    _checks.require_map(caller, checked)
+    return _calls.call_and_warn(_core.singular_values, caller, checked)
 
 
 def _ratio_of(sizes: torch.Tensor) -> torch.Tensor:
