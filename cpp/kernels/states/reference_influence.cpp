@@ -18,6 +18,11 @@ constexpr Index kGroup = 4;
 // Sums over float32 tiles have errors of about 1e-7 of the sum of their terms' norms.
 constexpr double kLeastShare = 0.02;
 
+// Each product of float32 numbers, and each number made one, is off by up to 2^-150 where it is
+// below the normal ones: norms are this many times as large as all of that together.
+constexpr double kSteps = 0x1p20;
+constexpr double kStep = 0x1p-150;
+
 // ‖c_R‖², c_R·c_N, ‖c_N‖² and ‖c_R + c_N‖² of one query, as far as summed.
 struct Products {
   Lanes rr, rn, nn, cc;
@@ -35,10 +40,12 @@ struct Products {
     }
   }
 
-  // Whether the norms are no smaller than a share of the sums of their terms' norms.
-  bool hold(double of_reference, double of_rest) const {
-    const auto holds = [](Lanes squares, double terms) {
-      return std::sqrt(sum_of_lanes(squares)) >= kLeastShare * terms;
+  // Whether the norms are no smaller than a share of the sums of their terms' norms, nor than
+  // `smallest` unless there are no terms.
+  bool hold(double of_reference, double of_rest, double smallest) const {
+    const auto holds = [smallest](Lanes squares, double terms) {
+      const double norm = std::sqrt(sum_of_lanes(squares));
+      return terms == 0.0 || norm >= std::max(kLeastShare * terms, smallest);
     };
     return holds(rr, of_reference) && holds(nn, of_rest) && holds(cc, of_reference + of_rest);
   }
@@ -100,6 +107,17 @@ double sum_of_terms(const Float* row, const double* norms, Index count) {
   for_each_lane(row, 0, count, count,
                 [&](Lanes x, Index j) { sum += magnitude(x) * load(norms + j); });
   return sum_of_lanes(sum);
+}
+
+// Whether one of the first `columns` entries of row i, of the reference or of the rest, is not 0.
+template <class Scalar>
+bool any_entry(const MatrixView<Scalar>& attention, Index i, Index columns, const bool* reference,
+               Index stride, bool of_reference) {
+  for (Index j = 0; j < columns; ++j) {
+    if (reference[j * stride] == of_reference && static_cast<double>(attention(i, j)) != 0.0)
+      return true;
+  }
+  return false;
 }
 
 template <class Float>
@@ -206,6 +224,7 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
   }
   double* norms = nullptr;
   double* marked_norms = nullptr;
+  double smallest = 0.0;
   if constexpr (std::is_same_v<Float, float>) {
     const Index size = columns + picks + 2 * kPackWidth;
     norms = workspace.norms.resize(size);
@@ -213,15 +232,26 @@ bool reference_influence(const MatrixView<Scalar>& attention, const Support& sup
     marked_norms = norms + columns + kPackWidth;
     norms_of(states, columns, norms);
     for (Index r = 0; r < picks; ++r) marked_norms[r] = norms[marked[r]];
+    double all_norms = static_cast<double>(columns) * std::sqrt(static_cast<double>(width));
+    for (Index j = 0; j < columns; ++j) all_norms += norms[j];
+    smallest = kSteps * kStep * all_norms;
   }
   for (Index i = begin; i < end; ++i) {
     const Index self = support.position(i);
     const bool inside = 0 <= self && self < n && reference[self * stride];
     if (inside) continue;
     const Index r = i - begin;
-    if (norms != nullptr && !products[r].hold(sum_of_terms(picked + r * picks, marked_norms, picks),
-                                              sum_of_terms(rest + r * spacing, norms, columns))) {
-      return false;
+    if (norms != nullptr) {
+      const double of_reference = sum_of_terms(picked + r * picks, marked_norms, picks);
+      const double of_rest = sum_of_terms(rest + r * spacing, norms, columns);
+      if (!products[r].hold(of_reference, of_rest, smallest)) return false;
+      if constexpr (std::is_same_v<Scalar, double>) {
+        // entries too small for float32 are 0 there
+        if ((of_reference == 0.0 && any_entry(attention, i, columns, reference, stride, true)) ||
+            (of_rest == 0.0 && any_entry(attention, i, columns, reference, stride, false))) {
+          return false;
+        }
+      }
     }
     products[r].measure(i, out);
   }
