@@ -26,10 +26,9 @@ constexpr std::size_t square_stride(std::size_t n) {
 template <class Float, class Combine>
 void fill_similarity_square(const Float* rows, std::size_t n, std::size_t ld, bool lower,
                             std::size_t stride, Combine combine, Float* square) {
-  typedef Float Row __attribute__((vector_size(kTile * sizeof(Float))));
+  using Row = TileRow<Float>;
   alignas(64) Float below[kTile * kTile] = {};
   alignas(64) Float mirrored[kTile * kTile] = {};
-  alignas(64) Float across[kTile * kTile] = {};
   // The tile of rows from i and columns from j: in place, or copied where it is not whole.
   const auto tile_at = [&](std::size_t i, std::size_t j, Float* copy) {
     if (i + kTile <= n && j + kTile <= n) return std::pair(rows + i * ld + j, ld);
@@ -43,23 +42,26 @@ void fill_similarity_square(const Float* rows, std::size_t n, std::size_t ld, bo
   for (std::size_t i = 0; i < n; i += kTile) {
     for (std::size_t j = 0; j <= i; j += kTile) {
       const auto [from, from_ld] = tile_at(i, j, below);
+      Row across[kTile] = {};
       if (!lower || i == j) {
         const auto [above, above_ld] = tile_at(j, i, mirrored);
-        transpose_tile(above, above_ld, across, kTile);
-      } else if (j == 0) {
-        std::fill(across, across + kTile * kTile, Float(0));
+        for (std::size_t r = 0; r < kTile; ++r) across[r] = vector_at<Row>(above + r * above_ld);
+        transpose_rows(across);
       }
-      alignas(64) Float weights[kTile * kTile];
-      Float* to = square + i * stride + j;
+      Row weights[kTile];
+      Float* const to = square + i * stride + j;
 #pragma GCC unroll 8
       for (std::size_t r = 0; r < kTile; ++r) {
-        const Row weight =
-            combine(vector_at<Row>(from + r * from_ld), vector_at<Row>(across + r * kTile));
-        const Row similarity = weight < Row{} + Float(1) ? weight : Row{} + Float(1);
-        put(weights + r * kTile, similarity);
-        put(to + r * stride, similarity);
+        const Row weight = combine(vector_at<Row>(from + r * from_ld), across[r]);
+        weights[r] = weight < Row{} + Float(1) ? weight : Row{} + Float(1);
       }
-      if (j < i) transpose_tile(weights, kTile, square + j * stride + i, stride);
+#pragma GCC unroll 8
+      for (std::size_t r = 0; r < kTile; ++r) put(to + r * stride, weights[r]);
+      if (j == i) continue;
+      transpose_rows(weights);
+      Float* const mirror = square + j * stride + i;
+#pragma GCC unroll 8
+      for (std::size_t r = 0; r < kTile; ++r) put(mirror + r * stride, weights[r]);
     }
   }
 }

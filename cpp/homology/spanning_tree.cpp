@@ -3,14 +3,16 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <type_traits>
 
 #include "homology/edge_order.h"
+#include "homology/nearest_vertices.h"
+#include "homology/rank_sort.h"
 #include "homology/similarity_square.h"
 #include "homology/tree_rounds.h"
+#include "homology/tree_star.h"
 #include "homology/tree_steps.h"
 #include "matrix/radix_sort.h"
 #include "simd/number_lanes.h"
@@ -27,87 +29,19 @@ constexpr int kDigits = 14;
 // Vertices up to which the compiler unrolls the vectors of a row.
 constexpr std::size_t kMostUnrolled = 2 * kVerticesInWord;
 
+// Vectors of two numbers have too little to compare at once.
+constexpr bool kHasSteps = kPackWidth > 2;
+
 // Vertices that tie for the next place, per vertex of the tree, up to which their edges are
 // compared one by one.
 constexpr std::size_t kTiesPerStep = 2;
 
-// Sorts few numbers by counting those whose upper halves are below, which has no branches to guess;
-// those of one upper half come in any order and are sorted after that.
-void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t>& scratch,
-               std::vector<std::uint32_t>& uppers) {
-  constexpr std::size_t kWidth = kLanes<float>;
-  constexpr auto kSign = std::uint32_t{1} << 31;
-  const std::size_t padded = (count + kWidth - 1) / kWidth * kWidth;
-  scratch.assign(keys, keys + count);
-  uppers.assign(padded + count, 0);
-  std::uint32_t* const equals = uppers.data() + padded;  // placed so far, by rank of the first
-  for (std::size_t k = 0; k < padded; ++k)
-    uppers[k] = k < count ? static_cast<std::uint32_t>(keys[k] >> 32) ^ kSign : ~kSign;
-  for (std::size_t k = 0; k < count; ++k) {
-    const IntVector upper = static_cast<std::int32_t>(uppers[k]) - IntVector{};
-    IntVector below{};
-    for (std::size_t j = 0; j < padded; j += kWidth)
-      below -= vector_at<IntVector>(uppers.data() + j) < upper;  // −1 where it is
-    std::int32_t lanes[kWidth];
-    put(lanes, below);
-    const auto rank = static_cast<std::size_t>(std::accumulate(lanes, lanes + kWidth, 0));
-    keys[rank + equals[rank]++] = scratch[k];
-  }
-  for (std::size_t k = 1; k < count; ++k) {
-    const std::uint64_t key = keys[k];
-    std::size_t at = k;
-    for (; at > 0 && key < keys[at - 1]; --at) keys[at] = keys[at - 1];
-    keys[at] = key;
-  }
-}
-
-// Whether each edge to vertex 0 is as near as any other edge of its other end, so that they are the
-// tree: of equally near edges at a vertex that to vertex 0 comes first. From the entries below the
-// diagonal; `firsts` is scratch for those of the first column. Looks at few rows where it is not.
-template <class Float>
-bool is_star(const Float* rows, std::size_t n, std::size_t ld, std::vector<Float>& firsts,
-             Ahead& ahead) {
-  using Floats = typename VectorOf<Float>::Floats;
-  using Numbers = typename VectorOf<Float>::Numbers;
-  using Lane = std::remove_reference_t<decltype(Numbers{}[0])>;
-  constexpr std::size_t kWidth = kLanes<Float>;
-  constexpr Float kInfinity = std::numeric_limits<Float>::infinity();
-  constexpr std::size_t kRows = 8;  // between two looks at what was seen
-  firsts.assign(n + kWidth, kInfinity);
-  // Those of some rows ahead, because a vector that is read waits for a number just written to it.
-  const auto take_firsts = [&](std::size_t begin) {
-    for (std::size_t i = begin; i < std::min(begin + kRows, n); ++i) firsts[i] = rows[i * ld];
-  };
-  Numbers lane;
-  for (std::size_t k = 0; k < kWidth; ++k) lane[k] = static_cast<Lane>(k);
-  take_firsts(1);
-  for (std::size_t begin = 1; begin < n; begin += kRows) {
-    Numbers nearer{};
-    ahead.ask(static_cast<Index>(kRows * n * sizeof(Float)) / Ahead::kLine);
-    take_firsts(begin + kRows);
-    for (std::size_t i = begin; i < std::min(begin + kRows, n); ++i) {
-      const Float* const row = rows + i * ld;
-      const Floats first = row[0] - Floats{};
-      const auto compare = [&](std::size_t j, Floats read) {
-        const Floats other = vector_at<Floats>(firsts.data() + j);
-        const Numbers is_nearer = read > (other < first ? other : first);
-        return is_nearer;
-      };
-      const std::size_t diagonal = i / kWidth * kWidth;
-      for (std::size_t j = 0; j < diagonal; j += kWidth)
-        nearer |= compare(j, vector_at<Floats>(row + j));
-      Floats last{};
-      if (diagonal + kWidth <= n) {
-        last = vector_at<Floats>(row + diagonal);
-      } else {  // whose end is not in the row
-        std::memcpy(&last, row + diagonal, (n - diagonal) * sizeof(Float));
-      }
-      nearer |= compare(diagonal, last) & (lane < static_cast<Lane>(i - diagonal));
-    }
-    if (lane_bits(nearer) != 0) return false;
-  }
-  return true;
-}
+// Lines of the next matrix that are asked for with what find_nearest reads at a time and with each
+// row that the tree takes: half of all with either, because a processor drops what it is asked for
+// faster than memory answers.
+constexpr Index kLinesPerRead = kNearestAtOnce * kVectorBytes / Ahead::kLine / 2;
+template <class Float, std::size_t kWords>
+constexpr Index kLinesPerRow = kWords * kVerticesInWord * sizeof(Float) / Ahead::kLine / 2;
 
 }  // namespace
 
@@ -286,19 +220,58 @@ void SpanningTree::sort_edges(const Growth<Float, Number>& growth) {
   }
 }
 
-// Grows the tree from vertex 0, keeping the similarity to each vertex outside and not the vertex
-// inside that has it: that one is looked for in the row of the vertex that joins, which is read
-// next anyway. False where ties between vertices cost too much, or nothing joins what is left.
+// Joins every vertex with its nearest neighbour: those that edges join become a ring. Returns how
+// many edges that makes, 0 where nothing joins a vertex to another.
+template <class Float, class Number>
+std::size_t SpanningTree::join_nearest(Growth<Float, Number>& growth) {
+  const Number* const nearest = growth.from.data();
+  ring_.resize(n_);
+  std::iota(ring_.begin(), ring_.end(), std::uint32_t{0});
+  Float least = std::numeric_limits<Float>::infinity();
+  std::size_t size = 0;
+  for (std::size_t i = 0; i < n_; ++i) {
+    const auto j = static_cast<std::size_t>(nearest[i]);
+    // No branch, because none could be foreseen.
+    const bool is_there = j < i && static_cast<std::size_t>(nearest[j]) == i;
+    grown_[size] = static_cast<Edge>(std::max(i, j) << 16 | std::min(i, j));
+    growth.found[size] = growth.best[i];
+    least = std::min(least, growth.best[i]);
+    size += is_there ? 0 : 1;
+    // Two rings whose vertices change the next one are a ring.
+    const std::uint32_t after_i = ring_[i];
+    const std::uint32_t after_j = ring_[j];
+    ring_[i] = is_there ? after_i : after_j;
+    ring_[j] = is_there ? after_j : after_i;
+  }
+  return least == -std::numeric_limits<Float>::infinity() ? 0 : size;
+}
+
+// Joins nearest neighbours and grows the tree from vertex 0 ring by ring, keeping the similarity to
+// each vertex outside and not the vertex inside that has it: that one is looked for in the row of
+// the vertex that joins, which is read next anyway. False where ties between vertices cost too
+// much, or nothing joins what is left.
 template <std::size_t kWords, class Float, class Number>
 bool SpanningTree::grow_without_ties(Growth<Float, Number>& growth, Ahead ahead) {
+  constexpr Float kInfinity = std::numeric_limits<Float>::infinity();
   const std::size_t words = (n_ + kVerticesInWord - 1) / kVerticesInWord;
   growth.best.resize(words * kVerticesInWord);
+  growth.from.resize(words * kVerticesInWord);
   growth.cap.resize(words * kVerticesInWord);
   inside_.resize(words);
-  growth.found.resize(n_ - 1);
-  grown_.resize(n_ - 1);
+  for (std::size_t i = 0; i < n_; ++i) growth.square[i * stride_ + i] = -kInfinity;
+  growth.found.resize(n_);
+  grown_.resize(n_);
+  find_nearest(growth.square.data(), n_, stride_, growth.best.data(), growth.from.data(), [&] {
+    if constexpr (kWords > 0) ahead.ask(kLinesPerRead);
+  });
+  std::size_t size = join_nearest(growth);
+  if (size == 0) return false;
   TreeSteps<Float, kWords> steps(n_, words, growth.best.data(), growth.cap.data(), inside_.data());
   const auto row_at = [&](std::size_t vertex) { return growth.square.data() + vertex * stride_; };
+  const auto row_taken = [&](std::size_t vertex) {
+    if constexpr (kWords > 0) ahead.ask(kLinesPerRow<Float, kWords>);
+    return row_at(vertex);
+  };
   const auto edge_of = [&](std::size_t vertex, Float similarity) {
     const std::size_t other = steps.first_inside(row_at(vertex), similarity);
     // No branch, because none could be foreseen.
@@ -306,10 +279,9 @@ bool SpanningTree::grow_without_ties(Growth<Float, Number>& growth, Ahead ahead)
   };
   std::size_t budget = kTiesPerStep * n_;
   std::size_t vertex = 0;
-  for (std::size_t step = 0; step + 1 < n_; ++step) {
-    if constexpr (kWords > 0) ahead.ask(kWords * kVerticesInWord * sizeof(Float) / Ahead::kLine);
-    const Float similarity = steps.take(vertex, row_at(vertex));
-    if (similarity == -std::numeric_limits<Float>::infinity()) return false;
+  for (; size + 1 < n_; ++size) {
+    const Float similarity = steps.take(vertex, ring_.data(), row_taken);
+    if (similarity == -kInfinity) return false;
     const auto [next, count] = steps.nearest(similarity);
     vertex = next;
     Edge edge = edge_of(next, similarity);
@@ -323,17 +295,18 @@ bool SpanningTree::grow_without_ties(Growth<Float, Number>& growth, Ahead ahead)
         vertex = other;
       });
     }
-    grown_[step] = edge;
-    growth.found[step] = similarity;
+    grown_[size] = edge;
+    growth.found[size] = similarity;
   }
+  growth.found.pop_back();
+  grown_.pop_back();
   return true;
 }
 
 // From the square, as far as it goes without many ties.
 template <class Float, class Number>
 bool SpanningTree::grow_in_steps(Growth<Float, Number>& growth, Ahead ahead) {
-  // Vectors of two numbers have too little to compare at once.
-  if (kPackWidth == 2) return false;
+  if (!kHasSteps) return false;
   if (n_ <= kVerticesInWord) return grow_without_ties<1>(growth, ahead);
   if (n_ <= 2 * kVerticesInWord) return grow_without_ties<2>(growth, ahead);
   return grow_without_ties<0>(growth, ahead);
@@ -346,7 +319,7 @@ void SpanningTree::grow(Growth<Float, Number>& growth, const Float* rows, std::s
                         bool lower, bool takes_larger, Combine combine, Ahead ahead) {
   const bool reads_rows = lower && takes_larger;
   // Steps whose vectors stay in registers are faster than rounds.
-  const bool is_small = kPackWidth > 2 && n_ <= kMostUnrolled;
+  const bool is_small = kHasSteps && n_ <= kMostUnrolled;
   // A larger map's star is read as fast as memory gives it, and the next one would come in between.
   Ahead none;
   if (reads_rows && grow_star(growth, rows, ld, is_small ? ahead : none)) return;

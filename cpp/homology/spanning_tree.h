@@ -14,7 +14,8 @@ namespace attnscope {
 // the tree is ever sorted. Ties are decided as that order decides them, by (row, column). A causal
 // map in which the first key is nearest to all is read once and is a star; large causal maps grow
 // by Borůvka's rounds, which read them where they lie; others by Prim's algorithm, from a square of
-// similarities. Scratch is kept from matrix to matrix.
+// similarities, and takes the vertices at once that nearest neighbours join. Scratch is kept from
+// matrix to matrix.
 class SpanningTree {
  public:
   // Reads a matrix of n >= 2 rows; `causal`: it is known to be causal, which false does not deny;
@@ -56,6 +57,8 @@ class SpanningTree {
   bool grow_in_rounds(Growth<Float, Number>& growth, const Float* rows, std::size_t ld,
                       Ahead ahead);
   template <class Float, class Number>
+  std::size_t join_nearest(Growth<Float, Number>& growth);
+  template <class Float, class Number>
   bool grow_in_steps(Growth<Float, Number>& growth, Ahead ahead);
   template <class Float, class Number, class Combine>
   void grow(Growth<Float, Number>& growth, const Float* rows, std::size_t ld, bool lower,
@@ -73,6 +76,7 @@ class SpanningTree {
   Growth<double, std::int64_t> wide_;
   ComponentScratch components_;
   std::vector<double> roots_;
+  std::vector<std::uint32_t> ring_;    // of each vertex the next of those that edges join so far
   std::vector<std::uint64_t> inside_;  // bits of the vertices of the tree
   std::vector<Edge> grown_;            // in the order of growth
   std::vector<std::uint64_t> keys_;

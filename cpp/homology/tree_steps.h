@@ -77,15 +77,21 @@ class TreeSteps {
     for (std::size_t k = 0; k < kWidth; ++k) lane_[k] = static_cast<Lane>(k);
   }
 
-  // Takes a vertex into the tree, whose similarities to all are `row`; returns the largest between
-  // the tree and what is outside, −∞ where nothing joins them.
-  Float take(std::size_t vertex, const Float* row) {
-    inside_[vertex / kVerticesInWord] |= std::uint64_t{1} << vertex % kVerticesInWord;
-    if constexpr (!kMasks) {
-      // Written as a whole vector, because a narrower store would hold up the reads that follow.
-      const std::size_t first = vertex / kWidth * kWidth;
-      const Numbers joins = lane_ == static_cast<Lane>(vertex - first);
-      put(cap_ + first, joins ? -kInfinity - Floats{} : vector_at<Floats>(cap_ + first));
+  // Takes a ring of vertices into the tree: `vertex`, next[vertex] and so on until it comes round,
+  // where row_at(v) are the similarities of v to all. Returns the largest between the tree and what
+  // is outside, −∞ where nothing joins them.
+  template <class RowAt>
+  Float take(std::size_t vertex, const std::uint32_t* next, RowAt row_at) {
+    put_inside(vertex);
+    const Float* row = row_at(vertex);
+    for (std::size_t v = next[vertex]; v != vertex; v = next[v]) {
+      put_inside(v);
+#pragma GCC unroll 32
+      for (std::size_t k = 0; k < vectors(); ++k) {
+        const Floats read = vector_at<Floats>(row + k * kWidth);
+        put_best(k, read > best(k) ? read : best(k));
+      }
+      row = row_at(v);
     }
     Floats tops[kTops];
     for (Floats& top : tops) top = -kInfinity - Floats{};
@@ -154,6 +160,16 @@ class TreeSteps {
 #else
   static constexpr bool kMasks = false;
 #endif
+
+  void put_inside(std::size_t vertex) {
+    inside_[vertex / kVerticesInWord] |= std::uint64_t{1} << vertex % kVerticesInWord;
+    if constexpr (!kMasks) {
+      // Written as a whole vector, because a narrower store would hold up the reads that follow.
+      const std::size_t first = vertex / kWidth * kWidth;
+      const Numbers joins = lane_ == static_cast<Lane>(vertex - first);
+      put(cap_ + first, joins ? -kInfinity - Floats{} : vector_at<Floats>(cap_ + first));
+    }
+  }
 
   // The larger of two vectors for the vertices of vector k, −∞ for those inside.
   Floats larger_outside(std::size_t k, Floats read, Floats old) const {

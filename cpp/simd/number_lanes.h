@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "simd/lanes.h"
 
@@ -204,27 +205,49 @@ inline void transpose_square(const double* from, std::size_t from_stride, double
 #endif
 }
 
-// to[j·to_stride + i] = from[i·from_stride + j] for a square tile of kTile.
-inline void transpose_tile(const float* from, std::size_t from_stride, float* to,
-                           std::size_t to_stride) {
+// A row of a square tile of kTile.
+template <class Float>
+struct TileRowOf {
+  typedef Float Type __attribute__((vector_size(kTile * sizeof(Float))));
+};
+template <class Float>
+using TileRow = typename TileRowOf<Float>::Type;
+
 #if defined(__AVX__)
-  __m256 r[8];
-  for (std::size_t i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * from_stride);
-  __m256 t[8];
-  for (std::size_t i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+// A tile in registers.
+inline void transpose_rows(TileRow<float> (&rows)[kTile]) {
+  const auto row = [&](std::size_t i) { return reinterpret_cast<__m256>(rows[i]); };
+  __m256 t[kTile];
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i < kTile; i += 2) {
+    t[i] = _mm256_unpacklo_ps(row(i), row(i + 1));
+    t[i + 1] = _mm256_unpackhi_ps(row(i), row(i + 1));
   }
-  for (std::size_t i = 0; i < 8; i += 4) {
+  __m256 r[kTile];
+#pragma GCC unroll 2
+  for (std::size_t i = 0; i < kTile; i += 4) {
     r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
     r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
     r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
     r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
   }
-  for (std::size_t i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(to + i * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-    _mm256_storeu_ps(to + (i + 4) * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i < kTile / 2; ++i) {
+    rows[i] = reinterpret_cast<TileRow<float>>(_mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+    rows[i + 4] = reinterpret_cast<TileRow<float>>(_mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
   }
+}
+#endif
+
+// to[j·to_stride + i] = from[i·from_stride + j] for a square tile of kTile.
+inline void transpose_tile(const float* from, std::size_t from_stride, float* to,
+                           std::size_t to_stride) {
+#if defined(__AVX__)
+  TileRow<float> rows[kTile];
+  for (std::size_t i = 0; i < kTile; ++i)
+    rows[i] = vector_at<TileRow<float>>(from + i * from_stride);
+  transpose_rows(rows);
+  for (std::size_t i = 0; i < kTile; ++i) put(to + i * to_stride, rows[i]);
 #else
   portable::transpose_tile(from, from_stride, to, to_stride);
 #endif
@@ -235,6 +258,17 @@ inline void transpose_tile(const double* from, std::size_t from_stride, double* 
     for (std::size_t j = 0; j < kTile; j += kSquare)
       transpose_square(from + i * from_stride + j, from_stride, to + j * to_stride + i, to_stride);
   }
+}
+
+// The same in registers, of any type.
+template <class Row>
+void transpose_rows(Row (&rows)[kTile]) {
+  using Float = std::remove_reference_t<decltype(rows[0][0])>;
+  alignas(64) Float tile[kTile * kTile];
+  alignas(64) Float turned[kTile * kTile];
+  for (std::size_t i = 0; i < kTile; ++i) put(tile + i * kTile, rows[i]);
+  transpose_tile(tile, kTile, turned, kTile);
+  for (std::size_t i = 0; i < kTile; ++i) rows[i] = vector_at<Row>(turned + i * kTile);
 }
 
 }  // namespace attnscope

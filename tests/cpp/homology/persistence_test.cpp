@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
 
@@ -16,6 +17,7 @@ using testing::RowMatrix;
 using testing::view;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+using Ends = std::array<std::int32_t, 2>;
 
 std::vector<Bar> bars_of(const RowMatrix<double>& a, const PersistenceOptions& options = {}) {
   PersistenceWorkspace workspace;
@@ -380,6 +382,68 @@ TEST(Persistence, PiecesAloneAreThoseBesideLoopsWhereverWeightsTie) {
     }
     pieces_alone_and_beside_loops<Eigen::half>(n, 6, ++seed);
     pieces_alone_and_beside_loops<Eigen::bfloat16>(n, 6, ++seed);
+  }
+}
+
+// The tree of Kruskal: all edges in order, those that join two pieces.
+template <class Scalar>
+std::vector<Ends> edges_of_kruskal(const RowMatrix<Scalar>& distances) {
+  const auto n = static_cast<std::int32_t>(distances.rows());
+  std::vector<Ends> edges;
+  for (std::int32_t i = 0; i < n; ++i) {
+    for (std::int32_t j = 0; j < i; ++j) edges.push_back({i, j});
+  }
+  std::ranges::stable_sort(edges, {},
+                           [&](const Ends& edge) { return distances(edge[0], edge[1]); });
+  std::vector<std::int32_t> piece(n);
+  std::iota(piece.begin(), piece.end(), 0);
+  std::vector<Ends> tree;
+  for (const Ends& edge : edges) {
+    const std::int32_t from = piece[edge[0]];
+    const std::int32_t to = piece[edge[1]];
+    if (from == to) continue;
+    for (std::int32_t& of_vertex : piece) of_vertex = of_vertex == from ? to : of_vertex;
+    tree.push_back(edge);
+  }
+  return tree;
+}
+
+// Distances of random levels, of which few tie often. `pieces`: vertices that lie infinitely far
+// from one another where their numbers differ modulo it.
+template <class Scalar>
+void expect_kruskal(std::int32_t n, int levels, std::int32_t pieces, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::uniform_int_distribution<int> level(1, levels);
+  RowMatrix<Scalar> distances = RowMatrix<Scalar>::Zero(n, n);
+  for (std::int32_t i = 0; i < n; ++i) {
+    for (std::int32_t j = 0; j < i; ++j) {
+      const Scalar distance =
+          i % pieces == j % pieces ? Scalar(level(generator)) : Scalar(kInfinity);
+      distances(i, j) = distances(j, i) = distance;
+    }
+  }
+  const std::vector<Ends> expected = edges_of_kruskal(distances);
+  PersistenceWorkspace workspace;
+  std::vector<Bar> bars;
+  persistence(view(distances), {.max_dimension = 0, .metric = Metric::distance}, workspace, bars);
+  ASSERT_EQ(bars.size(), expected.size() + 1);
+  for (std::size_t k = 0; k < expected.size(); ++k) {
+    const double death = static_cast<double>(distances(expected[k][0], expected[k][1]));
+    EXPECT_EQ(bars[k].death, death) << n << " tokens, bar " << k;
+    EXPECT_EQ(bars[k].death_edge, death < kInfinity ? expected[k] : Ends({-1, -1}))
+        << n << " tokens, bar " << k;
+  }
+}
+
+TEST(Persistence, PiecesJoinByTheEdgesOfKruskal) {
+  unsigned seed = 0;
+  for (const std::int32_t n : {2, 3, 5, 63, 64, 65, 100, 127, 128, 129, 150, 200}) {
+    for (const int levels : {1, 4, 60, 1 << 20}) {
+      for (const std::int32_t pieces : {1, 2, n}) {
+        expect_kruskal<float>(n, levels, pieces, ++seed);
+        expect_kruskal<double>(n, levels, pieces, ++seed);
+      }
+    }
   }
 }
 
