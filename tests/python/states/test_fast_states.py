@@ -123,3 +123,23 @@ def test_maps_without_variance_or_direction(precision: str) -> None:
     )
     aligned = asc.geometric_semantic_alignment(maps, states, precision=precision)  # type: ignore[arg-type]
     torch.testing.assert_close(aligned[0, 0], left_out, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [2.0**-110, 2.0**-130, 2.0**-140, 2.0**-145, 2.0**-200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("of_reference", [False, True], ids=["all entries", "those of the reference"])
+def test_influence_of_tiny_weights_holds_its_bound(
+    of_reference: bool, dtype: torch.dtype, scale: float
+) -> None:
+    """Of weights below the normal numbers of float32, which products in float32 round away."""
+    n = 40
+    maps, states = regime_maps("diffuse", n, torch.float64), states_of(n, 7)
+    reference = torch.arange(n) % 5 == 0
+    tiny = torch.where(reference, maps * scale, maps) if of_reference else maps * scale
+    tiny = tiny.to(dtype)
+    exact = asc.reference_influence(tiny, states, reference)
+    fast = asc.reference_influence(tiny, states, reference, precision="fast")
+    torch.testing.assert_close(
+        fast.relative_magnitude, exact.relative_magnitude, rtol=2e-5, atol=0, equal_nan=True
+    )
+    torch.testing.assert_close(fast.directional, exact.directional, rtol=0, atol=1e-5, equal_nan=True)

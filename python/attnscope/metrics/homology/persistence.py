@@ -20,6 +20,9 @@ from attnscope.metrics.quantity import ClosedForm, Quantity
 Symmetrize = Literal["max", "mean", "min"]
 Metric = Literal["attention", "hellinger"]
 
+#: What most calls ask for, options that need no check: those of each dimension, as words and numbers.
+USUAL_OPTIONS = [(dimension, "max", "attention", "exact") for dimension in (0, 1)]
+
 
 def persistence(
     attention: torch.Tensor,
@@ -82,6 +85,12 @@ def persistence(
         Vietoris–Rips filtration, 2023 (arXiv 2307.16333). Ruscio et al., What are you sinking?, 2025.
     """
     name = "persistence"
+    options = (max_dimension, symmetrize, metric, precision)
+    is_plain = lengths is at_least is None and validate is False
+    if is_plain and [*map(type, options)] == [int, str, str, str] and options in USUAL_OPTIONS:
+        results = _calls.called_at_once(_core.persistence, name, attention, *options[:-1])
+        if results is not None:
+            return Barcodes(*results[:-1], tuple(attention.shape[:-2]))
     checked = attention_of_topology(name, attention, lengths, validate=validate, precision=precision)
     dimension = scalars.whole_number(name, "max_dimension", max_dimension)
     if isinstance(max_dimension, bool) or dimension not in (0, 1):
