@@ -81,7 +81,7 @@ TEST(Divergence, FastSumsHoldTheirBoundOrFallBack) {
   constexpr Index kGroups = (n + kDivergenceRows - 1) / kDivergenceRows;
   for (const double sharpness : {1e-3, 0.2, 2.0}) {
     std::vector<RowMatrix<float>> maps;
-    for (unsigned h = 0; h < 7; ++h)
+    for (unsigned h = 0; h < 11; ++h)  // twice four, and three
       maps.push_back(testing::random_attention(n, true, h, sharpness).cast<float>());
     std::vector<MatrixView<float>> heads;
     for (const RowMatrix<float>& map : maps) heads.push_back(view(map));
