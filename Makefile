@@ -29,7 +29,7 @@ test-cpp:       ## GoogleTest, with the instruction set of this processor
 	@.ci/setup dev && ctest --test-dir $(BUILD) --output-on-failure
 
 sanitize:       ## the kernels under AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer and ThreadSanitizer; the module
-	@.ci/setup dev && .ci/sanitize asan && .ci/sanitize tsan && .ci/sanitize module
+	@.ci/setup dev && .ci/sanitize asan && .ci/sanitize tsan && .ci/sanitize module && .ci/sanitize module-tsan
 
 mutants:        ## break the kernels one line at a time: 95 % of the mutants must turn the tests red
 	@.ci/setup tools && PATH=$$PWD/$(BIN):$$PATH $(BIN)/python tests/mutants/kernels.py

@@ -54,6 +54,10 @@ int thread_count() {
 
 void call_workers(int workers, const std::function<void(int worker)>& work) {
   if (workers == 1) return work(0);
+#ifdef __SANITIZE_THREAD__
+  // Which does not see how threads of OpenMP wait for each other.
+  return call_on_new_threads(workers, work);
+#endif
   if (forked.load(std::memory_order_relaxed)) return call_on_new_threads(workers, work);
   Region region{&work};
   if (torch_parallel_for != nullptr) {

@@ -117,6 +117,13 @@ def seen_through(file: Path) -> Path:
     raise LookupError(f"no source includes {file.relative_to(SOURCES)}")
 
 
+def objects_of_tests() -> Iterator[Path]:
+    """Objects of the kernels and their tests, without the allocation test, which replaces malloc."""
+    tests = "tests/cpp/CMakeFiles"
+    for folder in ("cpp", f"{tests}/attnscope_tests.dir", f"{tests}/kernels_test_*.dir"):
+        yield from BUILD.glob(f"{folder}/**/*.cpp.o")
+
+
 def verdict(file: Path, mutant: Mutant, entry: dict[str, str]) -> str:
     """Return killed, survived, or no code: it does not compile."""
     lines = file.read_text().split("\n")
@@ -134,8 +141,7 @@ def verdict(file: Path, mutant: Mutant, entry: dict[str, str]) -> str:
         replaced, flags[at] = Path(entry["directory"]) / flags[at], f"{folder}/broken.o"
         if quietly(*flags, "-O1", "-w", cwd=entry["directory"]).returncode:
             return "no code"
-        objects = [*BUILD.glob("cpp/**/*.cpp.o"), *BUILD.glob("tests/cpp/**/*.cpp.o")]
-        others = [path for path in sorted(objects) if path != replaced]
+        others = [path for path in sorted(objects_of_tests()) if path != replaced]
         program = f"{folder}/program"
         linked = quietly(
             "c++", f"{folder}/broken.o", *others, "-lgtest", "-lgtest_main", "-pthread", "-o", program

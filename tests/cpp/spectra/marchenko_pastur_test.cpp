@@ -67,11 +67,9 @@ TEST(MarchenkoPastur, APermutationNullOfAnyDrawsHasItsRank) {
   EXPECT_NE(compare(testing::random_attention(20, true, 4), options).edge, comparison.edge);
 }
 
-MarchenkoPastur of_permutations(const RowMatrix<double>& a, Index draws, const bool* mask) {
+MarchenkoPastur under_mask(const RowMatrix<double>& a, const MarchenkoPasturOptions& options,
+                           const bool* mask) {
   MarchenkoPasturWorkspace workspace;
-  MarchenkoPasturOptions options;
-  options.null = SpectralNull::permutation;
-  options.draws = draws;
   const MatrixView<double> matrix = view(a);
   const Support support = testing::masked(mask, a.rows());
   MarchenkoPastur result;
@@ -79,6 +77,31 @@ MarchenkoPastur of_permutations(const RowMatrix<double>& a, Index draws, const b
                    std::span<const Support>(&support, 1), options,
                    std::span<MarchenkoPastur>(&result, 1), workspace);
   return result;
+}
+
+MarchenkoPastur of_permutations(const RowMatrix<double>& a, Index draws, const bool* mask) {
+  MarchenkoPasturOptions options;
+  options.null = SpectralNull::permutation;
+  options.draws = draws;
+  return under_mask(a, options, mask);
+}
+
+TEST(MarchenkoPastur, AMaskThatIsARuleIsComparedWithTheLawOfTheRule) {
+  constexpr Index n = 20;
+  const auto mask = std::make_unique<bool[]>(n * n);
+  for (const bool causal : {true, false}) {
+    for (Index i = 0; i < n; ++i) {
+      for (Index j = 0; j < n; ++j) mask[i * n + j] = !causal || j <= i;
+    }
+    const RowMatrix<double> a = testing::random_attention(n, causal, 4);
+    const auto expected = compare(a), by_mask = under_mask(a, {}, mask.get());
+    EXPECT_EQ(by_mask.edge, expected.edge);
+    EXPECT_EQ(by_mask.ks, expected.ks);
+    EXPECT_TRUE(std::isnan(by_mask.p_value));
+    // One key more or less is no rule, and has a null of permutations.
+    mask[5 * n + 2] = false;
+    EXPECT_FALSE(std::isnan(under_mask(a, {}, mask.get()).p_value));
+  }
 }
 
 TEST(MarchenkoPastur, RanksOfAMapBeyondAllDrawsAndOfOneThatIsTheirEqual) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "matrices.h"
 
 namespace attnscope {
@@ -21,6 +23,60 @@ TEST(ParticipationRatio, SingularEqualsItsSpectrum) {
                   e.sum() * e.sum() / e.squaredNorm(), 1e-11 * double(n))
           << "n = " << n;
     }
+  }
+}
+
+// Two workers take the parts in turns, the last part first.
+SharedWork in_turns() {
+  return {2, [](Index parts, const std::function<void(Index part, int worker)>& work) {
+            for (Index part = parts - 1; part >= 0; --part) work(part, static_cast<int>(part % 2));
+          }};
+}
+
+// (Σe)²/Σe² from AᵀA.
+double expected_ratio(const RowMatrix<double>& a) {
+  const double squares = a.squaredNorm();
+  return squares * squares / (a.transpose() * a).squaredNorm();
+}
+
+TEST(ParticipationRatio, PartsOfALargeMapAddUpInAnyOrder) {
+  ParticipationRatioWorkspace workspace;
+  for (const Index n : {150, 330}) {
+    for (const bool causal : {true, false}) {
+      const RowMatrix<double> a = testing::random_attention(n, causal, 2, 2.0);
+      const double alone = participation_ratio_singular(view(a), workspace);
+      EXPECT_NEAR(alone, expected_ratio(a), 1e-12 * alone) << n << " " << causal;
+      EXPECT_EQ(participation_ratio_singular(view(a), workspace, in_turns()), alone);
+    }
+  }
+}
+
+TEST(ParticipationRatio, FastHoldsItsBoundAtAnyScale) {
+  ParticipationRatioWorkspace workspace;
+  for (const Index n : {97, 150, 200, 330}) {
+    for (const bool causal : {true, false}) {
+      for (const double scale : {1.0, 0x1p-30, 0x1p70}) {
+        const RowMatrix<double> a = scale * testing::random_attention(n, causal, 2, 2.0);
+        double alone = 0.0, shared = 0.0;
+        ASSERT_TRUE(fast_participation_ratio(view(a), &alone, workspace));
+        const double expected = expected_ratio(a);
+        EXPECT_NEAR(alone, expected, 1e-5 * expected) << n << " " << causal << " " << scale;
+        ASSERT_TRUE(fast_participation_ratio(view(a), &shared, workspace, in_turns()));
+        EXPECT_EQ(shared, alone);
+      }
+    }
+  }
+}
+
+TEST(ParticipationRatio, FastRefusesEntriesOfTwoSigns) {
+  ParticipationRatioWorkspace workspace;
+  constexpr Index n = 200;
+  for (const Index at : {Index{0}, Index{77}, n - 1}) {
+    RowMatrix<double> a = testing::random_attention(n, false, 2);
+    a(at, n - 1 - at) = -1e-3;
+    double ratio = -1.0;
+    EXPECT_FALSE(fast_participation_ratio(view(a), &ratio, workspace)) << at;
+    EXPECT_EQ(ratio, -1.0);
   }
 }
 

@@ -53,6 +53,34 @@ TEST(SingularValues, OfRectanglesEqualJacobi) {
   }
 }
 
+TEST(SingularValues, FastOnesHoldTheirBoundInEveryCompany) {
+  // Sizes on both sides of each way, and packs that are full and not.
+  SingularValuesWorkspace workspace;
+  const Index width = singular_values_width(Precision::fast);
+  for (const Index n : {30, 96, 97, 130, 257}) {
+    for (const Index count : n > 200 ? std::vector<Index>{2} : std::vector<Index>{3, width}) {
+      std::vector<RowMatrix<double>> maps;
+      std::vector<std::vector<double>> sigma(static_cast<std::size_t>(count),
+                                             std::vector<double>(static_cast<std::size_t>(n)));
+      std::vector<double*> out;
+      for (Index k = 0; k < count; ++k) {
+        const double scale = k == 1 ? 0x1p-200 : 1.0;
+        maps.push_back(scale * testing::random_attention(n, false, unsigned(k), 0.5));
+        out.push_back(sigma[static_cast<std::size_t>(k)].data());
+      }
+      std::vector<MatrixView<double>> matrices;
+      for (const RowMatrix<double>& map : maps) matrices.push_back(view(map));
+      singular_values(std::span<const MatrixView<double>>(matrices), std::span<double* const>(out),
+                      workspace, Precision::fast);
+      for (std::size_t k = 0; k < maps.size(); ++k) {
+        const std::vector<double> expected = values(maps[k]);
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          EXPECT_NEAR(sigma[k][i], expected[i], 1e-5 * expected[0]) << n << " " << k << " " << i;
+      }
+    }
+  }
+}
+
 TEST(SingularValues, RunningDifferencesHaveCosines) {
   constexpr Index n = 30;
   RowMatrix<double> a = RowMatrix<double>::Identity(n, n);
