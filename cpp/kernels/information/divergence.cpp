@@ -92,10 +92,12 @@ constexpr Index kHeadsTogether = 4;
 // of 9e-7, and kChain roundings of 2⁻²⁴ where terms are added up; and relative to x: the roundings
 // of 1 / mean and of the quotient, which the logarithm passes on. A quotient below the normal
 // numbers has a logarithm that is off by less than 2⁷, and such an entry is below 2⁻¹²⁶ of the
-// mean.
+// mean. So is that of a mean below 2⁻¹²⁶, whose inverse is infinite, and such an entry is below
+// 2⁻¹²⁶ times the heads; what products lose below the normal numbers is less than that.
 constexpr double kErrorOfTerms = 1.5e-6;
 constexpr double kErrorOfQuotients = 1.3e-7;
 constexpr double kTinyQuotients = 0x1p-110;
+constexpr double kErrorOfTinyMeans = 0x1p-119;
 constexpr double kLogOfTwo = 0.69314718055994530942;
 constexpr double kLogOfUnit = kLogOfTwo / static_cast<double>(kLogOfDoubling);
 
@@ -194,7 +196,8 @@ bool float_divergences(LayerRows<Scalar>& rows, Index begin, Index end, Index n,
     for (; h < heads; ++h)
       add_terms<1>(rows.rows.data() + h, inverse_mean, rows.end, n, terms + h, signs);
   }
-  const double tiny = kTinyQuotients * sum_by_halves(mass);
+  const double tiny = kTinyQuotients * sum_by_halves(mass) +
+                      kErrorOfTinyMeans * scale * static_cast<double>((end - begin) * n);
   bool holds = lane_bits(signs) == 0;
   for (Index h = 0; h < heads; ++h) {
     const double sum = kLogOfUnit * sum_by_halves(terms[h].sum);

@@ -25,6 +25,8 @@ NAMES = sorted(
     and "precision" in (parameters := inspect.signature(getattr(asc, name)).parameters)
     and next(iter(parameters)) in ("attention", "heads", "scores")
 )
+#: Those whose first argument is no scores, which may have any size.
+OF_MAPS = [name for name in NAMES if next(iter(inspect.signature(getattr(asc, name)).parameters)) != "scores"]
 #: Relative bound where the docstring states another than 1e-5, and an absolute one by the exact result.
 BOUNDS: dict[str, tuple[float, Callable[[Any], float]]] = {
     "fiedler_value": (1e-6, lambda _: 1e-14),
@@ -179,3 +181,17 @@ def test_fast_holds_its_bound_on_longer_maps(name: str, dtype: torch.dtype) -> N
         scores = scores_of(regime, n, n)
         maps = (scores if of_scores else scores.softmax(-1)).to(dtype)
         assert_within(name, maps, n, f"{regime} n={n} {dtype}")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("exponent", [-60, -110, -128, -140])
+@pytest.mark.parametrize("name", OF_MAPS)
+def test_fast_holds_its_bound_on_tiny_weights(name: str, exponent: int) -> None:
+    """Below 2⁻¹²⁶ float32 has fewer digits, and products of it none: such maps are measured exactly."""
+    for regime, n, dtype in (
+        ("sink", 40, torch.float32),
+        ("diffuse", 33, torch.float64),
+        ("bidirectional", 130, torch.float32),
+    ):
+        maps = (scores_of(regime, n, n).softmax(-1) * 2.0**exponent).to(dtype)
+        assert_within(name, maps, n, f"{regime} n={n} {dtype} times 2^{exponent}")
