@@ -288,7 +288,9 @@ def _shared(value: Any) -> Any:
     NumPy's own arrays are left to torch, which reads those that must not be written too; objects of pandas
     and xarray, which torch does not know, become such arrays.
     """
-    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+    if isinstance(value, np.ndarray):
+        return value
+    if not hasattr(value, "__dlpack__"):
         return np.asarray(value)
     try:
         return torch.utils.dlpack.from_dlpack(value)
@@ -303,6 +305,7 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
     comes to the CPU, whatever torch's default device is.
 
     Raises:
+        ValueError: an array with hidden entries, or what is no dense tensor.
         TypeError: a value that holds no numbers, or a tensor that holds no memory: of the meta device, a fake
         or
             functional one, one without storage.
@@ -311,6 +314,12 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
     if torch.compiler.is_compiling():
         return torch.as_tensor(value, dtype=dtype, device=device)
     settle_forked_child()
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        hidden = int(np.count_nonzero(np.ma.getmaskarray(value)))
+        raise ValueError(
+            f"{function}: {name} is a masked array with {hidden} hidden entries, which a tensor cannot hide; "
+            "fill it, or say by lengths or support what is no attention"
+        )
     # such are columns of pandas's tables; torch warns of them, and nothing here writes into an argument
     read_only = isinstance(value, np.ndarray) and not value.flags.writeable
     try:
