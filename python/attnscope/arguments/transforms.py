@@ -34,8 +34,9 @@ def is_forward_mode() -> bool:
 
 def has_tangent(tensor: Tensor) -> bool:
     """Return True for a tensor that carries its derivative forwards, inside transforms or not."""
+    unpack: Any = forward_ad.unpack_dual  # torch gives it no types
     while True:
-        if forward_ad.unpack_dual(tensor).tangent is not None:
+        if unpack(tensor).tangent is not None:
             return True
         if not is_transformed(tensor):
             return False
