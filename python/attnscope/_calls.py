@@ -20,7 +20,7 @@ from attnscope._precision import Precision, fast_kernel, note_fallbacks
 from attnscope._warn import warn
 from attnscope.arguments.maps import Attention
 from attnscope.arguments.row_sums import TOLERANCE
-from attnscope.arguments.transforms import is_transformed
+from attnscope.arguments.transforms import is_forward_mode, is_transformed
 from attnscope.devices import placement
 from attnscope.errors import NonFiniteWarning
 from attnscope.gradients import dispatch
@@ -35,7 +35,7 @@ def called_at_once(
     measurement Python takes longer than the core does on maps of few tokens. Fallbacks of the fast way are
     noted for `function`.
     """
-    if torch.compiler.is_compiling() or placement.takes_torch_on_cpu():
+    if torch.compiler.is_compiling() or placement.takes_torch_on_cpu() or is_forward_mode():
         return None
     settle_forked_child()
     if precision == "fast":

@@ -30,7 +30,7 @@ from attnscope.arguments.maps import Attention as Attention
 from attnscope.arguments.maps import Places as Places
 from attnscope.arguments.maps import Queries, place_queries
 from attnscope.arguments.row_sums import TOLERANCE, check_row_sums
-from attnscope.arguments.transforms import is_transformed, without_transforms
+from attnscope.arguments.transforms import has_tangent, is_forward_mode, is_transformed, without_transforms
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.devices import placement
 from attnscope.gradients import dispatch
@@ -123,7 +123,7 @@ def _is_usual(
     A call of the core answers what takes ten steps otherwise, which on maps of few tokens are most of a call.
     All else is checked step by step.
     """
-    if lengths is not None or validate is not False or torch.compiler.is_compiling():
+    if lengths is not None or validate is not False or torch.compiler.is_compiling() or is_forward_mode():
         return False
     if not rows or name not in ("attention", "heads") or not (places is None or places.is_default):
         return False
@@ -227,7 +227,7 @@ def map_tensor(function: str, name: str, value: Any, *, square: bool) -> torch.T
     """Return `value` as a float tensor [..., q, k]; on the CPU, unless its device measures the function."""
     if not torch.compiler.is_compiling():
         settle_forked_child()
-        if _core.is_plain_batch(value) or isinstance(value, Unmaterialized):
+        if isinstance(value, Unmaterialized) or (not is_forward_mode() and _core.is_plain_batch(value)):
             return value
     tensor = float_tensor(function, name, value)
     if not placement.stays(function, tensor) and not tensor.requires_grad:
@@ -296,7 +296,9 @@ def _shared(value: Any) -> Any:
     NumPy's own arrays are left to torch, which reads those that must not be written too; objects of pandas
     and xarray, which torch does not know, become such arrays.
     """
-    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+    if isinstance(value, np.ndarray):
+        return value
+    if not hasattr(value, "__dlpack__"):
         return np.asarray(value)
     try:
         return torch.utils.dlpack.from_dlpack(value)
@@ -311,6 +313,8 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
     comes to the CPU, whatever torch's default device is.
 
     Raises:
+        ValueError: an array with hidden entries, or what is no dense tensor.
+        NotImplementedError: a tensor that carries its derivative forwards.
         TypeError: a value that holds no numbers, or a tensor that holds no memory: of the meta device, a fake
         or
             functional one, one without storage.
@@ -319,6 +323,17 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
     if torch.compiler.is_compiling():
         return torch.as_tensor(value, dtype=dtype, device=device)
     settle_forked_child()
+    if is_forward_mode() and isinstance(value, torch.Tensor) and has_tangent(value):
+        raise NotImplementedError(
+            f"{function}: {name} carries its derivative forwards (torch.func.jvp, jacfwd, forward_ad), which "
+            "is not known here; take it backwards (torch.func.grad, vjp, jacrev)"
+        )
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        hidden = int(np.count_nonzero(np.ma.getmaskarray(value)))
+        raise ValueError(
+            f"{function}: {name} is a masked array with {hidden} hidden entries, which a tensor cannot hide; "
+            "fill it, or say by lengths or support what is no attention"
+        )
     # such are columns of pandas's tables; torch warns of them, and nothing here writes into an argument
     read_only = isinstance(value, np.ndarray) and not value.flags.writeable
     try:

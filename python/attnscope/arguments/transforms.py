@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors of `torch.vmap` and `torch.func`, which stand for others."""
+"""Tensors of `torch.vmap` and `torch.func`, which stand for others, and tensors with a tangent."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def is_transformed(value: Any) -> bool:
@@ -24,3 +25,19 @@ def without_transforms(tensor: Tensor) -> Tensor:
     while torch._C._functorch.is_gradtrackingtensor(tensor) and not tensor.requires_grad:
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def is_forward_mode() -> bool:
+    """Return True inside `torch.autograd.forward_ad.dual_level`, which `jvp` and `jacfwd` enter."""
+    return forward_ad._current_level >= 0
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Return True for a tensor that carries its derivative forwards, inside transforms or not."""
+    unpack: Any = forward_ad.unpack_dual  # torch gives it no types
+    while True:
+        if unpack(tensor).tangent is not None:
+            return True
+        if not is_transformed(tensor):
+            return False
+        tensor = torch._C._functorch.get_unwrapped(tensor)

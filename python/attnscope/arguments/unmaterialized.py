@@ -30,6 +30,11 @@ class Unmaterialized:
         """The keys that each query sees, and which queries are no padding."""
         raise NotImplementedError
 
+    @property
+    def followed(self) -> Tensor | None:
+        """A tensor that the map is made of and that requires a gradient, None where there is none."""
+        raise NotImplementedError
+
     def with_lengths(self, lengths: Any) -> Any:
         """Return the same maps with other lengths."""
         raise NotImplementedError

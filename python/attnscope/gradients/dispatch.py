@@ -8,14 +8,16 @@ which cannot look into compiled code. A call that needs neither does not import 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from attnscope.arguments.transforms import is_transformed
+from attnscope.arguments.unmaterialized import Unmaterialized
 
 #: Public functions whose results carry the gradient of their tensors, and the function of the core of each.
 KERNELS = {
@@ -149,31 +151,49 @@ def sum_over_bars(function: str) -> Callable[..., Any]:
     return OF_BARS[function]
 
 
-def without_derivative(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def followed_tensor(argument: Any) -> Tensor | None:
+    """Return the tensor that requires a gradient in an argument, None where there is none.
+
+    The argument is the tensor itself, lazy attention of one, or a result that holds one: a named tuple, a
+    list, barcodes.
+    """
+    if isinstance(argument, Tensor):
+        return argument if argument.requires_grad else None
+    if isinstance(argument, Unmaterialized):
+        return argument.followed
+    parts: Iterable[Any] = ()
+    if isinstance(argument, (tuple, list)):
+        parts = argument
+    elif dataclasses.is_dataclass(argument):
+        parts = (getattr(argument, field.name) for field in dataclasses.fields(argument))
+    return next((part for part in parts if isinstance(part, Tensor) and part.requires_grad), None)
+
+
+def without_derivative(reason: str, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function of attention that has no derivative, with the reason as the end of a sentence.
 
-    Its numbers are those of detached tensors. Where a tensor among the arguments, by position or by name,
-    requires a gradient, going backwards through floating-point results raises NotImplementedError with the
-    function's name; counts and flags never require one.
+    Its numbers are those of detached tensors. Where an argument, by position or by name, is or holds a tensor
+    that requires a gradient, going backwards through floating-point results raises NotImplementedError with
+    the function's name, or with the one that is given; counts and flags never require one.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*arguments: P.args, **options: P.kwargs) -> R:
-            result = function(*arguments, **options)
             if not torch.is_grad_enabled():
-                return result
+                return function(*arguments, **options)
             for argument in (*arguments, *options.values()):
-                if type(argument) in _NO_TENSORS:
+                if type(argument) in _NO_TENSORS or (source := followed_tensor(argument)) is None:
                     continue
-                if isinstance(argument, Tensor) and argument.requires_grad:
-                    from attnscope.gradients.refusal import refuse_backward
+                # what the function calls would refuse under names that the caller does not know
+                with torch.no_grad():
+                    result = function(*arguments, **options)
+                from attnscope.gradients.refusal import refuse_backward
 
-                    refused: R = refuse_backward(
-                        result, argument, f"{function.__name__} has no derivative: {reason}"
-                    )
-                    return refused
-            return result
+                sentence = f"{name or function.__name__} has no derivative: {reason}"
+                refused: R = refuse_backward(result, source, sentence)
+                return refused
+            return function(*arguments, **options)
 
         return call
 

@@ -437,7 +437,8 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     import pandas as pd
     import pyarrow as pa
 
-    frame = table.to_pandas()
+    # what pandas noted in the file of somebody else may be no JSON, or make an index of a key
+    frame = table.replace_schema_metadata(None).to_pandas()
     frame.attrs["keys"] = keys_in(table.schema)
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_integer(column.type) and column.null_count:

@@ -74,6 +74,10 @@ def as_xarray(
                 f"to_xarray: table {table!r} has no rows of protocol {protocol!r}, only {kinds}"
             )
     axes = [key for key in results.key_columns(table) if key not in ("protocol", "step")]
+    if not axes:
+        raise ResultsError(
+            f"to_xarray: table {table!r} has no columns that could be axes, only {list(frame)}"
+        )
     if metrics is None:
         numbers = frame.select_dtypes(["number", "bool", "boolean"]).columns
         metrics = [name for name in numbers if name not in (*axes, "step", "protocol")]

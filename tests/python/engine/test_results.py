@@ -251,6 +251,28 @@ def test_load_says_what_is_wrong_with_a_folder(run, tmp_path):
         load(run.path)
 
 
+@pytest.mark.parametrize("noted", [b"{no JSON", None], ids=["damaged", "an index"])
+def test_what_pandas_noted_in_a_table_changes_no_column(run, noted):
+    file = run.path / "tables" / "heads.parquet"
+    expected = load(run.path).table("heads")
+    if noted is None:
+        heads().set_index(["layer", "head"]).to_parquet(file)
+    else:
+        table = pq.read_table(file)
+        pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"pandas": noted}), file)
+    without_hashes(run.path)
+    table = load(run.path).table("heads")
+    pd.testing.assert_frame_equal(table[expected.columns], expected)
+    assert isinstance(table.index, pd.RangeIndex)
+
+
+def test_xarray_refuses_a_table_without_axes(run):
+    pd.DataFrame({"value": [1.0]}).to_parquet(run.path / "tables" / "heads.parquet")
+    without_hashes(run.path)
+    with pytest.raises(ValueError, match="'heads' has no columns that could be axes"):
+        load(run.path).to_xarray("heads")
+
+
 def test_reading_a_run_needs_neither_torch_nor_transformers(run):
     source = Path(module.__file__)
     code = f"""

@@ -105,6 +105,15 @@ def test_numpy_arrays_are_taken_in_place_even_when_read_only():
     assert asc.fiedler_value(array).item() == pytest.approx(1.0)
 
 
+def test_a_masked_array_is_read_only_where_it_hides_nothing():
+    maps = np.full((2, 5, 5), 0.2)
+    hidden = np.ma.masked_array(maps, mask=np.arange(50).reshape(maps.shape) == 7)
+    refuses("attention is a masked array with 1 hidden entries", hidden)
+    with pytest.raises(ValueError, match="keys is a masked array"):
+        asc.sink_removal(maps, np.ma.masked_array([True, False, True, False, False], mask=[0, 0, 1, 0, 0]))
+    assert torch.equal(asc.fiedler_value(np.ma.masked_array(maps)), asc.fiedler_value(maps))
+
+
 def test_no_matrices_give_an_empty_result():
     assert asc.fiedler_value(torch.zeros(0, 3, 4, 4)).shape == (0, 3)
 

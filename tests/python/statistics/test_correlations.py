@@ -93,3 +93,16 @@ def test_the_interval_of_few_samples_covers(method, n):
         result = statistics.correlation(x, 0.6 * x + 0.8 * draw.normal(size=n), method=method)
         hits += result.low <= truth <= result.high
     assert hits / 400 >= 0.93
+
+
+def test_what_a_masked_array_hides_is_missing():
+    generator = np.random.default_rng(5)
+    x, y = generator.normal(size=(2, 20))
+    hidden = np.ma.masked_array(x, mask=np.arange(20) == 4)
+    without = np.delete(x, 4), np.delete(y, 4)
+    for function in (statistics.correlation, statistics.paired_test):
+        assert function(hidden, y) == function(*without)
+    counts = np.ma.masked_array(np.arange(20), mask=np.arange(20) == 4)
+    assert statistics.correlation(counts, y) == statistics.correlation(
+        np.delete(np.arange(20), 4), without[1]
+    )

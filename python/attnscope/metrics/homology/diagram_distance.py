@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from attnscope.arguments import scalars
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
+@without_derivative("the matching of bars is a choice")
 def diagram_distance(a: Barcodes, b: Barcodes, *, order: float = 1) -> Tensor:
     """Return the distance of two persistence diagrams, by dimension.
 

@@ -233,7 +233,7 @@ def sink_sums(
             raise ValueError(f"{name}: tokens must hold {texts} texts, got {len(tokens or ())}")
         labels = [tokens[row][place] for row, place in zip(text, key, strict=True)]
     columns = {
-        field: getattr(result, field).reshape(texts, -1, n).numpy()[text, key_map, key]
+        field: getattr(result, field).detach().reshape(texts, -1, n).numpy()[text, key_map, key]
         for field in ("mass", "expected", "variance", "largest", "uniform", "queries")
     }
     sums = {name: "max" if name == "largest" else "sum" for name in columns}

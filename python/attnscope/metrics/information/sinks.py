@@ -152,6 +152,7 @@ def sink_rate(
     return rates
 
 
+@without_derivative("it is a decision")
 def sink_tokens(
     attention: torch.Tensor,
     *,
@@ -228,6 +229,7 @@ def sink_tokens(
     return _calls.call_and_warn(_core.sink_tokens, name, checked, seen, tau, gamma, visibility)
 
 
+@without_derivative("it is a decision")
 def sink_position(
     attention: torch.Tensor,
     *,

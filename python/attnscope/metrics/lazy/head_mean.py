@@ -52,6 +52,7 @@ class HeadMeanAttention(LazyAttention):
         fields: dict[str, Any] = {name: getattr(attention, name) for name in copied}
         fields |= {
             "of_heads": attention,
+            "followed": attention.followed,
             "heads": 1,
             "lengths": None if attention.lengths is None else visibility.lengths,
             "query_positions": None if attention.query_positions is None else visibility.positions,

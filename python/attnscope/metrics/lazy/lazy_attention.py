@@ -13,6 +13,7 @@ from torch import Tensor
 from attnscope import _checks, _core
 from attnscope.arguments import scalars
 from attnscope.arguments.unmaterialized import Unmaterialized
+from attnscope.gradients.dispatch import followed_tensor, without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.lazy.arguments import (
     Bias,
@@ -44,6 +45,9 @@ from attnscope.metrics.lazy.visibility import Visibility, visibility_of
 
 _NAME = "LazyAttention"
 _LOG_Z: Key = ("log_z", None)
+
+#: Decorates what measures queries and keys: a loss takes the map, whose measures have derivatives.
+_without_derivative = without_derivative("it gives values alone; a loss needs the map", _NAME)
 
 #: Bytes of a callable bias that are evaluated together.
 _BIAS_BYTES = 8 << 20
@@ -129,6 +133,7 @@ class LazyAttention(Unmaterialized):
         "_visibility",
         "after",
         "causal",
+        "followed",
         "heads",
         "key",
         "lengths",
@@ -153,6 +158,7 @@ class LazyAttention(Unmaterialized):
     query_positions: Tensor | None
     precision: str
     heads: int
+    followed: Tensor | None
     _bias: Bias
     _host_views: tuple[Tensor, Tensor] | None
     _log_z: Tensor | None
@@ -179,6 +185,7 @@ class LazyAttention(Unmaterialized):
         precision: str | None = None,
     ) -> None:
         set_field = super().__setattr__
+        set_field("followed", followed_tensor((query, key, bias, sink_logits, log_z)))
         query, key = (vectors_argument(name, value) for name, value in (("query", query), ("key", key)))
         check_shapes(query, key)
         *leading, heads, queries, width = query.shape
@@ -271,11 +278,13 @@ class LazyAttention(Unmaterialized):
         return self._visibility.lengths
 
     @property
+    @_without_derivative
     def log_z(self) -> Tensor:
         """Logarithm of each query's sum over visible keys and the learned sink, float64 [..., h, q]."""
         return self.take([("log_z", None)])[0]
 
     @property
+    @_without_derivative
     def sink_mass(self) -> Tensor:
         """Mass that the learned sink takes of each row, float64 [..., h, q]; 0 without one."""
         if self.sink_logits is None:
@@ -287,6 +296,7 @@ class LazyAttention(Unmaterialized):
         """The transposed map, for products."""
         return TransposedAttention(self)
 
+    @_without_derivative
     def row_measures(self, names: Sequence[str] | str = ROW_MEASURES) -> dict[str, Tensor]:
         """Measures of every query from one pass, each float64 [..., h, q], NaN for padding.
 
@@ -302,12 +312,14 @@ class LazyAttention(Unmaterialized):
             scalars.choice_argument("row_measures", "names", name, ROW_MEASURES)
         return dict(zip(chosen_names, self.take([(name, None) for name in chosen_names]), strict=True))
 
+    @_without_derivative
     def top(self, k: int = 8) -> TopKeys:
         """Return the k keys of largest weight of every query, larger weights and then earlier keys first."""
         k = scalars.at_least("LazyAttention.top", "k", k, 1)
         weights, keys = self.take([("top_weights", k), ("top_keys", k)])
         return TopKeys(weights, keys)
 
+    @_without_derivative
     def at_least(self, threshold: float) -> SparseAttention:
         """Return the entries of at least a threshold: q/threshold at most, because rows sum to one."""
         threshold = scalars.fraction_argument("LazyAttention.at_least", "threshold", threshold)
@@ -321,6 +333,7 @@ class LazyAttention(Unmaterialized):
         """Return rows of the map, float64 [..., h, rows, k]; NaN for queries of padding."""
         return self.tile(queries, slice(None))
 
+    @_without_derivative
     def tile(self, queries: slice | int, keys: slice | int) -> Tensor:
         """Return a part of the map, float64 [..., h, queries, keys]."""
         rows, columns = (
@@ -343,6 +356,7 @@ class LazyAttention(Unmaterialized):
         """Return the whole map, float64 [..., h, q, k]; NaN for queries of padding."""
         return self.tile(slice(None), slice(None))
 
+    @_without_derivative
     def diagonal(self) -> Tensor:
         """Return the attention of every token to itself, float64 [..., h, n]; NaN for padding.
 
@@ -356,6 +370,7 @@ class LazyAttention(Unmaterialized):
         blocks = (slice(begin, begin + _DIAGONAL) for begin in range(0, keys, _DIAGONAL))
         return torch.cat([attention.tile(block, block).diagonal(dim1=-2, dim2=-1) for block in blocks], -1)
 
+    @_without_derivative
     def head_mean_entropy(self) -> Tensor:
         """Return the entropy (nats) of the mean of the heads at every query, float64 [..., q]."""
         entropy = torch.empty((*self.shape[:-3], self.shape[-2]), dtype=torch.float64, device="cpu")
@@ -485,7 +500,8 @@ class LazyAttention(Unmaterialized):
 
     def measure(self, function: str) -> Callable[..., Any] | None:
         """Return a function of the core for lazy attention, None where it has none."""
-        return FUNCTIONS.get(function)
+        computed = FUNCTIONS.get(function)
+        return computed if computed is None or self.followed is None else _without_derivative(computed)
 
     def multiply(self, x: Tensor, transposed: bool) -> Tensor:
         """Return the product with a checked x [..., h, rows, c], float64."""
@@ -521,7 +537,10 @@ class LazyAttention(Unmaterialized):
             "precision": self.precision,
         }
         query, key = changes.pop("query", self.query), changes.pop("key", self.key)
-        return LazyAttention(query, key, **{**options, **changes})
+        replaced = LazyAttention(query, key, **{**options, **changes})
+        if replaced.followed is None:
+            object.__setattr__(replaced, "followed", self.followed)
+        return replaced
 
     def _window_argument(self) -> Window:
         """Return the window as it is given."""
@@ -716,6 +735,7 @@ class TransposedAttention(NamedTuple):
         return _product(self.attention, x, transposed=True)
 
 
+@_without_derivative
 def _product(lazy: LazyAttention, x: Any, *, transposed: bool) -> Tensor:
     """Return the product with x; an entry of x that is not finite reaches the queries that see it."""
     *leading, queries, keys = lazy.shape

@@ -13,6 +13,7 @@ import torch
 
 from attnscope import _calls, _checks, _core
 from attnscope._warn import warn
+from attnscope.arguments.transforms import is_forward_mode
 from attnscope.devices import placement
 from attnscope.errors import NonFiniteWarning
 from attnscope.gradients.dispatch import without_derivative
@@ -171,7 +172,8 @@ def states_argument(
 def states_of_tokens(function: str, name: str, states: Any, n: int) -> torch.Tensor:
     """Return `states` [..., n, d], one for each of n tokens, where the function is measured."""
     # a call of the core answers what takes ten steps otherwise
-    if not torch.compiler.is_compiling() and _core.are_plain_vectors(states):
+    plain = not torch.compiler.is_compiling() and not is_forward_mode()
+    if plain and _core.are_plain_vectors(states):
         tensor = states
     else:
         tensor = _checks.float_tensor(function, name, states)

@@ -116,6 +116,7 @@ def weighted_attention(
     checked = _checks.heads_argument(name, heads, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
     of_layer = scalars.flag(name, "layer", layer)
+    weights = _checks.float_tensor(name, "norms", norms).cpu().double()
     _calls.undefined_results(name, tuple(checked.tensor.shape))
     entries = _checks.entries_argument(name, checked, detach=False)
     finite = _calls.call_kernel(_core.finite_matrices, _checks.Attention(entries.detach(), checked.lengths))
@@ -130,7 +131,6 @@ def weighted_attention(
     maps = torch.where(visible, maps, 0.0)
     maps = torch.where(finite[..., None, None], maps, torch.nan)
     bad = int((~finite[..., 0]).sum())
-    weights = _checks.float_tensor(name, "norms", norms).cpu().double()
     if not of_layer:
         weights = _checks.expanded(f"{name}: norms", weights, (*checked.leading, checked.n))
         weighted = maps * torch.where(inside, weights, 0.0)[..., None, :]
