@@ -5,27 +5,15 @@
 #include <cassert>
 #include <cstdint>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 // How entries of memory are counted, scratch, and memory that is asked for before it is needed.
 namespace attnscope {
 
 using Index = std::int64_t;
 
-// Asks the system for pages of 2 MiB in fresh memory that holds some of them: it hands out a page
-// at its first use, and the usual ones of 4096 bytes take a twentieth of the time of a product of
-// matrices of 2,048 columns. A system that has none leaves the memory as it is.
-inline void prefer_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] Index bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr std::uintptr_t kHugePage = std::uintptr_t{1} << 21;
-  const auto begin = reinterpret_cast<std::uintptr_t>(memory);
-  const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
-  const std::uintptr_t end = (begin + static_cast<std::uintptr_t>(bytes)) / kHugePage * kHugePage;
-  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
-#endif
-}
+// What the program does with large scratch before its first use, such as asking the system for
+// large pages: the kernels know no system.
+inline void (*prepare_large_scratch)(void* memory, Index bytes) = nullptr;
+inline constexpr Index kLargeScratch = Index{1} << 22;  // bytes
 
 // Scratch of float64 numbers on a cache line's boundary, which grows and is reused over a batch.
 // What `resize` returns is not initialised and does not keep what was there.
@@ -36,7 +24,8 @@ class AlignedBuffer {
     if (size > numbers_.size()) {
       numbers_ = Eigen::VectorXd(size);
       constexpr Index kNumber = sizeof(double);
-      prefer_huge_pages(numbers_.data(), size * kNumber);
+      if (prepare_large_scratch != nullptr && size * kNumber >= kLargeScratch)
+        prepare_large_scratch(numbers_.data(), size * kNumber);
     }
     return numbers_.data();
   }

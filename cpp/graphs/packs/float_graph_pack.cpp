@@ -26,7 +26,7 @@ constexpr std::uint64_t bits_before(Index place) { return (std::uint64_t{1} << (
 void fill(Index size, std::span<const GraphBits> graphs, FloatLanes* a) {
   const Index words = (size + 63) / 64;
   const float far = 2.0f * static_cast<float>(size);
-  const auto one = std::bit_cast<FloatPlaces>(broadcast(1.0f));
+  const auto bits_of_1 = std::bit_cast<FloatPlaces>(broadcast(1.0f));
   for (Index i = 0; i < size; ++i) {
     FloatLanes* row = a + triangle_row(i);
     FloatLanes diagonal_entry = broadcast(far);
@@ -43,7 +43,7 @@ void fill(Index size, std::span<const GraphBits> graphs, FloatLanes* a) {
       }
       const Index end = std::min(begin + 32, i);
       for (Index j = begin; j < end; ++j) {
-        row[j] = std::bit_cast<FloatLanes>(((bits & 1) - 1) & one);
+        row[j] = std::bit_cast<FloatLanes>(((bits & 1) - 1) & bits_of_1);
         bits >>= 1;
       }
     }

@@ -3,12 +3,6 @@
 
 #include <cstdint>
 
-#if defined(__linux__)
-#include <fstream>
-#include <sstream>
-#include <string>
-#endif
-
 #include "simd/memory.h"
 
 namespace attnscope {
@@ -26,33 +20,28 @@ TEST(AlignedBufferTest, GrowsAndKeepsItsMemoryOtherwise) {
   EXPECT_EQ(buffer.data()[0] + buffer.data()[(Index{1} << 20) - 1], 3.0);
 }
 
-#if defined(__linux__)
-// The flags that the system keeps of the pages around an address.
-std::string page_flags(const void* address) {
-  const auto at = reinterpret_cast<std::uintptr_t>(address);
-  std::ifstream maps("/proc/self/smaps");
-  std::string line;
-  bool holds_address = false;
-  while (std::getline(maps, line)) {
-    std::uintptr_t begin = 0, end = 0;
-    char dash = 0;
-    std::istringstream words(line);
-    if (words >> std::hex >> begin >> dash >> end && dash == '-')
-      holds_address = begin <= at && at < end;
-    if (holds_address && line.starts_with("VmFlags:")) return line + ' ';
-  }
-  return {};
-}
+// What prepare_large_scratch was called with last.
+void* prepared = nullptr;
+Index prepared_bytes = 0;
 
-TEST(AlignedBufferTest, LargeScratchAsksForHugePages) {
-  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled"))
-    GTEST_SKIP() << "this system has no huge pages";
-  AlignedBuffer large;
-  const double* const numbers = large.resize(Index{1} << 21);
-  EXPECT_NE(page_flags(numbers + (Index{1} << 20)).find(" hg "), std::string::npos)
-      << page_flags(numbers + (Index{1} << 20));
+TEST(AlignedBufferTest, LargeScratchIsPreparedOnceWhereItIsNew) {
+  const auto before = prepare_large_scratch;
+  prepare_large_scratch = [](void* memory, Index bytes) {
+    prepared = memory;
+    prepared_bytes = bytes;
+  };
+  AlignedBuffer buffer;
+  constexpr Index kNumbers = kLargeScratch / static_cast<Index>(sizeof(double));
+  buffer.resize(kNumbers - 1);
+  EXPECT_EQ(prepared, nullptr);
+  const double* const large = buffer.resize(kNumbers);
+  EXPECT_EQ(prepared, large);
+  EXPECT_EQ(prepared_bytes, kLargeScratch);
+  prepared = nullptr;
+  EXPECT_EQ(buffer.resize(kNumbers), large);
+  EXPECT_EQ(prepared, nullptr);
+  prepare_large_scratch = before;
 }
-#endif
 
 }  // namespace
 }  // namespace attnscope

@@ -44,9 +44,9 @@ TEST(ParticipationRatio, PartsOfALargeMapAddUpInAnyOrder) {
   for (const Index n : {150, 330}) {
     for (const bool causal : {true, false}) {
       const RowMatrix<double> a = testing::random_attention(n, causal, 2, 2.0);
-      const double alone = participation_ratio_singular(view(a), workspace);
-      EXPECT_NEAR(alone, expected_ratio(a), 1e-12 * alone) << n << " " << causal;
-      EXPECT_EQ(participation_ratio_singular(view(a), workspace, in_turns()), alone);
+      const double unshared = participation_ratio_singular(view(a), workspace);
+      EXPECT_NEAR(unshared, expected_ratio(a), 1e-12 * unshared) << n << " " << causal;
+      EXPECT_EQ(participation_ratio_singular(view(a), workspace, in_turns()), unshared);
     }
   }
 }
@@ -57,12 +57,12 @@ TEST(ParticipationRatio, FastHoldsItsBoundAtAnyScale) {
     for (const bool causal : {true, false}) {
       for (const double scale : {1.0, 0x1p-30, 0x1p70}) {
         const RowMatrix<double> a = scale * testing::random_attention(n, causal, 2, 2.0);
-        double alone = 0.0, shared = 0.0;
-        ASSERT_TRUE(fast_participation_ratio(view(a), &alone, workspace));
+        double unshared = 0.0, shared = 0.0;
+        ASSERT_TRUE(fast_participation_ratio(view(a), &unshared, workspace));
         const double expected = expected_ratio(a);
-        EXPECT_NEAR(alone, expected, 1e-5 * expected) << n << " " << causal << " " << scale;
+        EXPECT_NEAR(unshared, expected, 1e-5 * expected) << n << " " << causal << " " << scale;
         ASSERT_TRUE(fast_participation_ratio(view(a), &shared, workspace, in_turns()));
-        EXPECT_EQ(shared, alone);
+        EXPECT_EQ(shared, unshared);
       }
     }
   }

@@ -90,7 +90,7 @@ def persistence(
     if is_plain and [*map(type, options)] == [int, str, str, str] and options in USUAL_OPTIONS:
         results = _calls.called_at_once(_core.persistence, name, attention, *options[:-1])
         if results is not None:
-            return Barcodes(*results[:-1], tuple(attention.shape[:-2]))
+            return Barcodes(*(*results[:-1], tuple(attention.shape[:-2])))
     checked = attention_of_topology(name, attention, lengths, validate=validate, precision=precision)
     dimension = scalars.whole_number(name, "max_dimension", max_dimension)
     if isinstance(max_dimension, bool) or dimension not in (0, 1):
