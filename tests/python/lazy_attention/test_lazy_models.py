@@ -163,3 +163,11 @@ def test_attention_that_keeps_its_queries_is_named():
     with pytest.warns(UserWarning, match=r"attention of model.encoder.layers.\*.self_attn is missing"):
         layers = captured(build("sparse encoder"), inputs, lazy=True)
     assert {layer.stack.split(".")[1] for layer in layers} == {"decoder"}
+
+
+def test_a_text_without_a_token_has_no_numbers():
+    inputs = inputs_of("none")
+    inputs["attention_mask"][1] = 0
+    for options in ({}, {"lazy": True}):
+        with pytest.raises(ValueError, match="got 0|text 1 of the batch has no token"):
+            captured(build("plain"), inputs, **options)[0].measure("attention_entropy")
