@@ -66,6 +66,8 @@ class Layer:
         heads: numbers of the captured query heads, in the order of the tensors' head axis.
         kv_heads: for each captured head the index of its key/value head.
         valid: ``[B, k]`` bool, True at real keys, False at padding and unused cache slots.
+        query_valid: of cross attention ``[B, q]`` bool, True at real queries, where the decoder was given a
+            mask of its tokens; None: all.
         key_offset: position of key 0 in the sequence; greater than 0 for a sliding cache that has moved on.
         sink_logits: ``[h]``, the learned logit that takes part in each head's softmax without a key; None
             where the model has none, or where the attention does not come from our own function.
@@ -92,6 +94,7 @@ class Layer:
     mask: Tensor | None = None
     exact_mask: bool = True
     answer_start: Tensor | None = None
+    query_valid: Tensor | None = None
     gradients: dict[str, Tensor] = field(default_factory=dict, init=False)
     _visibility: Visibility | None = field(default=None, init=False)
     # What was said of the run already; all its layers share it.

@@ -399,8 +399,9 @@ def _output_tensor(output: Any, inputs: Mapping[str, Any]) -> Tensor | None:
         output = next(filter(torch.is_tensor, values), None)
     if output is None or not output.is_floating_point():
         return None
-    mask = inputs.get("attention_mask")
-    if torch.is_tensor(mask) and output.shape[:2] == mask.shape and "decoder_input_ids" not in inputs:
+    has_decoder = any(name.startswith("decoder_") for name in inputs)
+    mask = inputs.get("decoder_attention_mask" if has_decoder else "attention_mask")
+    if torch.is_tensor(mask) and output.shape[:2] == mask.shape:
         output = output[mask.to(output.device, torch.bool)]
     states: Tensor = output.double().cpu()
     return states

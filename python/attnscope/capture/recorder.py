@@ -166,7 +166,11 @@ class Recorder:
     def _valid(self, builder: LayerBuilder, keys: int, mask: Tensor | None, device: torch.device) -> Tensor:
         """Return which keys are real: by the mask of the tokens where it fits, else of the attention."""
         batch = builder.size[0]
-        tokens = None if builder.layer.cross else self._token_mask(builder.name)
+        tokens = self._token_mask(builder.name)
+        if builder.layer.cross:  # its queries are the tokens
+            if tokens is not None and tokens.shape == builder.size:
+                builder.layer.query_valid = tokens.to(device, torch.bool, copy=True)
+            tokens = None
         if tokens is not None and tokens.shape == (batch, builder.layer.key_offset + keys):
             real = tokens[:, builder.layer.key_offset :].to(device, torch.bool, copy=True)
             if not self._contradicts(mask, real):

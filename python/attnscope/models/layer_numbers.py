@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from attnscope.models.architecture import block_of, name_pattern, named_modules, numbers_in_stack
+from attnscope.models.architecture import block_of, depth, name_pattern, named_modules, numbers_in_stack
 
 
 class LayerNumbers:
@@ -26,6 +26,7 @@ class LayerNumbers:
 
     def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
+        self._depth = depth(model)
         modules_by_name = named_modules(model, every_name=True)
         self._blocks = {
             name: id(module)
@@ -35,6 +36,9 @@ class LayerNumbers:
         counts = Counter(map(name_pattern, self._blocks))
         self.single = [n for n in self._blocks if counts[name_pattern(n)] == 1 and n in modules]
         self._numbers: dict[str, tuple[str, int]] = {}
+        self._places: dict[int, list[str]] = {}
+        for name, module in modules_by_name.items():
+            self._places.setdefault(id(module), []).append(name)
         times = Counter(map(id, modules_by_name.values()))
         self._shared = {number for number, count in times.items() if count > 1}
         self._entered: dict[str, int] = {}
@@ -71,6 +75,32 @@ class LayerNumbers:
         elif block in self.single:
             number = self.entered(block)
         return number, self.call(name_pattern(core), number)
+
+    def total(self, core: str) -> int:
+        """Return the number of layers in the stack of an attention module, as its names tell it.
+
+        The only block of a stack runs once where the layers of the configuration are a list of blocks, and
+        where they are none, as often as the configuration has layers.
+        """
+        stack = name_pattern(core)
+        if id(self._modules[core]) in self._shared:
+            blocks = [self._block_around(place) for place in self._places[id(self._modules[core])]]
+            return 1 + max(numbers_in_stack(name, self._blocks)[name] for name in blocks if name)
+        cores = [name for name in self._modules if name_pattern(name) == stack]
+        block, _ = self._place(core)
+        if block in self.single and all(
+            len(module) != self._depth
+            for module in self._modules.values()
+            if isinstance(module, nn.ModuleList)
+        ):
+            return self._depth
+        return 1 + max(self._place(name)[1] for name in cores)
+
+    def _block_around(self, name: str) -> str | None:
+        """Return the innermost block with one place in the model that a name lies in."""
+        parts = name.split(".")
+        names = (".".join(parts[:cut]) for cut in range(len(parts), 0, -1))
+        return next((n for n in names if self._blocks.get(n, 0) not in {0, *self._shared}), None)
 
     def _place(self, core: str) -> tuple[str, int]:
         """Return the block of an attention module and its number."""

@@ -9,6 +9,7 @@ import torch
 
 import attnscope as asc
 from attnscope.capture.rectangles import assembled
+from attnscope.capture.verification import verify
 from media_models import VISION, spectrogram, speech, whisper
 from models import tiny, tiny_llama
 
@@ -24,6 +25,33 @@ def test_models_are_captured_as_they_compute(name):
     checks = named(verification)
     assert "from eager attention at most" in checks["maps"].result
     assert checks["way"].result.startswith("tier 2" if name == "bloom" else "tier 1")
+
+
+def test_the_padding_of_a_decoder_is_its_own():
+    """As many tokens of a decoder as of its encoder are others: rows of its padding are not compared."""
+    torch.manual_seed(0)
+    inputs = {
+        "input_ids": torch.randint(3, 60, (2, 10)),
+        "attention_mask": torch.tensor([[1] * 10, [1] * 7 + [0] * 3]),
+        "decoder_input_ids": torch.randint(3, 60, (2, 10)),
+        "decoder_attention_mask": torch.tensor([[1] * 10, [0] * 4 + [1] * 6]),
+    }
+    verification = asc.verify(tiny("bart"), inputs)
+    assert verification.ok, verification
+
+
+def test_nan_in_the_place_of_a_number_is_a_difference():
+    model, inputs = tiny("llama"), {"input_ids": torch.arange(3, 9)[None]}
+    with asc.capture(model) as recording:
+        layer = next(iter(recording.run(**inputs)))
+    with torch.no_grad():
+        output = model(**inputs)[0]
+    assert verify._check_output(model, (output,), inputs).ok
+    output[0, -1, 0] = torch.nan
+    assert not verify._check_output(model, (output,), inputs).ok
+    eager = layer.tensors["attention"].clone()
+    layer.tensors["attention"][0, 0, -1, 0] = torch.nan
+    assert verify._gap(layer, eager) == float("inf")
 
 
 def test_kinds_of_layers_are_counted():

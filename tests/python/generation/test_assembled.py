@@ -229,6 +229,34 @@ def test_an_encoder_decoder_gives_its_encoder_its_decoder_and_what_is_between():
     np.testing.assert_allclose(share.uniform, torch.tensor([[1 / 7, 1 / 7], [1 / 5, 1 / 5]]))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_cache": False},
+        {"num_beams": 3, "num_return_sequences": 2},
+        {"num_beams": 2, "use_cache": False},
+        {"do_sample": True, "num_return_sequences": 3},
+    ],
+)
+def test_an_encoder_decoder_gives_each_sequence_its_maps(options):
+    """The encoder reads a text once; each sequence of it has the encoder's map, and rows of its own."""
+    model, texts = bart(), prompt(2, left=2)
+    torch.manual_seed(3)
+    with asc.capture(model) as recording:
+        list(recording.run(**texts, decoder_input_ids=torch.ones(2, 2, dtype=torch.long)))
+        for _ in recording.generate(**texts, max_new_tokens=ANSWER, eos_token_id=None, **options):
+            pass
+        layers, tokens = list(recording.assembled()), recording.output
+        texts = {name: rows.repeat_interleave(len(tokens) // 2, 0) for name, rows in texts.items()}
+        expected = list(recording.run(**texts, decoder_input_ids=tokens[:, :-1]))
+    assert [layer.stack for layer in layers] == [layer.stack for layer in expected]
+    for layer, other in zip(layers, expected, strict=True):
+        assert layer.attention.shape == other.attention.shape
+        assert torch.equal(layer.valid, other.valid)
+        real = layer.valid[:, None, None]
+        torch.testing.assert_close(layer.attention * real, other.attention * real, rtol=0, atol=1e-5)
+
+
 def test_what_cannot_be_assembled_is_refused_by_name():
     model, inputs = tiny("llama"), prompt(1)
     options = {"max_new_tokens": 3, "eos_token_id": None, "pad_token_id": 0}

@@ -157,3 +157,30 @@ def test_features_and_pages_of_such_results(model, inputs):
     assert {"attention", "layer", "head"} <= set(results.to_xarray().dims)
     contents = asc.view(results).contents
     assert contents["layers"] == list(range(8))
+
+
+@pytest.mark.parametrize("side", ["behind", "in front"])
+def test_a_captured_layer_leaves_out_the_queries_of_padding_as_analyses_do(model, inputs, side):
+    if side == "in front":
+        inputs = {**inputs, "decoder_attention_mask": inputs["decoder_attention_mask"].flip(1)}
+    metrics = ["attention_entropy", "sink_share", "incoming_attention"]
+    heads = asc.analyze(model, inputs, metrics)["heads"]
+    with asc.capture(model) as recording:
+        layers = [layer for layer in recording.run(**inputs) if layer.cross]
+    assert len(layers) == 3
+    for layer in layers:
+        assert layer.query_valid.sum(-1).tolist() == list(QUERIES)
+        of_layer = heads[(heads["attention"] == "cross") & (heads["layer"] == 5 + layer.index)]
+        of_layer = of_layer.sort_values(["sample", "head"])
+        result = layer.measure(metrics)
+        entropy = result["attention_entropy"].nanmean(-1).flatten()
+        np.testing.assert_allclose(of_layer["entropy"], entropy, rtol=1e-9)
+        np.testing.assert_allclose(of_layer["sink_share"], result["sink_share"].share.flatten(), rtol=1e-9)
+
+
+def test_queries_without_a_mask_are_all_real(model, inputs):
+    inputs = {name: value for name, value in inputs.items() if name != "decoder_attention_mask"}
+    with asc.capture(model) as recording:
+        layers = [layer for layer in recording.run(**inputs) if layer.cross]
+    assert layers
+    assert all(layer.query_valid is None for layer in layers)

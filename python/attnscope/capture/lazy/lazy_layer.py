@@ -30,7 +30,7 @@ class LazyLayer:
         heads: numbers of the captured query heads.
         valid: bool [B, k], True at real keys as the model got them.
         attention: `attnscope.LazyAttention` [B, h, m, m]; padding is behind the lengths, also where the model
-            had it in front.
+            had it in front. A text without a token has a length of 1, and no numbers.
     """
 
     index: int
@@ -66,11 +66,13 @@ class LazyLayer:
         Metrics that ask what a learned sink takes get it from the layer, as those of a layer with maps do.
 
         Raises:
-            ValueError: in cross attention, of a metric that asks where queries stand among the keys, or that
-                takes square maps only; and as `attnscope.measure`.
+            ValueError: for a text without a token; in cross attention, of a metric that asks where queries
+                stand among the keys, or that takes square maps only; and as `attnscope.measure`.
         """
         if isinstance(metrics, Iterator):
             metrics = list(metrics)  # they are looked at twice
+        if empty := (self.lengths == 0).nonzero().flatten().tolist():
+            raise ValueError(f"measure: text {empty[0]} of the batch has no token; leave it out")
         if self.cross:
             self._refuse_metrics_of_places(metrics, options)
         if self.sink_logits is not None and "sink_mass" in options_taken(metrics) - options.keys():

@@ -11,8 +11,9 @@ of size n² is allocated.
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope._warn import warn
 from attnscope.capture import module_tracing
 from attnscope.capture.implementation import configs, implementation
 from attnscope.capture.interface import INERT
@@ -29,8 +31,10 @@ from attnscope.capture.preflight import check_not_refused
 from attnscope.capture.preservation import EvaluationMode, preserved, preserved_run, remember
 from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.stream import Stream
+from attnscope.capture.visibility import visible_entries
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
-from attnscope.models.architecture import is_cross, name_pattern
+from attnscope.models.architecture import is_cross, name_pattern, named_modules
+from attnscope.models.layer_numbers import LayerNumbers
 
 NAME = "attnscope_lazy"
 #: Arguments of an attention function that change scores and are understood.
@@ -104,6 +108,7 @@ class LazyRecording:
         self.output = None
         stream: Any = Stream()
         collector = _Collector(self._model, stream.emit, self._layers, self._heads, self._precision)
+        collector.token_mask = _token_mask(self._model, inputs)
         self.depths = collector.depths
 
         def work() -> None:
@@ -120,6 +125,14 @@ class LazyRecording:
                 f"capture: {self._name} did not call its attention through transformers' interface, so its "
                 "queries and keys were not seen; capture it without lazy=True"
             )
+        if missing := collector.watch.missing(collector.captured):
+            stacks = ", ".join(dict.fromkeys(map(name_pattern, missing)))
+            warn(
+                f"capture: {self._name}: the attention of {stacks} is missing, which did not go through "
+                "transformers' interface; capture(model) without lazy=True may give its maps",
+                UserWarning,
+            )
+        collector.check_layers(self._name)
 
 
 def modules_without_queries(model: nn.Module, inputs: Mapping[str, Any]) -> list[str] | None:
@@ -136,13 +149,12 @@ def modules_without_queries(model: nn.Module, inputs: Mapping[str, Any]) -> list
     check_not_refused(model)
     register()
     collector = _Collector(model, lambda layer: None, None, None, None)
-    watch = SoftmaxWatch(collector.names, visible=False)
     arguments = dict(inputs)
     if module_tracing.takes(model, "use_cache"):
         arguments.setdefault("use_cache", False)
     mode, token = EvaluationMode(model), _COLLECTOR.set(collector)
     try:
-        with preserved(model) as effects, torch.no_grad(), implementation(model, NAME), watch:
+        with preserved(model) as effects, torch.no_grad(), implementation(model, NAME), collector.watch:
             model(**arguments)
     finally:
         _COLLECTOR.reset(token)
@@ -150,7 +162,7 @@ def modules_without_queries(model: nn.Module, inputs: Mapping[str, Any]) -> list
     remember(model, effects)
     if not collector.seen or collector.has_cross or effects.settings:
         return None
-    return watch.missing(collector.captured)
+    return collector.watch.missing(collector.captured)
 
 
 class _Collector:
@@ -164,40 +176,76 @@ class _Collector:
         heads: Sequence[int] | None,
         precision: str | None,
     ) -> None:
-        self.names = {id(module): name for name, module in model.named_modules()}
+        self.modules = named_modules(model)
+        self.names = {id(module): name for name, module in self.modules.items()}
+        self.numbers = LayerNumbers(model, self.modules)
+        self.watch = SoftmaxWatch(self.names, visible=False)
+        self.indices: dict[str, set[int]] = {}
         self.emit = emit
         self.precision = precision
         self.rules = MaskRules()
         self.seen = 0
         self.captured: set[str] = set()
         self.has_cross = False
+        self.token_mask: Tensor | None = None
         self.pulse: Any = None
         self._layers = layers
         self._heads = heads
         self.depths: dict[str, int] = {}
-        self._places: dict[str, int] = {}
-        self._calls: dict[str, int] = {}
+        self._last: tuple[weakref.ref[Tensor], ...] = (weakref.ref(Tensor()),)
 
-    def listening(self) -> Any:
-        """Return a context without hooks: the attention function is all that listens."""
-        return nullcontext()
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Count the runs of shared blocks, and note the softmaxes that run outside of the interface."""
+        from transformers import PreTrainedModel
 
-    def take(self, module: nn.Module, attention: LazyAttention, real: Tensor) -> None:
-        """Hand over a layer, if it is among those asked for."""
+        def counting(count: Callable[[str], None], name: str) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                if _COLLECTOR.get() is self:
+                    count(name)
+
+            return hook
+
+        with ExitStack() as hooks:
+            hooks.enter_context(self.watch)
+            for name in self.numbers.single:
+                enter = counting(self.numbers.enter_block, name)
+                hooks.enter_context(self.modules[name].register_forward_pre_hook(enter))
+            for name, module in self.modules.items():
+                if isinstance(module, PreTrainedModel) or not name:
+                    enter = counting(self.numbers.enter_model, name)
+                    hooks.enter_context(module.register_forward_pre_hook(enter))
+            yield
+
+    def check_layers(self, model: str) -> None:
+        """Raise for layers that were asked for and that no stack has, after a pass."""
+        for layer in self._layers or ():
+            if not any(layer in {n, n - self.depths[s]} for s, has in self.indices.items() for n in has):
+                having = sorted(set().union(*self.indices.values()))
+                raise ValueError(f"capture: layer {layer} of {model} has no attention; layers {having} have")
+
+    def take(
+        self, module: nn.Module, attention: LazyAttention, real: Tensor, states: tuple[Tensor, Tensor]
+    ) -> None:
+        """Hand over a layer, if it is among those asked for.
+
+        A module that multiplies one map with its values in parts calls its attention with the same queries
+        and keys again, `states`, which is no further layer.
+        """
         self.seen += 1
         name = self.names[id(module)]
         self.captured.add(name)
+        if all(last() is tensor for last, tensor in zip(self._last, states, strict=False)):
+            return
+        self._last = tuple(weakref.ref(tensor) for tensor in states)
         self.has_cross |= is_cross(module, name)
         stack = name_pattern(name)
-        index = self._number(name, stack)
-        self.depths.setdefault(stack, self._depth(stack))
-        call = self._calls.get(name, 0)
-        self._calls[name] = call + 1
-        if (
-            self._layers is not None
-            and index not in self._layers
-            and index - self._depth(stack) not in self._layers
-        ):
+        index, call = self.numbers.next(name)
+        if stack not in self.depths:
+            self.depths[stack] = self.numbers.total(name)
+        self.depths[stack] = max(self.depths[stack], index + 1)
+        self.indices.setdefault(stack, set()).add(index)
+        if self._layers is not None and not {index, index - self.depths[stack]} & set(self._layers):
             return
         heads = tuple(module_tracing.resolve_indices(self._heads, attention.heads, f"heads of {stack}"))
         if self._heads is not None:
@@ -214,24 +262,12 @@ class _Collector:
             )
         )
 
-    def _depth(self, stack: str) -> int:
-        """Return the number of modules of a stack."""
-        return sum(name_pattern(name) == stack for name in self.names.values())
 
-    def _number(self, name: str, stack: str) -> int:
-        """Return the number of a module in its stack: the first in the names that differs."""
-        if stack not in self._places:
-            numbers = [_numbers_in(other) for other in self.names.values() if name_pattern(other) == stack]
-            varying = [
-                place for place, column in enumerate(zip(*numbers, strict=True)) if len(set(column)) > 1
-            ]
-            self._places[stack] = varying[0] if varying else 0
-        numbers_of_name = _numbers_in(name)
-        return numbers_of_name[self._places[stack]] if numbers_of_name else 0
-
-
-def _numbers_in(name: str) -> list[int]:
-    return [int(part) for part in name.split(".") if part.isdigit()]
+def _token_mask(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor | None:
+    """Return the mask [B, n] of the only tokens that a model reads, None where it reads others too."""
+    mask = inputs.get("attention_mask")
+    has_decoder = module_tracing.takes(model, "decoder_input_ids")
+    return mask if isinstance(mask, Tensor) and mask.ndim == 2 and not has_decoder else None
 
 
 _COLLECTOR: ContextVar[_Collector | None] = ContextVar("lazy capture", default=None)
@@ -284,11 +320,15 @@ def attention_function(
             f"{unknown}"
         )
     scores = {name: options.get(name) for name in ("softcap", "s_aux", "position_bias")}
-    rule, dense = _visible(collector, module, query, key, attention_mask, options.get("is_causal"))
     cross = is_cross(module, collector.names[id(module)])
+    tokens = None if cross else collector.token_mask
+    rule, dense = _visible(
+        collector.rules, tokens, module, query, key, attention_mask, options.get("is_causal")
+    )
     if cross:
         rule = replace(rule, causal=False, window=None)
-    attention, real, order = _lazy(query, key, scaling, rule, dense, scores, collector.precision, cross=cross)
+    apart = cross or query.shape[2] != key.shape[2]
+    attention, real, order = _lazy(query, key, scaling, rule, dense, scores, collector.precision, apart=apart)
     # queries of causal attention see none of the padding behind their text
     is_plain = rule.window is None and all(argument is None for argument in scores.values())
     if is_plain and (rule.is_dense or not rule.causal or order is None):
@@ -297,31 +337,55 @@ def attention_function(
         plain = {"is_causal": rule.causal and query.shape[2] > 1, "dropout": 0.0}
         output, _ = sdpa_attention_forward(module, query, key, value, dense, scaling=scaling, **plain)
     else:
-        output = _multiply(attention, value, order, cross=cross)
-    collector.take(module, attention, real)
+        output = _multiply(attention, value, order, apart=apart)
+    collector.take(module, attention, real, (query, key))
     return output, None
 
 
 def _visible(
-    collector: _Collector,
+    rules: MaskRules,
+    tokens: Tensor | None,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     mask: Tensor | None,
     is_causal: bool | None,
 ) -> tuple[MaskRule, Tensor | None]:
-    """Return the rule of who sees whom, and the mask where it is no rule."""
+    """Return the rule of who sees whom, and the mask where it is no rule.
+
+    Args:
+        tokens: the mask of the tokens [batch, n], where the keys are these.
+    """
     if mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         return MaskRule(bool(causal) and query.shape[2] > 1, None, None), None
-    if rule := collector.rules.find(mask):
+    if rule := rules.find(mask):
         return rule, mask if rule.is_dense else None
     if mask.ndim != 4:
         raise NotImplementedError(
             f"capture: {type(module).__name__} passes its attention a mask of {mask.ndim} axes, "
             f"{tuple(mask.shape)}, which lazy capture does not understand"
         )
-    return MaskRule(False, None, None), mask[..., : key.shape[2]]
+    dense = mask[..., : key.shape[2]]
+    return MaskRule(False, None, _real_under(dense, tokens, query.shape[0]), is_dense=True), dense
+
+
+def _real_under(mask: Tensor, tokens: Tensor | None, batch: int) -> Tensor | None:
+    """Return which keys are no padding under a mask that is no rule, bool [batch, k], None if all are.
+
+    They are those of the mask of the tokens where it hides its padding from all of them, else those that any
+    query sees.
+    """
+    visible = visible_entries(mask)
+    real = None
+    if tokens is not None and tokens.shape == (batch, mask.shape[-1]):
+        given = tokens.to(mask.device, torch.bool)
+        rows = given[:, -mask.shape[2] :, None] if mask.shape[2] > 1 else given.any(1)[:, None, None]
+        is_seen = visible.any(1) & rows & ~given[:, None]
+        real = None if bool(is_seen.any()) else given
+    if real is None:
+        real = visible.flatten(1, 2).any(1).expand(batch, -1)
+    return None if bool(real.all()) else real.cpu()
 
 
 def _lazy(
@@ -333,20 +397,17 @@ def _lazy(
     scores: dict[str, Any],
     precision: str | None,
     *,
-    cross: bool,
+    apart: bool,
 ) -> tuple[LazyAttention, Tensor, Tensor | None]:
     """Return the attention, which keys are real, and the order that brings them to the front, if any.
 
-    The queries of cross attention stay where they are: they are tokens of another text, which have no place
-    among the keys and no part in their padding.
+    Queries that are `apart` from the keys stay where they are: those of cross attention are tokens of another
+    text, those of a text's last tokens fewer than its keys, and neither has part in the padding of the keys.
     """
     options: dict[str, Any] = {"scaling": scaling, "causal": rule.causal, "window": rule.window}
-    bias = scores["position_bias"]
-    if dense is not None:
-        if dense.dtype == torch.bool:
-            options["mask"] = dense
-        else:
-            bias = dense if bias is None else dense + bias
+    mask, bias = _visible_and_added(dense, scores["position_bias"])
+    if mask is not None:
+        options["mask"] = mask
     sinks = scores["s_aux"]
     options |= {
         "bias": bias,
@@ -357,7 +418,7 @@ def _lazy(
     order, real = None, rule.real
     if real is None:
         real = torch.ones(query.shape[0], key.shape[2], dtype=torch.bool, device="cpu")
-    elif cross:
+    elif apart:
         order = (~real).long().argsort(dim=-1, stable=True)
         key = _gather(key, order)
         for name in ("mask", "bias"):
@@ -377,6 +438,27 @@ def _lazy(
                 if isinstance(options.get(name), Tensor):
                     options[name] = _gather_pairs(options[name], order)
     return LazyAttention(query.detach(), key.detach(), **options), real, order
+
+
+def _visible_and_added(*terms: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the entries that masks and biases leave visible, and the sum of what they add to those.
+
+    None stands for all entries, and for nothing. A hidden entry is no key that is seen with little weight:
+    metrics ask which keys a query sees.
+    """
+    mask, added = None, None
+    for term in terms:
+        if term is None:
+            continue
+        visible = visible_entries(term)
+        if hides := not bool(visible.all()):
+            mask = visible if mask is None else mask & visible
+        if term.dtype == torch.bool:
+            continue
+        bias = term.masked_fill(~visible, 0.0) if hides else term
+        if bool(bias.any()):
+            added = bias if added is None else added + bias
+    return mask, added
 
 
 def _require_runs(real: Tensor, rule: MaskRule) -> None:
@@ -408,13 +490,13 @@ def _gather_pairs(maps: Tensor, order: Tensor) -> Tensor:
     return rows.gather(3, place[:, :, None].expand(-1, maps.shape[1], n, -1))
 
 
-def _multiply(attention: LazyAttention, value: Tensor, order: Tensor | None, *, cross: bool) -> Tensor:
+def _multiply(attention: LazyAttention, value: Tensor, order: Tensor | None, *, apart: bool) -> Tensor:
     """Return the output of the attention, [batch, tokens, heads, d], 0 for padding; keys are in an order."""
     states = value.detach() if order is None else _gather(value.detach(), order)
     group = attention.heads // value.shape[1]
     states = states.cpu().repeat_interleave(group, 1)
     output = (attention @ states).nan_to_num(0.0)
-    if order is not None and not cross:
+    if order is not None and not apart:
         place = order.argsort(dim=-1)
         output = _gather(output, place)
     return output.transpose(1, 2).to(value.device, value.dtype).contiguous()

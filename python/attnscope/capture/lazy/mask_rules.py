@@ -3,17 +3,20 @@
 
 transformers describes a mask by a function of query and key numbers before anything of size n² exists. Where
 that function is causal, a window or everything, the rule takes its place and the model gets a tensor
-of one entry, expanded to the shape of the mask, by which its attention finds the rule again.
+of one entry, expanded to the shape of the mask, by which its attention finds the rule again. A model that
+computes with its mask, as those do that join it to another, computes with the mask itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from attnscope.metrics.lazy.arguments import Window
 
@@ -37,6 +40,46 @@ class MaskRule:
     is_dense: bool = False
 
 
+class StandIn(Tensor):
+    """One entry in the place of a mask, expanded to its shape; views of it stand in for views of the mask.
+
+    Any other function gets the mask.
+
+    Attributes:
+        mask: makes the mask.
+    """
+
+    mask: Callable[[], Tensor]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Compute a view of the stand-in, or the function of the mask."""
+        del types
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+            if not isinstance(result, Tensor):
+                return result  # a shape, a type, a device
+            first = args[0] if args else None
+            if isinstance(first, StandIn) and _memory(result) == _memory(first):
+                view = result.as_subclass(cls)
+                view.mask = lambda: _with_masks(func, args, kwargs)
+                return view
+            return _with_masks(func, args, kwargs)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _with_masks(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Return a function of arguments with masks in the place of their stand-ins."""
+    args, kwargs = tree_map_only(StandIn, lambda stand_in: stand_in.mask(), (args, dict(kwargs)))
+    return func(*args, **kwargs)
+
+
 class MaskRules:
     """The rules of one forward pass, found by the memory of the tensors that stand for them."""
 
@@ -45,31 +88,37 @@ class MaskRules:
 
     def find(self, mask: Tensor) -> MaskRule | None:
         """Return the rule that a tensor stands for, None for any other mask."""
-        entry = self._rules.get(mask.untyped_storage().data_ptr())
+        entry = self._rules.get(_memory(mask))
         return None if entry is None else entry[1]
 
     def make(self, **description: Any) -> Tensor | None:
         """Return a stand-in for the mask that transformers describes, or the mask itself without a rule."""
         from transformers.masking_utils import sdpa_mask
 
-        rule = _rule_of(description)
-        if rule is None:
+        @functools.cache
+        def dense() -> Tensor:
             # A mask that is left out would be read as causal.
             kept = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
             mask: Tensor = sdpa_mask(**{**description, **kept})
-            dense = MaskRule(False, None, _real_keys(description), is_dense=True)
-            self._rules[mask.untyped_storage().data_ptr()] = (mask, dense)
+            seen = MaskRule(False, None, _real_keys(description), is_dense=True)
+            self._rules[_memory(mask)] = (mask, seen)
             return mask
+
+        rule = _rule_of(description)
+        if rule is None:
+            return dense()
         device = description.get("device", "cpu")
         marker = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-        self._rules[marker.untyped_storage().data_ptr()] = (marker, rule)
+        self._rules[_memory(marker)] = (marker, rule)
         shape = (
             int(description["batch_size"]),
             1,
             int(description["q_length"]),
             int(description["kv_length"]),
         )
-        return marker.expand(shape)
+        stand_in = marker.expand(shape).as_subclass(StandIn)
+        stand_in.mask = dense
+        return stand_in
 
 
 def _rule_of(description: dict[str, Any]) -> MaskRule | None:

@@ -101,8 +101,13 @@ class GeneratedRows:
                 "assembled: no step was kept; loop over recording.generate(...) first, with 'attention' "
                 "among the captured sites"
             )
+        texts = max(len(step.attention) for rows in self._rows.values() for step in rows)
         for rows in self._rows.values():
-            yield assemble(rows, self.beams, self._prompt_tokens)
+            if len(rows[0].attention) < texts:  # an encoder reads each text once, whatever its answers
+                sequences = texts if self.beams is None else len(self.beams)
+                yield assemble([_repeated(step, sequences) for step in rows])
+            else:
+                yield assemble(rows, self.beams, self._prompt_tokens)
 
 
 def assemble(rows: Sequence[StepRows], beams: Tensor | None = None, prompt_tokens: int = 0) -> Layer:
@@ -117,13 +122,14 @@ def assemble(rows: Sequence[StepRows], beams: Tensor | None = None, prompt_token
         RuntimeError: a step that goes back, or whose keys are not those of the steps before it.
     """
     first = rows[0].layer
+    if len(rows) > 1 and rows[-1].attention.shape[-2] == rows[-2].attention.shape[-2] + 1:
+        # without a cache every step computes all rows again
+        rows = [rows[0], *map(_last_query, rows[1:])]
     if beams is not None:
         rows = [_follow(step, at, beams) for at, step in enumerate(rows) if at < beams.shape[1]]
     prompt = _prompt_size(rows, prompt_tokens)
     if first.cross:
         return _stack_rows(rows, prompt)
-    if rows[-1].attention.shape[-2] == rows[-1].attention.shape[-1]:
-        rows = rows[-1:]  # without a cache every step computes all rows again
     total = sum(step.attention.shape[-2] for step in rows)
     batch, heads = rows[0].attention.shape[:2]
     mask_heads = max(1 if step.mask is None else step.mask.shape[1] for step in rows)
@@ -187,6 +193,24 @@ def _stack_rows(rows: Sequence[StepRows], prompt: int | None) -> Layer:
     maps = torch.cat([step.attention for step in rows], -2)
     starts = None if prompt is None else torch.full((len(maps),), prompt, device="cpu")
     return _layer_of(rows[0].layer, maps, rows[0].valid, None, starts)
+
+
+def _last_query(step: StepRows) -> StepRows:
+    """Return the row of a step's last query."""
+    mask = step.mask
+    if mask is not None and mask.ndim == 4 and mask.shape[2] > 1:
+        mask = mask[:, :, -1:]
+    return StepRows(step.layer, step.attention[:, :, -1:], step.valid, mask)
+
+
+def _repeated(step: StepRows, sequences: int) -> StepRows:
+    """Return the rows of the texts for each of their sequences, which lie next to each other."""
+    times = sequences // len(step.attention)
+    mask = step.mask
+    if mask is not None and len(mask) > 1:
+        mask = mask.repeat_interleave(times, 0)
+    attention = step.attention.repeat_interleave(times, 0)
+    return StepRows(step.layer, attention, step.valid.repeat_interleave(times, 0), mask)
 
 
 def _follow(step: StepRows, at: int, beams: Tensor) -> StepRows:

@@ -132,7 +132,7 @@ def measure_rectangles(
         options: the caller's.
         option_names: names of the options that the metrics take.
     """
-    part = rectangles_of(layer)
+    part = rectangles_of(layer, layer.query_valid)
     seen = part.seen.options(option_names - options.keys())
     if part.cross and seen.get("support") == "causal":
         seen["support"] = "full"

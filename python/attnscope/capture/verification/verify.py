@@ -228,12 +228,13 @@ def _eager_maps(model: nn.Module, inputs: dict[str, Any]) -> Iterator[Tensor]:
 
 def _gap(layer: Layer, eager: Tensor) -> float:
     """Return the largest gap at real queries; some eager maps leave a learned sink out."""
-    maps = layer.tensors["attention"].double()
+    maps, eager = layer.tensors["attention"].double(), eager.double()
     real = torch.ones_like(maps, dtype=torch.bool)
     if maps.shape[-1] == maps.shape[-2] and not layer.cross:
         real = layer.valid[:, None, :, None].expand_as(maps)
     rescaled = maps / maps.sum(-1, keepdim=True).clamp_min(1e-30)
-    gaps = [(candidate - eager.double())[real].abs().nan_to_num() for candidate in (maps, rescaled)]
+    compared = real & ~eager.isnan()  # in float64 padding makes NaN of eager attention
+    gaps = [(candidate - eager)[compared].abs().nan_to_num(nan=torch.inf) for candidate in (maps, rescaled)]
     return min(float(gap.max()) if gap.numel() else 0.0 for gap in gaps)
 
 
@@ -246,7 +247,8 @@ def _check_output(model: nn.Module, output: Any, inputs: dict[str, Any]) -> Mode
     tensors = [preflight._output_tensor(value, inputs) for value in (output, usual)]
     if tensors[0] is None or tensors[1] is None or tensors[0].shape != tensors[1].shape:
         return ModelCheck("output", True, "not compared: no tensor of numbers comes first in it")
-    gap = (tensors[0] - tensors[1]).abs().nan_to_num()
+    defined = ~tensors[1].isnan()
+    gap = (tensors[0] - tensors[1])[defined].abs().nan_to_num(nan=torch.inf)  # no number in the place of one
     scale = max(1.0, float(tensors[1].abs().nan_to_num().max()))
     largest = float(gap.max()) if gap.numel() else 0.0
     ok = largest <= 10 * _tolerance(model) * scale

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: MIT
+"""Lazy capture of models that compute with masks, share blocks, or keep some of their attention apart."""
+
+import pytest
+import torch
+import transformers
+
+import attnscope as asc
+from attnscope.capture.lazy.mask_rules import MaskRules, StandIn
+
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+T5 = {"vocab_size": 64, "d_model": 32, "d_ff": 32, "d_kv": 8, "num_heads": 4}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "num_hidden_layers": 3, "pad_token_id": 0}
+BIRD = {
+    "vocab_size": 64,
+    "d_model": 32,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+}
+HYBRID = {
+    **GROUPED,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+}
+HYBRID |= {"num_hidden_layers": 5, "use_mamba_kernels": False, "mamba_d_state": 4, "mamba_dt_rank": 4}
+MODELS = {
+    "computes with its mask": ("DogeForCausalLM", "DogeConfig", {**GROUPED, "head_dim": 8}),
+    "inverts its mask": (
+        "SwitchTransformersEncoderModel",
+        "SwitchTransformersConfig",
+        {**T5, "num_layers": 2},
+    ),
+    "multiplies its values in parts": ("DiffLlamaForCausalLM", "DiffLlamaConfig", GROUPED),
+    "shared blocks": ("AlbertModel", "AlbertConfig", {**SMALL, "embedding_size": 16, "num_hidden_layers": 3}),
+    "attention between others": ("JambaForCausalLM", "JambaConfig", HYBRID),
+    "plain": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
+    "sparse encoder": ("BigBirdPegasusForConditionalGeneration", "BigBirdPegasusConfig", BIRD),
+}
+#: Two attention functions in float32, through three layers with sharp maps.
+TOLERANCE = 1e-3
+METRICS = {"entropy": {"metric": "attention_entropy", "normalized": True}, "sink_share": {}}
+
+
+def build(name):
+    model, config, options = MODELS[name]
+    if not hasattr(transformers, model):
+        pytest.skip(f"this transformers has no {model}")
+    torch.manual_seed(0)
+    built = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
+    with torch.no_grad():
+        for parameter in built.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(3.0)
+    return built
+
+
+def inputs_of(padding):
+    ids = torch.randint(3, 60, (2, 20), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    hidden = {"none": slice(0), "behind": slice(13, 20), "in front": slice(0, 7), "inside": slice(5, 9)}
+    mask[1, hidden[padding]] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def captured(model, inputs, **options):
+    with asc.capture(model, **options) as recording:
+        return list(recording.run(**inputs))
+
+
+def keys_of(layers):
+    return [(layer.stack, layer.index, layer.call) for layer in layers]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("padding", ["none", "behind", "in front", "inside"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "sparse encoder"])
+def test_layers_are_those_of_the_ordinary_capture(name, padding):
+    """Numbers, padding, maps and metrics of both ways."""
+    model, inputs = build(name), inputs_of(padding)
+    expected, layers = captured(model, inputs), captured(model, inputs, lazy=True, precision="exact")
+    assert keys_of(layers) == keys_of(expected)
+    for layer, other in zip(layers, expected, strict=True):
+        assert torch.equal(layer.valid, other.valid)
+        dense, maps = layer.attention.dense(), other.matrices().double()
+        for text, length in enumerate(layer.lengths.tolist()):
+            ours, theirs = (m[text, :, :length, :length] for m in (dense, maps))
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+        results, others = layer.measure(METRICS), other.measure(METRICS)
+        for label in METRICS:
+            torch.testing.assert_close(results[label], others[label], rtol=0, atol=TOLERANCE, equal_nan=True)
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("padding", ["none", "behind", "in front"])
+def test_a_mask_of_pairs_says_what_is_visible(padding, added):
+    """Keys that a mask hides are none that a query could have looked at, whether it is boolean or added."""
+    model, inputs = build("plain"), inputs_of(padding)
+    real = inputs.pop("attention_mask").bool()
+    mask = torch.ones(20, 20).tril().bool() & real[:, None, None] & real[:, None, :, None]
+    if added:
+        mask = torch.zeros(mask.shape, dtype=torch.float32).masked_fill_(
+            ~mask, torch.finfo(torch.float32).min
+        )
+    inputs["attention_mask"] = mask
+    expected, layers = captured(model, inputs), captured(model, inputs, lazy=True)
+    for layer, other in zip(layers, expected, strict=True):
+        assert torch.equal(layer.lengths, other.lengths)
+        results, others = layer.measure(METRICS), other.measure(METRICS)
+        for label in METRICS:
+            torch.testing.assert_close(results[label], others[label], rtol=0, atol=TOLERANCE, equal_nan=True)
+
+
+def test_a_function_of_a_stand_in_is_that_of_the_mask():
+    from transformers.masking_utils import causal_mask_function
+
+    stand_in = MaskRules().make(
+        batch_size=1, q_length=4, kv_length=4, mask_function=causal_mask_function, device="cpu"
+    )
+    causal = torch.ones(4, 4).tril().bool()[None, None]
+    assert isinstance(stand_in[..., 1:], StandIn)
+    assert stand_in.shape == causal.shape
+    assert torch.equal(torch.where(stand_in[..., 1:], 0.0, -1.0), torch.where(causal[..., 1:], 0.0, -1.0))
+    assert torch.equal(torch.cat((causal, stand_in), -1), torch.cat((causal, causal), -1))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"), [("shared blocks", [0, 1, 2]), ("attention between others", [1, 3])]
+)
+def test_layers_are_chosen_by_the_numbers_of_the_ordinary_capture(name, layers):
+    model, inputs = build(name), inputs_of("none")
+    for chosen in ([layers[-1]], [-1], [layers[0], -1]):
+        expected = captured(model, inputs, layers=chosen)
+        assert keys_of(captured(model, inputs, layers=chosen, lazy=True)) == keys_of(expected)
+    with pytest.raises(ValueError, match=r"layer 7 of \w+ has no attention; layers \[" + str(layers)[1:-1]):
+        captured(model, inputs, layers=[7], lazy=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["multiplies its values in parts", "shared blocks", "computes with its mask"]
+)
+def test_an_analysis_from_queries_and_keys_is_that_of_maps(name):
+    model, inputs = build(name), inputs_of("behind")
+    of_states = asc.analyze(model, inputs, ["attention_entropy"], layers=[0], precision="exact")
+    assert of_states.provenance["attention"] == "queries and keys"
+    of_maps = asc.analyze(model, inputs, ["attention_entropy"], layers=[0], queries=slice(None))
+    assert of_maps.provenance["attention"] == "maps"
+    tables = [
+        results["heads"][["sample", "layer", "head", "entropy"]].values for results in (of_states, of_maps)
+    ]
+    torch.testing.assert_close(
+        *(torch.tensor(table.astype(float)) for table in tables), rtol=0, atol=TOLERANCE
+    )
+
+
+def test_attention_that_keeps_its_queries_is_named():
+    inputs = {**inputs_of("none"), "decoder_input_ids": torch.arange(3, 9).expand(2, 6)}
+    with pytest.warns(UserWarning, match=r"attention of model.encoder.layers.\*.self_attn is missing"):
+        layers = captured(build("sparse encoder"), inputs, lazy=True)
+    assert {layer.stack.split(".")[1] for layer in layers} == {"decoder"}
+
+
+def test_a_text_without_a_token_has_no_numbers():
+    inputs = inputs_of("none")
+    inputs["attention_mask"][1] = 0
+    for options in ({}, {"lazy": True}):
+        with pytest.raises(ValueError, match="got 0|text 1 of the batch has no token"):
+            captured(build("plain"), inputs, **options)[0].measure("attention_entropy")
