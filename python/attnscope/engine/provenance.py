@@ -93,10 +93,12 @@ def read_provenance(folder: Path) -> dict[str, Any]:
         return {}
     try:
         facts = read_json(file)
+        if not isinstance(facts, dict):
+            raise DocumentError(f"expected keys and values, got {type(facts).__name__}")
         check_provenance(facts)
     except (DocumentError, OSError) as error:
         raise ResultsError(f"{file} is damaged: {error}") from error
-    return facts if isinstance(facts, dict) else {}
+    return facts
 
 
 def cpu_name() -> str:

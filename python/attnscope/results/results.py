@@ -421,7 +421,9 @@ def load(path: str | Path) -> Results:
     for name, read in (("study.yaml", read_yaml), ("provenance.json", read_json)):
         file = folder / name
         try:
-            content = (read(file) or {}) if os.path.lexists(file) else {}
+            content = read(file) if os.path.lexists(file) else {}
+            if content is None and name == "study.yaml":
+                content = {}  # an empty file
             if not isinstance(content, dict):
                 raise DocumentError(f"expected keys and values, got {type(content).__name__}")
             if name == "provenance.json":
