@@ -74,8 +74,8 @@ def within(panel: Panel, options: LikelihoodOptions, seed: int) -> Iterator[Row]
 def z_of(r: Array, distinct: Array, units: Array) -> Array:
     """Return the sum of the correlations in units of its spread under permutation.
 
-    The variance of a text's is 1/(k − 1). Equal texts are one, of their mean correlation, which varies no more
-    than that of one of them.
+    The variance of a text's is 1/(k − 1). Equal texts are one, of their mean correlation, which varies no
+    more than that of one of them.
     """
     with np.errstate(invalid="ignore"):
         deviate: Array = np.nansum(by_unit(r, units), -1) / _spread(np.isfinite(r), distinct, units)
