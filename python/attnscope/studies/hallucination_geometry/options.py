@@ -171,9 +171,8 @@ class HallucinationOptions(Options):
         except ValueError as error:
             raise ValueError(f"{error}; a brace of the text is doubled, got {value!r}") from None
         if others := sorted(places - {"question"}):
-            raise ValueError(
-                f"nothing but {{question}} is filled in, and a brace of the text is doubled, got {{{others[0]}}}"
-            )
+            got = f"got {{{others[0]}}}"
+            raise ValueError(f"nothing but {{question}} is filled in, a brace of the text is doubled, {got}")
         return value
 
     @model_validator(mode="after")
