@@ -159,13 +159,15 @@ def by_group(
             yield keys, group, texts.loc[wide.index], wide
 
 
-def every_head(wide: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns of a number by layer and head, NaN for the heads that a layer does not have.
+def every_head(wide: pd.DataFrame, number: str) -> pd.DataFrame:
+    """Return the columns of a number of `by_group` by layer and head, NaN for the heads that a layer does not have.
 
     A model may have fewer heads in some layers.
     """
-    axes = [np.unique(wide.columns.get_level_values(name)) for name in ("layer", "head")]
-    return wide.reindex(columns=pd.MultiIndex.from_product(axes, names=["layer", "head"]))
+    values = pd.DataFrame(wide[number])
+    axes = [np.unique(values.columns.get_level_values(name)) for name in ("layer", "head")]
+    columns = pd.MultiIndex.from_product(axes, names=["layer", "head"])
+    return pd.DataFrame(values.reindex(columns=columns))
 
 
 def classify_heads(results: Results) -> Iterator[HeadSinks]:
@@ -177,7 +179,7 @@ def classify_heads(results: Results) -> Iterator[HeadSinks]:
         ours = where(sums, **keys) if len(sums) else sums
         ours = ours if group == "all" else where(ours, group=group)
         stored_heads = wide[numbers[0]].columns
-        places, counts = (every_head(wide[name]) for name in numbers)
+        places, counts = (every_head(wide, name) for name in numbers)
         layers, heads = (sorted(places.columns.unique(level=name)) for name in ("layer", "head"))
         shape = (len(wide), len(layers), len(heads))
         short = int((texts["n_tokens"] < POOLED_BELOW).sum())

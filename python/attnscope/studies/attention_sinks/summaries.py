@@ -110,7 +110,7 @@ def frames(
         counts |= {"share_with_sink": sinks.share}
         add(keys, heads.texts, sinks.positions, sinks.frames or _NO_FRAME, **counts)
     for keys, group, texts, wide in by_group(results, "ruscio2025", ["sink_position"]):
-        wide = every_head(wide["sink_position"])
+        wide = every_head(wide, "sink_position")
         layers = wide.columns.get_level_values("layer").nunique()
         positions = wide.fillna(-1).to_numpy(np.int64).reshape(len(wide), layers, -1)
         if (positions >= 0).any():
