@@ -160,14 +160,15 @@ def by_group(
 
 
 def every_head(wide: pd.DataFrame, number: str) -> pd.DataFrame:
-    """Return the columns of a number of `by_group` by layer and head, NaN for the heads that a layer does not have.
+    """Return a number of `by_group` by layer and head, NaN for the heads that a layer does not have.
 
     A model may have fewer heads in some layers.
     """
     values = pd.DataFrame(wide[number])
     axes = [np.unique(values.columns.get_level_values(name)) for name in ("layer", "head")]
     columns = pd.MultiIndex.from_product(axes, names=["layer", "head"])
-    return pd.DataFrame(values.reindex(columns=columns))
+    every: pd.DataFrame = values.reindex(columns=columns)
+    return every
 
 
 def classify_heads(results: Results) -> Iterator[HeadSinks]:
