@@ -34,7 +34,7 @@ from attnscope.metrics.request import Metrics, metric_names, named_metric, reque
 from attnscope.metrics.selected_queries import is_mean_of_rows, rows_of
 from attnscope.metrics.signatures import options_of
 from attnscope.metrics.support import LayerSupport, measure_layer
-from attnscope.metrics.thresholds import THRESHOLDS, resolve_thresholds
+from attnscope.metrics.thresholds import THRESHOLDS, first_equal, resolve_thresholds
 from attnscope.results.schema import HEAD_KEYS
 from attnscope.study_api.forward import Batch, head_mean
 
@@ -304,9 +304,29 @@ def place(
         thresholds, graph_columns = _align_entries(graphs)
         spread = {key: np.repeat(values, len(thresholds)) for key, values in of_maps.items()}
         levels = np.concatenate([resolve_thresholds(thresholds, n) for n in lengths])
-        yield "graphs", {**keys, **spread, "threshold": levels, **graph_columns}
+        rows = _once_each(thresholds, lengths, {**spread, "threshold": levels}, graph_columns)
+        yield "graphs", {**keys, **rows}
     if vectors := values_by_table["vectors"]:
         yield "vectors", {**keys, **_entries_of_maps(vectors, of_maps, measured.size, batch)}
+
+
+def _once_each(
+    thresholds: Sequence[float | str], lengths: Any, keys: Mapping[str, Any], columns: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the rows of maps by thresholds, one of thresholds that are the same number for a map's length.
+
+    Metrics may have other thresholds, so that one of the rows holds what another lacks.
+    """
+    first = np.array([first_equal(thresholds, n) for n in lengths])
+    once = first == np.arange(len(thresholds))
+    if once.all():
+        return {**keys, **columns}
+    for at, place in np.argwhere(~once):
+        row, kept = at * len(thresholds) + place, at * len(thresholds) + first[at, place]
+        for values in columns.values():
+            if np.ma.getmaskarray(values)[kept]:
+                values[kept] = values[row]
+    return {name: np.ma.asanyarray(values)[once.ravel()] for name, values in {**keys, **columns}.items()}
 
 
 def _entries_of_maps(

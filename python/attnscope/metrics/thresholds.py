@@ -19,3 +19,13 @@ def resolve_thresholds(thresholds: Sequence[float | str], n: int) -> list[float]
         float(threshold.partition("/")[0]) / n if isinstance(threshold, str) else float(threshold)
         for threshold in thresholds
     ]
+
+
+def first_equal(thresholds: Sequence[float | str], n: int) -> list[int]:
+    """Return for each threshold the place of the first that is the same number for a map of n tokens.
+
+    >>> first_equal((0.5, 0.25, "2/n"), 8), first_equal((0.5, 0.25, "2/n"), 10)
+    ([0, 1, 1], [0, 1, 2])
+    """
+    levels = resolve_thresholds(thresholds, n)
+    return [levels.index(level) for level in levels]

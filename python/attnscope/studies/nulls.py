@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import LayerSupport, measure_layer
-from attnscope.metrics.thresholds import resolve_thresholds
+from attnscope.metrics.thresholds import first_equal, resolve_thresholds
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.supports import supports_of, uniform_over, visible_pairs
 from attnscope.study_api.tables import Column, Table
@@ -110,7 +110,11 @@ def write_baselines(
                 numbers = np.where(
                     measured.defined[quantity].numpy(), values.double().numpy(), np.nan
                 ).ravel()
-                at = resolve_thresholds(quantity.options["thresholds"], n) if quantity.axes else math.nan
+                at: Any = math.nan
+                if quantity.axes:
+                    thresholds = quantity.options["thresholds"]
+                    once = sorted(set(first_equal(thresholds, n)))
+                    at, numbers = np.array(resolve_thresholds(thresholds, n))[once], numbers[once]
                 keys = {**baseline_keys, "protocol": protocol, "metric": quantity.name, "threshold": at}
                 run.write("baselines", **keys, **nobody, value=numbers)
     controls = run.stored.variants()

@@ -94,8 +94,8 @@ def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text; only plain data, never an object of Python.
 
     Raises:
-        DocumentError: not YAML, nested more than `MAX_YAML_DEPTH` deep, or of more than `MAX_YAML_NODES`
-            nodes once its aliases are expanded.
+        DocumentError: not YAML, nested more than `MAX_YAML_DEPTH` deep, of more than `MAX_YAML_NODES` nodes
+            once its aliases are expanded, or with a key that is written twice.
     """
     import yaml
 
@@ -136,6 +136,19 @@ def _loader() -> Any:
                 raise DocumentError(f"nested more than {MAX_YAML_DEPTH} deep")
             node = super().compose_node(parent, index)
             self.depth -= 1
+            return node
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            """Compose keys and values; of a key that is written twice PyYAML would keep the last."""
+            node = super().compose_mapping_node(anchor)
+            written: set[tuple[str, str]] = set()
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                if (key.tag, key.value) in written:
+                    line = key.start_mark.line + 1
+                    raise DocumentError(f"the key {key.value!r:.100} is written twice, again in line {line}")
+                written.add((key.tag, key.value))
             return node
 
         def get_single_node(self) -> Any:

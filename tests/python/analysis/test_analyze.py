@@ -210,6 +210,24 @@ def test_every_metric_has_its_own_thresholds_and_name(llama):
     np.testing.assert_array_equal(rows_of_head["density"], [density[0], np.nan, density[1]])
 
 
+def test_thresholds_of_metrics_that_are_one_number_share_a_row(llama):
+    ids = text(llama, batch=1, n=10)["input_ids"]
+    metrics = {
+        "low": {"metric": "betti_numbers", "thresholds": [0.1, "2/n"]},
+        "graph_statistics": {"thresholds": [0.2, 0.3]},
+    }
+    results = asc.analyze(llama, ids, metrics)
+    graphs = results.table("graphs")
+    assert not graphs.duplicated(results.key_columns("graphs")).any()
+    rows_of_head = graphs[(graphs["layer"] == 1) & (graphs["head"] == 2)].set_index("threshold")
+    attention = eager_maps(llama, ids)[1][0, 2]
+    betti = asc.betti_numbers(attention, [0.1, 0.2])
+    density = asc.graph_statistics(attention, [0.2, 0.3]).density.tolist()
+    assert sorted(rows_of_head.index) == [0.1, 0.2, 0.3]
+    assert rows_of_head["low_0"].loc[[0.1, 0.2, 0.3]].tolist() == [*betti[:, 0].tolist(), pd.NA]
+    np.testing.assert_array_equal(rows_of_head["density"].loc[[0.1, 0.2, 0.3]], [np.nan, *density])
+
+
 def test_two_tokens_are_not_taken_for_two_dimensions(llama):
     metrics = ["bar_count", "attention_entropy", "singular_values"]
     results = asc.analyze(llama, text(llama, batch=1, n=2)["input_ids"], metrics, vectors=True)

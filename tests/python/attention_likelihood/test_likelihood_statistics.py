@@ -82,7 +82,7 @@ def test_the_family_wise_p_is_small_for_a_planted_layer_and_uniform_without():
     assert rows[1]["z"] > 5
     assert rows[1]["low"] < rows[1]["estimate"] < rows[1]["high"]
     assert all(rows[at]["p_adjusted"] >= rows[at]["p_value"] - 0.02 for at in (0, 2))
-    largest = associations.permuted(x, y, np.ones(x.shape, bool), 999, 0)
+    largest = associations.permuted(x, y, np.ones(x.shape, bool), np.arange(20), 999, 0)
     # one layer alone has |z| of a normal; the largest of three lies above
     assert 1.96 < np.quantile(largest, 0.95) < 2.7
 
@@ -128,13 +128,60 @@ def test_a_text_given_twice_is_one_unit():
     first, second = (
         next(associations.within(panel_of_texts, OPTIONS, 0)) for panel_of_texts in (once, twice)
     )
-    for name in ("estimate", "low", "high", "n"):
-        assert first[name] == pytest.approx(second[name])
+    for name in ("estimate", "low", "high", "n", "z", "p_value", "p_adjusted"):
+        assert first[name] == pytest.approx(second[name]), name
+    shares = np.concatenate([y, y], 1)[0]
+    (of_head,) = associations.of_heads(twice, shares[None], [0], [0])
+    assert (of_head["z"], of_head["n"]) == (pytest.approx(first["z"]), 10)
     first, second = (shifts.shifts(panel_of_texts, OPTIONS)[0] for panel_of_texts in (once, twice))
     assert (first["difference"], first["low"], first["n"]) == pytest.approx(
         (second["difference"], second["low"], second["n"])
     )
     assert by_unit(np.array([1.0, 3.0, 5.0]), np.array([0, 0, 2])).tolist() == [2.0, 5.0]
+
+
+def test_of_an_encoder_equal_texts_are_one_given_the_probability_at_the_position():
+    draw = np.random.default_rng(7)
+    x, y, own = draw.normal(size=(10, 5)), draw.normal(size=(1, 10, 5)), draw.random((10, 5))
+    once = panel(x, y)
+    twice = panel(np.vstack([x, x]), np.concatenate([y, y], 1), units=[*range(10), *range(10)])
+    once.words["own_probability"], twice.words["own_probability"] = own, np.vstack([own, own])
+    rows, rows_of_twice = (
+        list(associations.conditional_correlations(panel_of_texts, OPTIONS, 0))
+        for panel_of_texts in (once, twice)
+    )
+    for row, row_of_twice in zip(rows, rows_of_twice, strict=True):
+        for name in ("estimate", "low", "high", "p_value", "n"):
+            assert row[name] == pytest.approx(row_of_twice[name], nan_ok=True), name
+
+
+def test_a_text_without_a_correlation_has_no_part_in_the_law_of_the_largest():
+    draw = np.random.default_rng(8)
+    x, y = draw.normal(size=(8, 5)), draw.normal(size=(2, 8, 5))
+    constant = np.vstack([x, np.ones((24, 5))])
+    with_constant = np.concatenate([y, draw.normal(size=(2, 24, 5))], 1)
+    distinct = np.ones((32, 5), bool)
+    largest = associations.permuted(constant, with_constant, distinct, np.arange(32), 999, 0)
+    # |z| of a normal, the larger of two layers, not half of it
+    assert 1.9 < np.quantile(largest, 0.95) < 2.6
+
+
+def test_a_mode_is_less_likely_where_it_lowers_the_likelihood_of_the_texts_that_have_it():
+    """Texts without the mode say nothing of it, and a text given ten times says no more than once."""
+    x = np.array([[-9.0, -10.0], [-9.0, -10.0], [-9.0, -10.0], [-30.0, np.nan]])
+    assert shifts.less_likely(panel(x, np.zeros((1, 4, 2)))) == [1]
+    x = np.array([[-2.0, -6.0], [-2.0, -6.0], [-2.0, -3.0], *[[-2.0, -1.0]] * 10])
+    given_often = panel(x, np.zeros((1, 13, 2)), units=[0, 1, 2, *[3] * 10])
+    (row, *_) = shifts.shifts(given_often, OPTIONS)
+    assert row["log_likelihood_difference"] == -2.0
+    assert shifts.less_likely(given_often) == [1]
+
+
+def test_the_best_layer_is_not_chosen_on_a_text_that_it_is_reported_on():
+    x = np.tile(np.arange(4.0), (4, 1))
+    y = np.stack([np.stack([x[0], x[0], -x[0], -x[0]]), np.stack([x[0] * 0 + [0, 2, 1, 3]] * 4)])
+    row = shifts.best_layer(panel(x, y, units=[0, 0, 3, 3]))
+    assert (row["held_out_layer"], row["held_out_rho"], row["n"]) == (0, pytest.approx(-1.0), 2)
 
 
 def test_depth_is_the_last_third_less_the_first():

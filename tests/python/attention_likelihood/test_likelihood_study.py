@@ -393,3 +393,24 @@ def test_packaged_configurations_and_a_dry_run(folder, texts, tmp_path):
         assert study.protocols == ["exact", "ruscio2023"]
     notes = " ".join(dry_run(settings(folder, texts, tmp_path, nulls=["random_weights"])).notes)
     assert "6 measured passes over 12 texts, and 6 of each of 8 models with random weights" in notes
+
+
+def test_a_text_that_is_given_twice_exchanges_words_once_and_is_surveyed_once(folder, texts, tmp_path):
+    twice = tmp_path / "twice.txt"
+    twice.write_text(texts.read_text("utf-8") * 2, "utf-8")
+    once, doubled = (
+        run(settings(folder, path, tmp_path, name=name, survey=True, modes=["lowest"]), progress=False)
+        for name, path in (("once", texts), ("twice", twice))
+    )
+    pairs = [
+        results.table("targets").dropna(subset="partner").set_index("sample")["partner"].astype(int).to_dict()
+        for results in (once, doubled)
+    ]
+    assert pairs[1] == pairs[0]
+    assert len(pairs[0]) == 12
+    surveys = [
+        rows[rows["design"] == "survey"]
+        for rows in (exact(results, "head_mean_associations") for results in (once, doubled))
+    ]
+    assert surveys[1]["n"].tolist() == surveys[0]["n"].tolist() == [12] * 3
+    np.testing.assert_allclose(surveys[1]["low"], surveys[0]["low"], atol=1e-4)

@@ -234,6 +234,32 @@ def test_tests_are_those_of_the_statistics_module() -> None:
     assert result[["compared", "difference", "p"]].tolist() == ["a − b", "−0.020", "< 0.001"]
 
 
+def test_series_are_paired_over_the_texts_of_both_and_the_words_say_which_are_not() -> None:
+    draw = np.random.default_rng(0)
+    texts, gain = draw.normal(size=12), 0.1 + 0.01 * draw.normal(size=12)
+    parts = {"a": (range(12), texts), "b": (range(11), (texts + gain)[:11]), "c": (range(20, 28), texts[:8])}
+    heads = pd.concat(
+        pd.DataFrame(
+            {
+                "series": name,
+                "model": name,
+                "revision": "",
+                "step": -1,
+                "sample": samples,
+                "sink_share": values,
+            }
+        )
+        for name, (samples, values) in parts.items()
+    )
+    (question,) = questions({}, heads)
+    rows = question.frame.set_index("compared")
+    # the text that b lacks takes no pair away from the others
+    assert rows.loc["a − b", ["p", "n"]].tolist() == ["< 0.001", 11]
+    assert rows.loc["a − c", "n"] == 20
+    assert "the same texts, paired t-tests; different texts, Welch's t-tests" in str(question.words)
+    assert "Welch" not in str(questions({}, heads[heads["series"] != "c"])[0].words)
+
+
 def test_tests_against_nulls_are_the_stored_ones() -> None:
     row = {
         "model": "tiny",

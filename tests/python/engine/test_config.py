@@ -96,6 +96,8 @@ def test_what_is_missing_is_named():
 
 def test_files_that_are_no_study_are_refused_in_words(tmp_path):
     broken, other, listed = tmp_path / "broken.yaml", tmp_path / "latin.yaml", tmp_path / "list.yaml"
+    twice = tmp_path / "twice.yaml"
+    twice.write_text("models: a\nblock: 4\ntexts: b\nblock: 16\n", "utf-8")
     broken.write_text("models: [a\ntexts: b", "utf-8")
     other.write_bytes("name: caf\xe9".encode("latin-1"))
     listed.write_text("- a\n- b\n", "utf-8")
@@ -103,6 +105,7 @@ def test_files_that_are_no_study_are_refused_in_words(tmp_path):
         (broken, "cannot be read: not valid YAML: .*line"),
         (other, "cannot be read: not UTF-8 text"),
         (listed, "expected keys and values, got a list"),
+        (twice, "cannot be read: the key 'block' is written twice, again in line 4"),
         (tmp_path / "nowhere.yaml", "there is no file"),
         (tmp_path, "is a folder, no study"),
         ("attention_sinsk", "did you mean 'attention_sinks'"),

@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 import torch
+from pandas.testing import assert_frame_equal
 
 import attnscope as asc
 from attnscope.config.run_config import RunConfig
@@ -409,3 +410,22 @@ def test_a_model_that_cannot_be_captured_is_skipped_once_with_its_null(tmp_path,
     result = run(study, say=messages.append)
     assert [entry["checkpoint"] for entry in result.provenance["skipped"]] == ["none"]
     assert sum("skipped none" in line for line in messages) == 1
+
+
+def test_thresholds_that_are_one_number_for_a_text_are_one_row(llama, texts, tmp_path):
+    """2/n is 0.2 for a text of ten tokens, and a list may name a threshold twice."""
+    thresholds, metrics = [0.2, "2/n", 0.2], ["graph_statistics"]
+    several, single = (
+        run(
+            sink_study(tmp_path / name, llama, texts, thresholds=chosen, metrics=metrics, protocols="exact"),
+            progress=False,
+        )
+        for name, chosen in (("several", thresholds), ("single", [0.2]))
+    )
+    assert (several.table("samples")["n_tokens"] == 10).any()
+    for name in ("graphs", "head_mean_graphs", "baselines"):
+        table, keys = several.table(name), several.key_columns(name)
+        assert not table.duplicated(keys).any(), name
+        at = table[table["threshold"] == 0.2].reset_index(drop=True)
+        rows = single.table(name)
+        assert_frame_equal(at, rows[rows["threshold"] == 0.2].reset_index(drop=True))

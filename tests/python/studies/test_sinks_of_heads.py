@@ -103,6 +103,27 @@ def test_random_attention_has_no_frame_although_every_row_has_a_largest_entry():
     assert row["modal_position"] is None
 
 
+def test_a_layer_may_have_fewer_heads_than_others():
+    """Some models have; a head that is not there is none without a sink."""
+    maps = random_maps(8, 6, 40, first=0.3).reshape(8, 3, 2, 40, 40)
+    whole = stored(maps, [40] * 8)
+    tables = {name: whole.table(name) for name in whole.tables()}
+    for name in ("heads", "sink_sums"):
+        table = tables[name]
+        tables[name] = table[(table["layer"] != 1) | (table["head"] == 0)]
+    published = tables["heads"].assign(protocol="ruscio2025")
+    tables["heads"] = pd.concat([tables["heads"], published], ignore_index=True)
+    fewer = Results(tables)
+    row, row_as_published = frames(fewer, list(classify_heads(fewer)), 0, [])
+    assert (row["frame"], row["heads_with_sink"], row["heads_tested"]) == ("centralized", 5, 5)
+    assert (row["share_with_sink"], row["modal_position_share"]) == (1.0, 1.0)
+    assert (row_as_published["frame"], row_as_published["modal_position"]) == ("centralized", 0)
+    of_heads = sink_heads(list(classify_heads(fewer)))
+    assert [(of_head["layer"], of_head["head"]) for of_head in of_heads] == [
+        *((0, 0), (0, 1), (1, 0), (2, 0), (2, 1))
+    ]
+
+
 def test_uniform_attention_has_no_frame():
     n = 40
     maps = torch.ones(n, n, dtype=torch.float64).tril() / torch.arange(1, n + 1)[:, None]

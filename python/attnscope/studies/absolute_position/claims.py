@@ -180,7 +180,7 @@ def residual_is_there(evidence: Evidence, options: Any) -> Estimate | Untestable
         region=above(0.0),
         p_value=share.p_value,
         draws=options.permutations,
-        controls=[evidence.control("leakage_share windows", inputs["windows"].estimate)],
+        controls=[evidence.control("leakage_share windows", inputs.get("windows", share).estimate)],
         words=f"{weakest}; heads of layers from 1 with a residual of their own: {', '.join(shares)}",
     )
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Associations of attention and likelihood: within texts, between texts, and where two texts exchange words.
 
-The unit is the text; heads and layers are no replicates. Within a text length and place are the same for
-every version, but each version is another token; only an exchange of words holds the tokens too.
-
-The unit is the text; heads and layers are no replicates. Within a text length and place are the same for
-every version, but each version is another token; only an exchange of words holds the tokens too.
+The unit is the text, and equal texts are one; heads and layers are no replicates. Within a text length and
+place are the same for every version, but each version is another token; only an exchange of words holds the
+tokens too.
 """
 
 from __future__ import annotations
@@ -61,8 +59,8 @@ def within(panel: Panel, options: LikelihoodOptions, seed: int) -> Iterator[Row]
     distinct, share = panel.distinct, panel.measures["share"]
     r = correlations(panel.x, share, distinct)
     slopes = slope(panel.x, share, distinct)
-    z = z_of(r, distinct)
-    largest = permuted(panel.x, share, distinct, options.permutations, seed)
+    z = z_of(r, distinct, panel.units)
+    largest = permuted(panel.x, share, distinct, panel.units, options.permutations, seed)
     for at, layer in enumerate(panel.layers):
         mean = bootstrap(by_unit(r[at], panel.units), draws=options.bootstrap, seed=seed)
         reached = np.nan
@@ -73,14 +71,28 @@ def within(panel: Panel, options: LikelihoodOptions, seed: int) -> Iterator[Row]
         yield {**row, **interval(mean), "slope": slopes[at], **tested}
 
 
-def z_of(r: Array, distinct: Array) -> Array:
-    """Return the sum of the correlations in units of its spread under permutation, whose variance is 1/(k
-    − 1).
+def z_of(r: Array, distinct: Array, units: Array) -> Array:
+    """Return the sum of the correlations in units of its spread under permutation.
+
+    The variance of a text's is 1/(k − 1). Equal texts are one, of their mean correlation, which varies no
+    more than that of one of them.
     """
-    variance = np.where(np.isfinite(r), 1 / np.maximum(distinct.sum(-1) - 1, 1), 0.0).sum(-1)
     with np.errstate(invalid="ignore"):
-        deviate: Array = np.nansum(r, -1) / np.sqrt(np.where(variance > 0, variance, np.nan))
+        deviate: Array = np.nansum(by_unit(r, units), -1) / _spread(np.isfinite(r), distinct, units)
     return deviate
+
+
+def _spread(counted: Array, distinct: Array, units: Array) -> Array:
+    """Return the deviation under permutation of the sum of correlations over units [...]; NaN without one.
+
+    Args:
+        counted: texts that have a correlation [..., T].
+        distinct: versions that count [T, K].
+        units: the same number where texts are equal [T].
+    """
+    variances = by_unit(np.where(counted, 1 / np.maximum(distinct.sum(-1) - 1, 1), np.nan), units)
+    variance = np.where(np.isfinite(variances), variances, 0.0).sum(-1)
+    return np.asarray(np.sqrt(np.where(variance > 0, variance, np.nan)))
 
 
 def two_sided(z: float) -> float:
@@ -90,35 +102,40 @@ def two_sided(z: float) -> float:
     return float(2 * special.ndtr(-abs(z)))
 
 
-def permuted(x: Array, y: Array, distinct: Array, draws: int, seed: int) -> Array:
+def permuted(x: Array, y: Array, distinct: Array, units: Array, draws: int, seed: int) -> Array:
     """Return the largest |z| over layers when versions change places within their text, [draws].
 
-    Every layer sees the same permutation.
+    Every layer sees the same permutation, and so do equal texts.
 
     Args:
         x: [T, K].
         y: [L, T, K].
         distinct: versions that count [T, K].
+        units: the same number where texts are equal [T].
+        draws: permutations.
+        seed: of them.
     """
+    counted = np.isfinite(correlations(x, y, distinct))
     order = np.argsort(~distinct, axis=-1, kind="stable")
     distinct = np.take_along_axis(distinct, order, -1)
     first = _unit_length(centred_ranks(np.take_along_axis(x, order, -1), distinct))
     order_of_layers = np.broadcast_to(order, y.shape)
     second = _unit_length(centred_ranks(np.take_along_axis(y, order_of_layers, -1), distinct))
-    spread = np.sqrt(
-        (np.where(np.abs(second).sum(-1) > 0, 1 / np.maximum(distinct.sum(-1) - 1, 1), 0.0)).sum(-1)
-    )
+    spread = _spread(counted, distinct, units)
+    numbers = np.unique(units, return_inverse=True)[1]
+    # the mean over the equal texts that have a correlation
+    texts_of_unit = np.stack([np.bincount(numbers, layer) for layer in counted])[:, numbers]
+    second *= np.divide(counted, texts_of_unit, out=np.zeros(counted.shape), where=counted)[..., None]
     rng = np.random.default_rng(seed)
     largest = np.zeros(draws)
     for start in range(0, draws, _DRAWS):
         count = min(_DRAWS, draws - start)
-        keys = np.where(distinct, rng.random((count, *distinct.shape)), 2.0)
+        drawn = rng.random((count, numbers.max() + 1, distinct.shape[-1]))
+        keys = np.where(distinct, drawn[:, numbers], 2.0)
         moved = np.take_along_axis(np.broadcast_to(first, keys.shape), keys.argsort(-1), -1)
         sums = np.einsum("dtk,ltk->dl", moved, second)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            largest[start : start + count] = np.nanmax(
-                np.abs(sums) / np.where(spread > 0, spread, np.nan), -1, initial=0.0
-            )
+        with np.errstate(invalid="ignore"):
+            largest[start : start + count] = np.nanmax(np.abs(sums) / spread, -1, initial=0.0)
     return largest
 
 
@@ -136,7 +153,10 @@ def conditional_correlations(panel: Panel, options: LikelihoodOptions, seed: int
         return
     with np.errstate(divide="ignore", invalid="ignore"):
         named = {"masked": panel.x, "own": np.log(probability)}
-    distinct = panel.distinct & np.isfinite(named["own"])
+    # of equal texts the first, because the correlation of each text is one of its own versions
+    first_of_unit = np.zeros((len(panel.units), 1), dtype=bool)
+    first_of_unit[np.unique(panel.units, return_index=True)[1]] = True
+    distinct = panel.distinct & np.isfinite(named["own"]) & first_of_unit
     texts = np.repeat(panel.samples[:, None], distinct.shape[1], axis=1)[distinct]
     for at, layer in enumerate(panel.layers):
         share = panel.measures["share"][at]
@@ -317,7 +337,7 @@ def of_heads(panel: Panel, shares: Array, layers: Sequence[int], heads: Sequence
     """
     distinct = panel.distinct
     r, slopes = correlations(panel.x, shares, distinct), slope(panel.x, shares, distinct)
-    z = z_of(r, distinct)
+    z = z_of(r, distinct, panel.units)
     rows = []
     for at, (layer, head) in enumerate(zip(layers, heads, strict=True)):
         means = by_unit(r[at], panel.units)

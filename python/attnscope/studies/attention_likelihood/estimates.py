@@ -98,11 +98,12 @@ def _surveys(run: StageRun, options: LikelihoodOptions, seed: int) -> list[Row]:
     if "surveys" not in run.stored.tables():
         return []
     rows = []
-    surveys = run.read("surveys")
+    surveys = run.read("surveys").merge(run.read("targets", ["sample", "text_unit"]), on="sample", how="left")
     for layer in sorted(set(surveys["layer"])):
         survey = where(surveys, layer=layer)
         for design, column in (("survey", "correlation"), ("survey_partial", "partial")):
-            mean = bootstrap(survey[column].to_numpy(), draws=options.bootstrap, seed=seed)
+            of_texts = by_unit(survey[column].to_numpy(), survey["text_unit"].to_numpy())
+            mean = bootstrap(of_texts, draws=options.bootstrap, seed=seed)
             row = associations.association_row(int(layer), design, REAL, "log_likelihood", "token_boost")
             rows.append({**row, **associations.interval(mean)})
     return rows
@@ -157,14 +158,17 @@ def points(panel: Panel) -> list[Row]:
         mean = finite.mean() if len(finite) else np.nan
         rows.append({**row, "design": "within", "estimate": mean, "slope": slopes[at], "n": len(finite)})
         for mode in panel.modes[1:]:
-            moved = share[at][:, panel.at(mode)] - share[at][:, real]
-            if mode != SWAP and np.isfinite(moved).any():
+            moved = by_unit(share[at][:, panel.at(mode)] - share[at][:, real], panel.units)
+            moved = moved[np.isfinite(moved)]
+            if mode != SWAP and len(moved):
                 shift = row | {"mode": mode, "design": "shift"}
-                rows.append({**shift, "estimate": np.nanmean(by_unit(moved, panel.units)), "n": len(moved)})
+                rows.append({**shift, "estimate": moved.mean(), "n": len(moved)})
         if SWAP in panel.modes and len(pairs):
             gain = associations.unit_gain(panel, share[at], pairs)
+            gain = gain[np.isfinite(gain)]
             row |= {"mode": SWAP, "predictor": "at home"}
-            rows.append({**row, "design": "swap", "estimate": np.nanmean(gain), "n": len(gain)})
+            mean = gain.mean() if len(gain) else np.nan
+            rows.append({**row, "design": "swap", "estimate": mean, "n": len(gain)})
         for predictor, measure in associations.BETWEEN:
             x, y = panel.words[predictor][:, real], panel.measures[measure][at][:, real]
             for design, covariates in associations.designs(panel):

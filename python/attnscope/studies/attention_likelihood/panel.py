@@ -183,5 +183,11 @@ def slope(x: Array, y: Array, has_value: Array) -> Array:
 
 
 def by_unit(values: Array, units: Array) -> Array:
-    """Return means over texts that are equal, one number a unit, in their order; NaN is left out."""
-    return pd.Series(values).groupby(units, sort=True).mean().to_numpy()
+    """Return means over texts that are equal [..., units], in their order; NaN is left out.
+
+    Args:
+        values: [..., T].
+        units: of the texts [T].
+    """
+    rows = pd.DataFrame(values.reshape(-1, values.shape[-1]).T).groupby(units, sort=True).mean()
+    return np.asarray(rows.to_numpy().T.reshape(*values.shape[:-1], len(rows)))

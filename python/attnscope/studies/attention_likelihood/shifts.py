@@ -24,10 +24,9 @@ def shifts(panel: Panel, options: LikelihoodOptions) -> list[Row]:
     real = panel.at(REAL)
     for mode in panel.modes[1:]:
         at = panel.at(mode)
-        moved = np.nanmean(by_unit(panel.x[:, at] - panel.x[:, real], panel.units))
         first = Counter(ids[at][0] for ids in panel.ids if ids[at])
         of_mode = {
-            "log_likelihood_difference": moved,
+            "log_likelihood_difference": change_of_likelihood(panel, at),
             "distinct": len(first),
             "commonest": max(first.values()) / sum(first.values()),
         }
@@ -68,13 +67,18 @@ def overall(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
     ]
 
 
+def change_of_likelihood(panel: Panel, at: int) -> float:
+    """Return the mean of replaced − real of the texts that have the mode; NaN without one."""
+    moved = by_unit(panel.x[:, at] - panel.x[:, panel.at(REAL)], panel.units)
+    return float(np.nanmean(moved)) if np.isfinite(moved).any() else float("nan")
+
+
 def less_likely(panel: Panel) -> list[int]:
     """Return the places of the modes that are less likely than the real words on average."""
-    real = panel.at(REAL)
     return [
         at
         for at, mode in enumerate(panel.modes)
-        if mode not in (REAL, SWAP) and np.nanmean(panel.x[:, at]) < np.nanmean(panel.x[:, real])
+        if mode not in (REAL, SWAP) and change_of_likelihood(panel, at) < 0
     ]
 
 
@@ -137,21 +141,26 @@ def signed_root(value: Array | float) -> float:
 
 
 def best_layer(panel: Panel) -> Row:
-    """Return the layer of the largest correlation within texts, chosen on even and reported on odd texts."""
-    r = correlations(panel.x, panel.measures["share"], panel.distinct)
+    """Return the layer of the largest correlation within texts, chosen on even and reported on odd texts.
+
+    Equal texts are one, so that none of them is chosen on and reported on.
+    """
+    units = np.unique(panel.units)
+    r = by_unit(correlations(panel.x, panel.measures["share"], panel.distinct), panel.units)
     means = _means(r)
     if not np.isfinite(means).any():
         return {"mode": ""}
     best = int(np.nanargmax(means))
-    row: Row = {"layer": panel.layers[best], "mode": "", "rho": means[best], "n": len(panel.samples)}
-    even, odd = (_means(r[:, panel.samples % 2 == rest]) for rest in (0, 1))
+    row: Row = {"layer": panel.layers[best], "mode": "", "rho": means[best], "n": len(units)}
+    even, odd = (_means(r[:, units % 2 == rest]) for rest in (0, 1))
     if np.isfinite(even).any():
         chosen = int(np.nanargmax(even))
         row |= {"held_out_layer": panel.layers[chosen], "held_out_mode": "", "held_out_rho": odd[chosen]}
     lowest = int(np.nanargmin(np.nanmean(panel.x, 0)))
     for name, at in (("real", panel.at(REAL)), ("perturbed", lowest)):
         for measure, values in (("likelihood", panel.x), ("inner", panel.measures["inner"][best])):
-            finite = values[:, at][np.isfinite(values[:, at])]
+            finite = by_unit(values[:, at], panel.units)
+            finite = finite[np.isfinite(finite)]
             row |= {f"{measure}_{name}": finite.mean(), f"{measure}_{name}_std": _deviation(finite)}
     return row
 

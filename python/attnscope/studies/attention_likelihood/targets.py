@@ -65,13 +65,17 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
     usable = len(ids) - sum(counts.values())
     if is_whole_run and usable < FEW:
         run.note(f"attention_likelihood: {usable} texts have a word; below {FEW} little can be said")
+    first_sample: dict[str, int] = {}
+    units = [
+        first_sample.setdefault(text.sentence.text or str(token_ids), sample)
+        for text, token_ids, sample in zip(unit.inputs, ids, samples, strict=True)
+    ]
     partners = [-1] * len(ids)
     if options.swap:
-        for first, second in exchanges(ids, spans, form):
+        for first, second in exchanges(ids, first_of_each(units, spans), form):
             partners[first], partners[second] = second, first
-    first_sample: dict[str, int] = {}
     rows = []
-    for at, text in enumerate(unit.inputs):
+    for at in range(len(ids)):
         (start, stop), other = spans[at], partners[at]
         rows.append(
             {
@@ -83,7 +87,7 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
                 "reason": reasons[at] or None,
                 "partner": None if other < 0 else samples[other],
                 "swap_ids": [] if other < 0 else ids[other][slice(*spans[other])],
-                "text_unit": first_sample.setdefault(text.sentence.text or str(ids[at]), samples[at]),
+                "text_unit": units[at],
             }
         )
     return pd.DataFrame(rows).astype(dict.fromkeys(("start", "stop", "partner"), "Int64"))
@@ -128,6 +132,23 @@ def requested_words(inputs: Sequence[Input], word: str) -> str | list[str | None
         raise ConfigError(f"options.word: the texts have no column {name!r}{nearest(name, columns)}")
     cells = [text.sentence.extra.get(name) for text in inputs]
     return [None if cell is None else str(cell) for cell in cells]
+
+
+def first_of_each(units: Sequence[int], spans: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """Return the word of the first of equal texts that has one, (−1, −1) of the others.
+
+    Pairs that share a text would pass for independent ones.
+
+    >>> first_of_each([0, 0, 0, 3], [(-1, -1), (1, 2), (1, 2), (4, 5)])
+    [(-1, -1), (1, 2), (-1, -1), (4, 5)]
+    """
+    taken: set[int] = set()
+    words: list[Sequence[int]] = []
+    for text, span in zip(units, spans, strict=True):
+        words.append(span if text not in taken else (-1, -1))
+        if span[0] >= 0:
+            taken.add(text)
+    return words
 
 
 def exchanges(

@@ -89,8 +89,8 @@ def _against_nulls(table: pd.DataFrame) -> Question:
 
 
 def _between_series(heads: pd.DataFrame) -> Question:
-    """Compare input sets or models: paired where the sentences are the same, by Welch's test otherwise."""
-    tests, how = [], "different texts, Welch's t-tests"
+    """Compare input sets or models: paired over the sentences of both, without any by Welch's test."""
+    tests, ways = [], set()
     for series, other_series in combinations(list(dict.fromkeys(heads["series"]))[:6], 2):
         a, b = where(heads, series=series), where(heads, series=other_series)
         for metric in METRICS:
@@ -98,13 +98,14 @@ def _between_series(heads: pd.DataFrame) -> Question:
                 continue
             x, y = per_sample(a, metric), per_sample(b, metric)
             shared_texts = sorted(set(x.index) & set(y.index))
-            if len(shared_texts) == len(x) == len(y):
-                how = "the same texts, paired t-tests"
+            if shared_texts:
                 result = paired_test(x.loc[shared_texts], y.loc[shared_texts])
             else:
                 result = welch_test(x, y)
+            ways.add("the same texts, paired t-tests" if shared_texts else "different texts, Welch's t-tests")
             keys = {"compared": f"{series} − {other_series}", "metric": metric, "n": result.n}
             tests.append({**keys, **difference_of(result)})
+    how = "; ".join(sorted(ways, reverse=True))
     return _answered("Do input sets or models differ?", f"Mean over heads of each text; {how}.", tests)
 
 

@@ -117,6 +117,7 @@ class HeadSinks:
         texts: rows of `samples`.
         positions: int64 [texts, layers, heads], -1 without a sink.
         untested: bool, likewise.
+        exists: bool [layers, heads], False for a head that its layer does not have.
         pooled: (place of the layer, place of the head) -> row of the strongest common sink.
     """
 
@@ -127,6 +128,7 @@ class HeadSinks:
     texts: pd.DataFrame
     positions: np.ndarray[Any, Any]
     untested: np.ndarray[Any, Any]
+    exists: np.ndarray[Any, Any]
     pooled: Mapping[tuple[int, int], Mapping[Hashable, Any]]
 
     @property
@@ -157,6 +159,18 @@ def by_group(
             yield keys, group, texts.loc[wide.index], wide
 
 
+def every_head(wide: pd.DataFrame, number: str) -> pd.DataFrame:
+    """Return a number of `by_group` by layer and head, NaN for the heads that a layer does not have.
+
+    A model may have fewer heads in some layers.
+    """
+    values = pd.DataFrame(wide[number])
+    axes = [np.unique(values.columns.get_level_values(name)) for name in ("layer", "head")]
+    columns = pd.MultiIndex.from_product(axes, names=["layer", "head"])
+    every: pd.DataFrame = values.reindex(columns=columns)
+    return every
+
+
 def classify_heads(results: Results) -> Iterator[HeadSinks]:
     """Yield the heads of every checkpoint, in all texts and in each group where there are several."""
     has_sums = "sink_sums" in results.tables()
@@ -165,7 +179,8 @@ def classify_heads(results: Results) -> Iterator[HeadSinks]:
     for keys, group, texts, wide in by_group(results, "exact", numbers):
         ours = where(sums, **keys) if len(sums) else sums
         ours = ours if group == "all" else where(ours, group=group)
-        places, counts = (wide[name] for name in numbers)
+        stored_heads = wide[numbers[0]].columns
+        places, counts = (every_head(wide, name) for name in numbers)
         layers, heads = (sorted(places.columns.unique(level=name)) for name in ("layer", "head"))
         shape = (len(wide), len(layers), len(heads))
         short = int((texts["n_tokens"] < POOLED_BELOW).sum())
@@ -177,6 +192,7 @@ def classify_heads(results: Results) -> Iterator[HeadSinks]:
             texts,
             places.fillna(-1).to_numpy(np.int64).reshape(shape),
             counts.isna().to_numpy().reshape(shape),
+            places.columns.isin(stored_heads).reshape(shape[1:]),
             _strongest_by_head(ours, short, layers, heads),
         )
 
@@ -209,7 +225,8 @@ def sink_heads(judged: Sequence[HeadSinks]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for verdict in judged:
         have, could = heads_with_sinks(verdict.positions, verdict.untested, verdict.labels)
-        for (at_layer, at_head), has in np.ndenumerate(have):
+        for at_layer, at_head in np.argwhere(verdict.exists).tolist():
+            has = have[at_layer, at_head]
             positions, row = (
                 verdict.positions[:, at_layer, at_head],
                 verdict.pooled.get((at_layer, at_head), {}),

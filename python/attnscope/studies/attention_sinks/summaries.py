@@ -18,7 +18,13 @@ from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.statistics.frames import Frames, classify_frames
 from attnscope.statistics.sink_heads import frames_of_sinks
 from attnscope.studies.attention_sinks import comparisons
-from attnscope.studies.attention_sinks.sink_heads import HeadSinks, by_group, classify_heads, sink_heads
+from attnscope.studies.attention_sinks.sink_heads import (
+    HeadSinks,
+    by_group,
+    classify_heads,
+    every_head,
+    sink_heads,
+)
 from attnscope.study_api.stage_run import StageRun
 
 #: The verdict if no head has a sink.
@@ -104,6 +110,7 @@ def frames(
         counts |= {"share_with_sink": sinks.share}
         add(keys, heads.texts, sinks.positions, sinks.frames or _NO_FRAME, **counts)
     for keys, group, texts, wide in by_group(results, "ruscio2025", ["sink_position"]):
+        wide = every_head(wide, "sink_position")
         layers = wide.columns.get_level_values("layer").nunique()
         positions = wide.fillna(-1).to_numpy(np.int64).reshape(len(wide), layers, -1)
         if (positions >= 0).any():

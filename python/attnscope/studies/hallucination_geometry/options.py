@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import string
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -16,6 +17,10 @@ REFUSALS = (
     r"\bthere (is|was) no (such|known)\b",
     r"\b(does|do|did) not exist\b",
 )
+
+
+#: Strengths of interventions.
+Strengths = list[Annotated[float, Field(allow_inf_nan=False)]]
 
 
 class SensitivityOptions(Options):
@@ -67,10 +72,10 @@ class InterventionOptions(Options):
 
     depths: list[float] = Field(default=[0.25, 0.55, 0.85])
     prompts: int = Field(default=120, ge=2)
-    gains: list[float] = Field(default=[0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0])
-    alphas: list[float] = Field(default=[0.5, 1.0, 2.0])
-    relative_alphas: list[float] = Field(default=[0.02, 0.1, 0.5])
-    lambdas: list[float] = Field(default=[0.2, 0.5, 1.0])
+    gains: Strengths = Field(default=[0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0])
+    alphas: Strengths = Field(default=[0.5, 1.0, 2.0])
+    relative_alphas: Strengths = Field(default=[0.02, 0.1, 0.5])
+    lambdas: Strengths = Field(default=[0.2, 0.5, 1.0])
     controls: int = Field(default=5, ge=1)
     tokens: int = Field(default=24, ge=1)
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -146,7 +151,7 @@ class HallucinationOptions(Options):
     null_draws: int = Field(default=20, ge=1)
     random_weights: int = Field(default=8, ge=1)
     permutations: int = Field(default=999, ge=19)
-    readout_k: list[int] = Field(default=[16, 64, 100, 200])
+    readout_k: list[Annotated[int, Field(ge=1)]] = Field(default=[16, 64, 100, 200])
     sensitivity: SensitivityOptions | Literal[False] = SensitivityOptions()
     lens: bool = True
     answers: AnswerOptions | Literal[False] = AnswerOptions()
@@ -161,6 +166,13 @@ class HallucinationOptions(Options):
     def _holds(cls, value: str) -> str:
         if "{question}" not in value:
             raise ValueError(f"expected a text that holds {{question}}, got {value!r}")
+        try:
+            places = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
+        except ValueError as error:
+            raise ValueError(f"{error}; a brace of the text is doubled, got {value!r}") from None
+        if others := sorted(places - {"question"}):
+            got = f"got {{{others[0]}}}"
+            raise ValueError(f"nothing but {{question}} is filled in, a brace of the text is doubled, {got}")
         return value
 
     @model_validator(mode="after")
@@ -171,6 +183,8 @@ class HallucinationOptions(Options):
             raise ValueError(f"expected ascending dimension_k from 2 on, got {self.dimension_k}")
         if self.reference in self.others or not self.others:
             raise ValueError(f"expected others besides {self.reference!r}, got {self.others}")
+        if len(set(self.others)) < len(self.others):
+            raise ValueError(f"expected each of others once, got {self.others}")
         if self.bucket_by == "outcome" and self.answers is False:
             raise ValueError("bucket_by outcome needs answers, got answers: false")
         return self
