@@ -258,10 +258,10 @@ def test_maps_without_a_value_leave_no_gradient(function):
     maps[1], maps[3, 2, 2] = 0.0, torch.nan
     maps.requires_grad_()
     values = function(maps, lengths=[5, 4, 1, 5])
-    kept = values.isfinite()
-    assert kept[0]
-    assert not kept[3]
-    torch.where(kept, values, 0.0).sum().backward()
+    has_value = values.isfinite()
+    assert has_value[0]
+    assert not has_value[3]
+    torch.where(has_value, values, 0.0).sum().backward()
     assert maps.grad.isfinite().all()
     assert maps.grad[0].any()
-    assert not maps.grad[~kept].any()
+    assert not maps.grad[~has_value].any()

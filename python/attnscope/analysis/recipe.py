@@ -322,10 +322,10 @@ def _once_each(
     if once.all():
         return {**keys, **columns}
     for at, place in np.argwhere(~once):
-        row, kept = at * len(thresholds) + place, at * len(thresholds) + first[at, place]
+        row, first_row = at * len(thresholds) + place, at * len(thresholds) + first[at, place]
         for values in columns.values():
-            if np.ma.getmaskarray(values)[kept]:
-                values[kept] = values[row]
+            if np.ma.getmaskarray(values)[first_row]:
+                values[first_row] = values[row]
     return {name: np.ma.asanyarray(values)[once.ravel()] for name, values in {**keys, **columns}.items()}
 
 

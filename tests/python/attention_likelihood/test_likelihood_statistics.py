@@ -142,10 +142,13 @@ def test_a_text_given_twice_is_one_unit():
 
 def test_of_an_encoder_equal_texts_are_one_given_the_probability_at_the_position():
     draw = np.random.default_rng(7)
-    x, y, own = draw.normal(size=(10, 5)), draw.normal(size=(1, 10, 5)), draw.random((10, 5))
+    x, y, probability = draw.normal(size=(10, 5)), draw.normal(size=(1, 10, 5)), draw.random((10, 5))
     once = panel(x, y)
     twice = panel(np.vstack([x, x]), np.concatenate([y, y], 1), units=[*range(10), *range(10)])
-    once.words["own_probability"], twice.words["own_probability"] = own, np.vstack([own, own])
+    once.words["own_probability"], twice.words["own_probability"] = (
+        probability,
+        np.vstack([probability, probability]),
+    )
     rows, rows_of_twice = (
         list(associations.conditional_correlations(panel_of_texts, OPTIONS, 0))
         for panel_of_texts in (once, twice)

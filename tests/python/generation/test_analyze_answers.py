@@ -97,12 +97,12 @@ def test_a_text_without_a_chosen_query_has_no_number_whatever_stands_beside_it(m
     metrics = ["attention_entropy", "head_divergence", "sink_share"]
     texts = [list(range(3, 15)), list(range(3, 9))]
     for queries in (slice(8, 10), torch.arange(12) >= 8):
-        both = asc.analyze(model, texts, metrics, queries=queries)
-        alone = asc.analyze(model, texts[1:], metrics, queries=queries)
+        of_two_texts = asc.analyze(model, texts, metrics, queries=queries)
+        of_second_text = asc.analyze(model, texts[1:], metrics, queries=queries)
         for column in ("entropy", "head_divergence", "sink_share"):
-            assert np.isfinite(heads(both, column, 0)).all()
-            assert np.isnan(heads(both, column, 1)).all()
-            assert np.isnan(heads(alone, column, 0)).all()
+            assert np.isfinite(heads(of_two_texts, column, 0)).all()
+            assert np.isnan(heads(of_two_texts, column, 1)).all()
+            assert np.isnan(heads(of_second_text, column, 0)).all()
 
 
 @pytest.mark.parametrize(

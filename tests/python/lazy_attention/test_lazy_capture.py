@@ -357,8 +357,8 @@ def test_the_mass_of_a_learned_sink_comes_from_the_layer():
             measured = [layer.measure(metrics) for layer in recording.run(**inputs)]
     for ours, theirs in zip(measured, expected, strict=True):
         for key in metrics:
-            for mine, other in zip(*map(_tensors, (ours[key], theirs[key])), strict=True):
+            for lazily, eagerly in zip(*map(_tensors, (ours[key], theirs[key])), strict=True):
                 torch.testing.assert_close(
-                    mine[..., : other.shape[-1]], other, rtol=1e-3, atol=1e-4, equal_nan=True
+                    lazily[..., : eagerly.shape[-1]], eagerly, rtol=1e-3, atol=1e-4, equal_nan=True
                 )
         assert (ours["sink_share"].learned > 0.05).all()

@@ -169,5 +169,5 @@ def test_a_text_without_a_token_has_no_numbers():
     inputs = inputs_of("none")
     inputs["attention_mask"][1] = 0
     for options in ({}, {"lazy": True}):
-        with pytest.raises(ValueError, match="got 0|text 1 of the batch has no token"):
+        with pytest.raises(ValueError, match=r"got 0|text 1 of the batch has no token"):
             captured(build("plain"), inputs, **options)[0].measure("attention_entropy")

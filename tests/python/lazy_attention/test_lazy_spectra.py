@@ -149,8 +149,8 @@ def test_k_cuts_the_values_of_a_map():
 
 def test_the_laplacian_of_a_map_on_its_diagonal_is_not_rounding():
     # tokens that see themselves alone have no edge; those that see little else have edges of 1e-13
-    alone = asc.LazyAttention(*random_vectors(rows=1), precision="exact")
-    assert asc.participation_ratio(alone, spectrum="laplacian").isnan().all()
+    single_token = asc.LazyAttention(*random_vectors(rows=1), precision="exact")
+    assert asc.participation_ratio(single_token, spectrum="laplacian").isnan().all()
     window = asc.LazyAttention(*random_vectors(rows=40), precision="exact", window=1)
     assert asc.participation_ratio(window, spectrum="laplacian").isnan().all()
     points = torch.linalg.qr(torch.randn(24, 24, generator=torch.Generator().manual_seed(4)).double()).Q

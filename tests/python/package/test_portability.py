@@ -60,6 +60,8 @@ LOOP_AFTERWARDS = {
     ): "for (; k < count; ++k) to[k]",
     ("homology/edge_order.cpp", "#if defined(ATTNSCOPE_AVX512_PACKS)"): "for (; k < count; ++k) {",
     ("homology/bit_row.h", "#ifdef __AVX512F__"): "for (std::size_t k = 0; k < count<kWords>(words); ++k) {",
+    # the template behind it is for every type and for processors without such registers
+    ("simd/number_lanes.h", "#if defined(__AVX__)"): "void transpose_rows(Row (&rows)[kTile]) {",
     # called only where `takes_pairs` says so, whose `#else` is false
     ("linalg/tile_products.h", "#if defined(ATTNSCOPE_AVX512_PACKS) && !defined(__clang__)"): "",
 }

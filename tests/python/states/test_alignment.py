@@ -205,14 +205,14 @@ def test_entropy_magnitude_correlation_of_maps_without_queries():
     attention, before, after = maps(3, 6, 6), normal(3, 6, 2), normal(3, 6, 2, seed=4)
     for counts in ([0, 1, 6], [0, 4, 5]):
         result = asc.entropy_magnitude_correlation(attention, before, after, query_lengths=counts)
-        whole = [
+        singly = [
             asc.entropy_magnitude_correlation(
                 attention[index], before[index], after[index], query_lengths=count
             )
             for index, count in enumerate(counts)
         ]
         assert result.isnan().tolist() == [count < 2 for count in counts]
-        np.testing.assert_array_equal(result, torch.stack(whole))
+        np.testing.assert_array_equal(result, torch.stack(singly))
 
 
 def test_entropy_magnitude_correlation_without_variance():

@@ -106,8 +106,8 @@ def test_random_attention_has_no_frame_although_every_row_has_a_largest_entry():
 def test_a_layer_may_have_fewer_heads_than_others():
     """Some models have; a head that is not there is none without a sink."""
     maps = random_maps(8, 6, 40, first=0.3).reshape(8, 3, 2, 40, 40)
-    whole = stored(maps, [40] * 8)
-    tables = {name: whole.table(name) for name in whole.tables()}
+    complete = stored(maps, [40] * 8)
+    tables = {name: complete.table(name) for name in complete.tables()}
     for name in ("heads", "sink_sums"):
         table = tables[name]
         tables[name] = table[(table["layer"] != 1) | (table["head"] == 0)]

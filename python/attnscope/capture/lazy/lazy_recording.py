@@ -379,10 +379,12 @@ def _real_under(mask: Tensor, tokens: Tensor | None, batch: int) -> Tensor | Non
     visible = visible_entries(mask)
     real = None
     if tokens is not None and tokens.shape == (batch, mask.shape[-1]):
-        given = tokens.to(mask.device, torch.bool)
-        rows = given[:, -mask.shape[2] :, None] if mask.shape[2] > 1 else given.any(1)[:, None, None]
-        is_seen = visible.any(1) & rows & ~given[:, None]
-        real = None if bool(is_seen.any()) else given
+        real_tokens = tokens.to(mask.device, torch.bool)
+        rows = (
+            real_tokens[:, -mask.shape[2] :, None] if mask.shape[2] > 1 else real_tokens.any(1)[:, None, None]
+        )
+        is_seen = visible.any(1) & rows & ~real_tokens[:, None]
+        real = None if bool(is_seen.any()) else real_tokens
     if real is None:
         real = visible.flatten(1, 2).any(1).expand(batch, -1)
     return None if bool(real.all()) else real.cpu()

@@ -98,8 +98,8 @@ class MaskRules:
         @functools.cache
         def dense() -> Tensor:
             # A mask that is left out would be read as causal.
-            kept = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-            mask: Tensor = sdpa_mask(**{**description, **kept})
+            without_skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+            mask: Tensor = sdpa_mask(**{**description, **without_skips})
             seen = MaskRule(False, None, _real_keys(description), is_dense=True)
             self._rules[_memory(mask)] = (mask, seen)
             return mask

@@ -232,8 +232,8 @@ def _leading(products: torch.Tensor, count: int) -> torch.Tensor:
             product = products[place].numpy()
             leading = linalg.eigh(product, subset_by_index=[n - count, n - 1])[1]
             # LAPACK gives fewer where equal eigenvalues stand at the border, as of heads on the diagonal
-            whole = leading.shape[-1] < count
-            eigenvectors[place] = linalg.eigh(product)[1][:, n - count :] if whole else leading
+            has_too_few = leading.shape[-1] < count
+            eigenvectors[place] = linalg.eigh(product)[1][:, n - count :] if has_too_few else leading
     return torch.from_numpy(eigenvectors).flip(-1)
 
 

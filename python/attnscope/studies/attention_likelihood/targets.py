@@ -65,11 +65,7 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
     usable = len(ids) - sum(counts.values())
     if is_whole_run and usable < FEW:
         run.note(f"attention_likelihood: {usable} texts have a word; below {FEW} little can be said")
-    first_sample: dict[str, int] = {}
-    units = [
-        first_sample.setdefault(text.sentence.text or str(token_ids), sample)
-        for text, token_ids, sample in zip(unit.inputs, ids, samples, strict=True)
-    ]
+    units = text_units(unit.inputs)
     partners = [-1] * len(ids)
     if options.swap:
         for first, second in exchanges(ids, first_of_each(units, spans), form):
@@ -134,6 +130,15 @@ def requested_words(inputs: Sequence[Input], word: str) -> str | list[str | None
     return [None if cell is None else str(cell) for cell in cells]
 
 
+def text_units(inputs: Sequence[Input]) -> list[int]:
+    """Return the sample of the first text that is equal to each."""
+    first_sample: dict[str, int] = {}
+    return [
+        first_sample.setdefault(text.sentence.text or str(text.encoded.ids.tolist()), text.sentence.sample)
+        for text in inputs
+    ]
+
+
 def first_of_each(units: Sequence[int], spans: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     """Return the word of the first of equal texts that has one, (−1, −1) of the others.
 
@@ -142,12 +147,12 @@ def first_of_each(units: Sequence[int], spans: Sequence[Sequence[int]]) -> list[
     >>> first_of_each([0, 0, 0, 3], [(-1, -1), (1, 2), (1, 2), (4, 5)])
     [(-1, -1), (1, 2), (-1, -1), (4, 5)]
     """
-    taken: set[int] = set()
+    texts_with_words: set[int] = set()
     words: list[Sequence[int]] = []
     for text, span in zip(units, spans, strict=True):
-        words.append(span if text not in taken else (-1, -1))
+        words.append(span if text not in texts_with_words else (-1, -1))
         if span[0] >= 0:
-            taken.add(text)
+            texts_with_words.add(text)
     return words
 
 

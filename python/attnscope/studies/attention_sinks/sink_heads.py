@@ -167,8 +167,8 @@ def every_head(wide: pd.DataFrame, number: str) -> pd.DataFrame:
     values = pd.DataFrame(wide[number])
     axes = [np.unique(values.columns.get_level_values(name)) for name in ("layer", "head")]
     columns = pd.MultiIndex.from_product(axes, names=["layer", "head"])
-    every: pd.DataFrame = values.reindex(columns=columns)
-    return every
+    of_all_heads: pd.DataFrame = values.reindex(columns=columns)
+    return of_all_heads
 
 
 def classify_heads(results: Results) -> Iterator[HeadSinks]:

@@ -207,9 +207,9 @@ def test_a_residual_is_decided_by_the_input_that_says_less():
     assert (unsure.verdict, unsure.value, unsure.p_value) == ("undecided", 0.1, 0.2)
     assert unsure.reason.startswith("shuffled;")
     # without a share of the windows the other input is judged alone
-    alone = overall(leakage_share__shuffled=(0.3, 0.2, 0.4, 1e-4))
+    of_shuffled = overall(leakage_share__shuffled=(0.3, 0.2, 0.4, 1e-4))
     controls = {"leakage_share windows": FEW}
-    assert judged("C3", overall=alone, position=heads(), controls=controls).verdict == "supported"
+    assert judged("C3", overall=of_shuffled, position=heads(), controls=controls).verdict == "supported"
 
 
 def test_replacements_are_read_by_energy_and_by_pattern():
