@@ -220,8 +220,18 @@ class Benchmark:
         ratio = self._judged_ratio(row)
         return ratio is not None and ratio < row["target"]
 
+    def _rows_with_those_stored(self) -> list[dict[str, Any]]:
+        """Return the rows, in a run of some of them among those of the stored file."""
+        if not self.options.only or not self.options.json.exists():
+            return self.rows
+        stored = json.loads(self.options.json.read_text(encoding="utf-8"))["rows"]
+        measured = {row["name"]: row for row in self.rows}
+        return [measured.pop(row["name"], row) for row in stored] + list(measured.values())
+
     def finish(self) -> None:
         """Write the JSON and list missed targets, rows slower than a peer and rows that were not measured.
+
+        Of a run of some rows alone (--only) the others stay as they are stored.
 
         Ends the process with `SLOWER_THAN_A_PEER` where there is one of the last two.
         """
@@ -232,7 +242,7 @@ class Benchmark:
             "quick": self.quick,
             "multiply_adds_per_second": multiply_adds_per_second(self.options.threads),
             "refused": self.refused,
-            "rows": self.rows,
+            "rows": self._rows_with_those_stored(),
         }
         self.options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {self.options.json}")
