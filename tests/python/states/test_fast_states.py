@@ -131,7 +131,7 @@ def test_maps_without_variance_or_direction(precision: str) -> None:
 def test_influence_of_tiny_weights_holds_its_bound(
     of_reference: bool, dtype: torch.dtype, scale: float
 ) -> None:
-    """Of weights below the normal numbers of float32, which products in float32 round away."""
+    """Products of weights below float32's normal numbers lose their digits there, so these are exact."""
     n = 40
     maps, states = regime_maps("diffuse", n, torch.float64), states_of(n, 7)
     reference = torch.arange(n) % 5 == 0
