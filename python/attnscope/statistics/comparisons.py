@@ -82,7 +82,8 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
 
     Returns:
         Comparison, n the samples of both; p_value is NaN where no test exists: where either holds fewer
-        than two, or all values are equal.
+        than two, or all values are equal. It is 0 where all of either are equal and the two differ. What
+        sums in another order differ by, less than 2⁻⁴⁰ of the numbers themselves, is 0.
 
     Raises:
         ValueError: confidence outside (0, 1).
@@ -98,15 +99,18 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
     """
     confidence = fraction_argument("welch_test", "confidence", confidence)
     x, y = (vector("welch_test", name, values) for name, values in (("a", a), ("b", b)))
-    x, y = x[~np.isnan(x)], y[~np.isnan(y)]
+    x, y = (without_rounding(values[~np.isnan(values)]) for values in (x, y))
     n = len(x) + len(y)
     mean = float(x.mean() - y.mean()) if len(x) and len(y) else math.nan
     if min(len(x), len(y)) < 2:
         return Comparison(mean, *(math.nan,) * 5, n)
     if np.ptp(x) == 0 and np.ptp(y) == 0:
-        return _without_spread(mean, n - 2, n)
-    scale = float(max(np.abs(x).max(), np.abs(y).max()))
-    u, v = (float((values / scale).var(ddof=1)) / len(values) for values in (x, y))
+        is_equal = np.isclose(x[0], y[0], rtol=_ROUNDED, atol=0.0)
+        return _without_spread(0.0 if is_equal else mean, n - 2, n)
+    # without a scale small variances would vanish
+    rest = x - x.mean(), y - y.mean()
+    scale = float(max(np.abs(values).max() for values in rest))
+    u, v = (float((values / scale).var(ddof=1)) / len(values) for values in rest)
     freedom = (u + v) ** 2 / (u**2 / (len(x) - 1) + v**2 / (len(y) - 1))
     return by_student(mean, math.sqrt(u + v) * scale, freedom, n, confidence)
 
@@ -184,6 +188,13 @@ def by_student(mean: float, error: float, freedom: float, n: int, confidence: fl
     statistic, reach = mean / error, float(special.stdtrit(freedom, (1 + confidence) / 2)) * error
     p_value = 2 * float(special.stdtr(freedom, -abs(statistic)))
     return Comparison(mean, mean - reach, mean + reach, statistic, float(freedom), p_value, n)
+
+
+def without_rounding(values: Vector) -> Vector:
+    """Return the first of values for all of them where they differ by rounding alone."""
+    if len(values) and np.isclose(values, values[0], rtol=_ROUNDED, atol=0.0).all():
+        return np.full(len(values), values[0])
+    return values
 
 
 def _without_spread(mean: float, freedom: int, n: int) -> Comparison:

@@ -17,7 +17,7 @@ import numpy as np
 
 from attnscope.arguments.scalars import fraction_argument
 from attnscope.statistics._arguments import vector
-from attnscope.statistics.comparisons import by_student
+from attnscope.statistics.comparisons import by_student, without_rounding
 
 #: Fewer controls give too little information about initialisations.
 FEWEST = 8
@@ -57,7 +57,7 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
 
     Returns:
         ControlTest; all but the difference are NaN for fewer than 8 controls or two texts, and where nothing
-        varies.
+        varies. Numbers that differ by less than 2⁻⁴⁰ of themselves do not vary.
 
     Raises:
         ValueError: values of more than one dimension, confidence outside (0, 1).
@@ -76,16 +76,22 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
     name = "control_test"
     confidence = fraction_argument(name, "confidence", confidence)
     model_values = vector(name, "measured", measured)
-    model_values = model_values[~np.isnan(model_values)]
+    model_values = without_rounding(model_values[~np.isnan(model_values)])
     control_values = [vector(name, "controls", values) for values in controls]
-    control_values = [values[~np.isnan(values)] for values in control_values]
+    control_values = [without_rounding(values[~np.isnan(values)]) for values in control_values]
     control_values = [values for values in control_values if len(values)]
-    means = np.array([values.mean() for values in control_values])
+    means = without_rounding(np.array([values.mean() for values in control_values]))
     difference = float(model_values.mean() - means.mean()) if len(model_values) and len(means) else math.nan
     count, texts = len(means), len(model_values)
     undefined = ControlTest(difference, *(math.nan,) * 6, count, texts)
     if count < FEWEST or texts < 2:
         return undefined
+    # without a scale the squares of small numbers would vanish, and those of large ones overflow
+    scale = max(float(np.abs(values - means[0]).max()) for values in (model_values, means, *control_values))
+    if not 0 < scale < math.inf:
+        return undefined
+    model_values, means = (model_values - means[0]) / scale, (means - means[0]) / scale
+    control_values = [values / scale for values in control_values]
     # The texts' part of the spread of the controls' means, and of the model's: few texts of the model
     # tell little.
     several = [values for values in control_values if len(values) > 1]
@@ -96,5 +102,5 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
     variance = spread * (1 + 1 / count) + max(0.0, of_texts - of_controls)
     if not variance > 0:
         return undefined
-    tested = by_student(difference, math.sqrt(variance), count - 1, count, confidence)
-    return ControlTest(*tested[:-1], math.sqrt(max(0.0, spread - of_controls)), count, texts)
+    tested = by_student(difference, math.sqrt(variance) * scale, count - 1, count, confidence)
+    return ControlTest(*tested[:-1], math.sqrt(max(0.0, spread - of_controls)) * scale, count, texts)

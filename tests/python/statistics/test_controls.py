@@ -70,6 +70,30 @@ def test_the_spread_between_initialisations_is_without_that_of_texts():
     assert np.sqrt(np.mean(np.square(result))) == pytest.approx(0.3, abs=0.03)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("unit", [1e-300, 1e-170, 1e170, 1e300])
+def test_controls_of_any_unit_are_compared(unit):
+    """The squares of small numbers are 0, and there was no test; those of large ones are infinite."""
+    rng = np.random.default_rng(3)
+    model, controls = rng.normal(1, 1, 6), rng.normal(0, 1, (9, 6))
+    expected = statistics.control_test(model, controls)
+    result = statistics.control_test(model * unit, controls * unit)
+    for name in ("statistic", "p_value", "freedom"):
+        assert getattr(result, name) == pytest.approx(getattr(expected, name), rel=1e-9)
+    for name in ("difference", "low", "high", "between"):
+        assert getattr(result, name) == pytest.approx(getattr(expected, name) * unit, rel=1e-9)
+
+
+def test_sums_in_another_order_are_no_spread_of_controls():
+    """Ten controls and a model of equal numbers, added up in other orders, had a small p-value."""
+    rng = np.random.default_rng(0)
+    rows = rng.permuted(np.tile(rng.random(1000), (60, 1)), axis=1)
+    sums = rows.cumsum(1)[:, -1].reshape(10, 6)
+    assert np.ptp(sums) > 0
+    model = np.full(6, sums.max() * (1 + 2.0**-50))
+    assert math.isnan(statistics.control_test(model, sums).p_value)
+
+
 def test_too_few_controls_make_no_test():
     result = statistics.control_test([1.0, 2.0], [[0.0, 1.0]] * 7)
     assert result.difference == 1

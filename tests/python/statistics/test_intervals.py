@@ -49,6 +49,34 @@ def test_sums_in_another_order_do_not_differ():
     assert statistics.paired_test(moved, a).p_value == pytest.approx(stats.ttest_rel(moved, a).pvalue)
 
 
+@pytest.mark.filterwarnings("ignore:Precision loss")
+def test_sums_in_another_order_are_no_spread_of_independent_samples():
+    """Equal numbers that were added up in other orders differed with a small p-value."""
+    rng = np.random.default_rng(2)
+    rows = rng.permuted(np.tile(rng.random(1000), (20, 1)), axis=1)
+    a, b = rows[:10].cumsum(1)[:, -1], np.array([math.fsum(row) for row in rows[10:]])
+    assert np.ptp(a) > 0
+    assert stats.ttest_ind(a, b, equal_var=False).pvalue < 0.001
+    same_result = statistics.welch_test(a, b)
+    assert same_result.difference == 0
+    assert math.isnan(same_result.p_value)
+    apart = statistics.welch_test(a, 2 * a)
+    assert (apart.p_value, apart.statistic) == (0, -math.inf)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("unit", [1e-300, 1e-160, 1e160, 1e300])
+def test_independent_samples_have_a_test_in_any_unit(unit):
+    """One set that does not vary beside small numbers ended in a division by zero."""
+    expected = statistics.welch_test([1.0, 1.0, 1.0], [1.0, 2.0, 4.0])
+    result = statistics.welch_test([unit] * 3, [unit, 2 * unit, 4 * unit])
+    assert result.p_value == pytest.approx(expected.p_value, rel=1e-9)
+    assert result.freedom == pytest.approx(expected.freedom, rel=1e-9)
+    assert result.low == pytest.approx(expected.low * unit, rel=1e-9)
+    far = statistics.welch_test([1.0] * 3, [0.0, 1e-200, 3e-200])
+    assert (far.difference, far.p_value) == (1, pytest.approx(0))
+
+
 @pytest.mark.filterwarnings("error")
 def test_tests_without_spread_or_sentences():
     assert statistics.paired_test([1, 2, 3], [0, 1, 2]).p_value == 0
