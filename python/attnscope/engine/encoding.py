@@ -30,6 +30,7 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
             raise LoadError(f"{config.model_type} has an encoder; {study.name} needs a causal map")
         plan.notes.append(f"{model}: an encoder-decoder; its encoder is studied, its decoder is not")
     text_settings, context = text_config(config), context_length(config, tokenizer)
+    _require_layers(model, settings.layers, largest_setting(text_settings, "num_hidden_layers"))
     limit = min((bound for bound in (context, settings.max_tokens) if bound is not None), default=None)
     encoder = Encoder(
         tokenizer, limit, settings.bos, largest_setting(text_settings, "vocab_size"), settings.seed
@@ -66,6 +67,12 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
     plan.counts[model] = counts
     plan.notes += _notes(model, counts, settings, limit)
     return [text for text in read if text.n_tokens]
+
+
+def _require_layers(model: str, layers: Sequence[int], depth: int | None) -> None:
+    """Raise ConfigError for a layer that a model, whose configuration names its depth, does not have."""
+    if depth is not None and (outside := [layer for layer in layers if layer >= depth]):
+        raise ConfigError(f"layers: {model} has layers 0 to {depth - 1}, got {outside}")
 
 
 def _config_and_tokenizer(plan: Plan, position: int) -> tuple[Any, Any]:

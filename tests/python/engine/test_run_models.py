@@ -141,6 +141,14 @@ def test_layers_can_be_chosen(tmp_path, llama, texts):
     assert set(heads["layer"]) == {1}
 
 
+@pytest.mark.parametrize("name", ["attention_sinks", "wavelet_heads", "attention_likelihood"])
+def test_layers_that_a_model_lacks_are_a_fault_of_the_settings(tmp_path, llama, texts, name):
+    """The run was planned and its only checkpoint left out, so that it ended as if the model were damaged."""
+    settings = asc.Study(study=name, models=str(llama), texts=str(texts), layers=[0, 7], output=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"^layers: tiny has layers 0 to 1, got \[7\]$"):
+        make_plan(settings)
+
+
 def test_a_model_whose_attention_cannot_be_captured_is_skipped(tmp_path, llama, texts, messages):
     folder = model_folder(tmp_path / "mamba", "mamba")
     results = run(study(tmp_path, [str(folder), str(llama)], str(texts)), say=messages.append)
