@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnscope.config.run_config import RunConfig
@@ -50,12 +51,14 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
         except ValueError as error:
             raise ConfigError(f"{model}: {sentence.source}, row {sentence.source_row}: {error}") from None
         read.append(Input(sentence, encoded))
+    read = _with_first_equal(read) if study.joins_equal_texts else read
     counts = {
         "sentences": len(read),
         "cut": sum(text.encoded.truncated for text in read),
         "of_one_token": sum(text.n_tokens == 1 for text in read),
         "empty": sum(text.n_tokens == 0 for text in read),
         "without_bos": sum(not text.encoded.starts_with_bos for text in read),
+        "repeated": sum(text.is_repeated for text in read if text.n_tokens),
     }
     plan.encoders[position] = encoder
     # heads whose maps are in memory together
@@ -67,6 +70,23 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
     plan.counts[model] = counts
     plan.notes += _notes(model, counts, settings, limit)
     return [text for text in read if text.n_tokens]
+
+
+def _with_first_equal(texts: Sequence[Input]) -> list[Input]:
+    """Return the texts with the number of the first of those that are equal: in words, or as they are read.
+
+    A tokenizer or a limit of tokens can make two texts one; a BOS token that is drawn for each text, one two.
+    """
+    first: dict[str | bytes, int] = {}
+    read = []
+    for text in texts:
+        spelled = text.sentence.text
+        names = [text.encoded.ids.tobytes(), *([spelled] if spelled is not None else [])]
+        equal = min([first[name] for name in names if name in first], default=text.sentence.sample)
+        for name in names:
+            first.setdefault(name, equal)
+        read.append(replace(text, first_equal=equal))
+    return read
 
 
 def _require_layers(model: str, layers: Sequence[int], depth: int | None) -> None:
@@ -102,6 +122,7 @@ def _notes(model: str, counts: dict[str, int], settings: RunConfig, limit: int |
         ("cut", f"sentences were longer than {limit} tokens and are cut"),
         ("of_one_token", "sentences have one token: most metrics say nothing"),
         ("empty", "sentences have no token and are left out"),
+        ("repeated", "sentences are read as an earlier one is: exact tests and intervals take equal as one"),
     )
     sentences = [f"{model}: {counts[key]} of {total} {words}" for key, words in notes if counts[key]]
     if without:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from attnscope.results.equal_texts import of_distinct_texts
 from attnscope.results.results import Results
 from attnscope.untrusted.safe_text import mark_controls
 
@@ -69,6 +70,6 @@ class DrawableResults(Results):
 
 
 def drawable(results: Any) -> Any:
-    """Return results with names that can be drawn; what are no results, as they are."""
+    """Return results with names that can be drawn, equal texts once; what are no results, as they are."""
     is_changed = isinstance(results, DrawableResults) or not isinstance(results, Results)
-    return results if is_changed else DrawableResults(results)
+    return results if is_changed else DrawableResults(of_distinct_texts(results))

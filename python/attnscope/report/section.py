@@ -30,6 +30,7 @@ from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Drawn, Results, optional
 from attnscope.plots.selection import measured_heads, series_noun
 from attnscope.report.numbers import Metric, ProtocolComparison, number_rows, pair_rows
+from attnscope.results.equal_texts import of_distinct_texts
 from attnscope.results.summaries import NULLS, with_groups
 from attnscope.untrusted.safe_text import mark_controls
 
@@ -141,7 +142,7 @@ class Page:
     """The results of a run, its figures by name, and the blocks that a section has written so far."""
 
     def __init__(self, results: Results, drawn: Mapping[str, Drawn]) -> None:
-        self.results, self.drawn = results, drawn
+        self.results, self.drawn = of_distinct_texts(results), drawn
         self.blocks: list[Block] = []
         self.greyed = False
         self.section = Section("", "", (), lambda page: None)

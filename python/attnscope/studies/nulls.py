@@ -15,6 +15,7 @@ from torch import Tensor
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import LayerSupport, measure_layer
 from attnscope.metrics.thresholds import first_equal, resolve_thresholds
+from attnscope.results.equal_texts import of_distinct_texts
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.supports import supports_of, uniform_over, visible_pairs
 from attnscope.study_api.tables import Column, Table
@@ -117,7 +118,7 @@ def write_baselines(
                     at, numbers = np.array(resolve_thresholds(thresholds, n))[once], numbers[once]
                 keys = {**baseline_keys, "protocol": protocol, "metric": quantity.name, "threshold": at}
                 run.write("baselines", **keys, **nobody, value=numbers)
-    controls = run.stored.variants()
+    controls = of_distinct_texts(run.stored).variants()
     if len(controls):
         # a control is read under the visibility of its own maps, and a length has layers of several
         lengths = samples.drop_duplicates(["model", "sample"])[["model", "sample", "n_tokens"]]

@@ -189,6 +189,8 @@ def _hash(plan: Plan, unit: Unit) -> str:
         facts += [list(sentence.token_ids)] if sentence.token_ids is not None else []
         digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
         digest.update(text.encoded.ids.tobytes())
+        if text.is_repeated:
+            digest.update(f"repeats {text.first_equal}".encode())
     if plan.stages[unit.stage].reads:
         digest.update(plan.reading(unit)[1])
     return digest.hexdigest()

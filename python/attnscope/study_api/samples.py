@@ -22,7 +22,9 @@ def samples_table(
 ) -> pa.Table:
     """Return the table `samples` of one unit: its texts as the model read them, and the sources' own columns.
 
-    The column `causal` says if every map of a sample was causal; it is null where the maps were not tested.
+    The column `text_unit` is the first text that the model reads alike, of studies in which equal texts are
+    one sample. The column `causal` says if every map of a sample was causal; it is null where the maps were
+    not tested.
     """
     import pyarrow as pa
 
@@ -48,6 +50,8 @@ def samples_table(
                 "source_row": text.source_row,
             }
         )
+        if unit_text.first_equal is not None:
+            rows[-1]["text_unit"] = unit_text.first_equal
     table = pa.Table.from_pylist(rows)
     if causal:
         flags = pa.array([causal.get(row["sample"]) for row in rows], pa.bool_())

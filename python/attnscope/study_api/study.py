@@ -77,6 +77,8 @@ class Study:
     tables: ClassVar[tuple[Table, ...]] = ()
     #: Its stages, as functions of their module declare them; None where `stages` makes them.
     declared_stages: ClassVar[Stages | None] = None
+    #: Whether equal texts are one sample of its exact tests and intervals; else each is a sample.
+    joins_equal_texts: ClassVar[bool] = False
     #: Its own rules by which texts are chosen: name -> (rows, source, generator) -> positions.
     samplers: ClassVar[Mapping[str, Callable[..., Sequence[int]]]] = {}
 

@@ -25,15 +25,25 @@ Kind = Literal["texts", "checkpoints", "pairs", "once"]
 
 @dataclass(frozen=True)
 class Input:
-    """A text as one model reads it."""
+    """A text as one model reads it.
+
+    Attributes:
+        first_equal: number of the first text that the model reads alike, None where it is not known.
+    """
 
     sentence: Sentence
     encoded: Encoded
+    first_equal: int | None = None
 
     @property
     def n_tokens(self) -> int:
         """Number of tokens."""
         return len(self.encoded.ids)
+
+    @property
+    def is_repeated(self) -> bool:
+        """True if an earlier text is read alike."""
+        return self.first_equal not in (None, self.sentence.sample)
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,7 @@ class AttentionLikelihood(Study):
     name = "attention_likelihood"
     Options = LikelihoodOptions
     protocols = ("exact", "ruscio2023")
+    joins_equal_texts = True
     tables = TABLES
     declared_stages = STAGES
 

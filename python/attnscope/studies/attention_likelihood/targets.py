@@ -65,7 +65,7 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
     usable = len(ids) - sum(counts.values())
     if is_whole_run and usable < FEW:
         run.note(f"attention_likelihood: {usable} texts have a word; below {FEW} little can be said")
-    units = text_units(unit.inputs)
+    units = [text.sentence.sample if text.first_equal is None else text.first_equal for text in unit.inputs]
     partners = [-1] * len(ids)
     if options.swap:
         for first, second in exchanges(ids, first_of_each(units, spans), form):
@@ -128,15 +128,6 @@ def requested_words(inputs: Sequence[Input], word: str) -> str | list[str | None
         raise ConfigError(f"options.word: the texts have no column {name!r}{nearest(name, columns)}")
     cells = [text.sentence.extra.get(name) for text in inputs]
     return [None if cell is None else str(cell) for cell in cells]
-
-
-def text_units(inputs: Sequence[Input]) -> list[int]:
-    """Return the sample of the first text that is equal to each."""
-    first_sample: dict[str, int] = {}
-    return [
-        first_sample.setdefault(text.sentence.text or str(text.encoded.ids.tolist()), text.sentence.sample)
-        for text in inputs
-    ]
 
 
 def first_of_each(units: Sequence[int], spans: Sequence[Sequence[int]]) -> list[Sequence[int]]:

@@ -110,6 +110,9 @@ def _between_layers(wide: pd.DataFrame, metrics: list[str], protocol: str) -> It
         layers = sorted(set(compared_layers(max(columns) + 1)) & set(columns))
         for layer, other_layer in combinations(layers, 2):
             test = test_of(columns[other_layer], columns[layer])
+            first, second = (~np.isnan(columns[number]) for number in (layer, other_layer))
+            # Welch's test takes the texts of either layer
+            texts = first & second if protocol == "exact" else first | second
             if not math.isnan(test.p_value):
                 yield {
                     "metric": metric,
@@ -118,7 +121,7 @@ def _between_layers(wide: pd.DataFrame, metrics: list[str], protocol: str) -> It
                     "protocol": protocol,
                     "difference": test.difference,
                     "p_value": test.p_value,
-                    "samples": int((~np.isnan(columns[layer]) & ~np.isnan(columns[other_layer])).sum()),
+                    "samples": int(texts.sum()),
                 }
 
 

@@ -43,10 +43,15 @@ class SinkSums:
         self.run = run
         self._parts: list[pd.DataFrame] = []
         self._texts: dict[int, tuple[str, list[str]]] = {}
+        self._repeated = {text.sentence.sample for text in run.unit.inputs if text.is_repeated}
 
     def add(self, states: States | LazyStates, number: int, batch: Batch) -> None:
         """Take one layer of a batch."""
-        short = [place for place, n in enumerate(batch.lengths) if n < POOLED_BELOW]
+        short = [
+            place
+            for place, (sample, n) in enumerate(zip(batch.samples, batch.lengths, strict=True))
+            if n < POOLED_BELOW and sample not in self._repeated
+        ]
         if not short:
             return
         test = _test_of_texts(states, short, len(batch.lengths))
@@ -154,6 +159,8 @@ def by_group(
         for group in ["all", *(groups if len(groups) > 1 else [])]:
             texts = samples_of_checkpoint if group == "all" else where(samples_of_checkpoint, group=group)
             rows = where(rows_of_checkpoint, sample=texts.index)
+            if rows.empty:  # every text of the group is one of an earlier group
+                continue
             wide = rows.pivot(index="sample", columns=["layer", "head"], values=list(numbers))
             wide = wide.sort_index(axis=0).sort_index(axis=1)
             yield keys, group, texts.loc[wide.index], wide

@@ -292,6 +292,7 @@ class SinkStudy(Study):
     name = "attention_sinks"
     Options = SinkOptions
     protocols = ("exact", "ruscio2025")
+    joins_equal_texts = True
     tables = TABLES
     declared_stages = STAGES
     samplers: ClassVar = {"paper": by_focus_word}

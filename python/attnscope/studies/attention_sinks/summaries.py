@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 
 from attnscope.protocols import ruscio2025
+from attnscope.results.equal_texts import of_distinct_texts
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.statistics.frames import Frames, classify_frames
@@ -40,7 +41,7 @@ TABLES = (
 
 def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
     """Write the tables that are computed from the others; all of them if no metric is named."""
-    results, is_complete = run.stored, not metrics
+    results, is_complete = of_distinct_texts(run.stored), not metrics
     stored_tables = set(results.tables())
     evidence: list[dict[str, Any]] = []
     rows_by_table: dict[str, list[dict[str, Any]]] = {}

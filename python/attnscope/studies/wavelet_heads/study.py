@@ -20,6 +20,7 @@ from torch import Tensor
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.signals.wavelet import ENERGY
 from attnscope.metrics.support import measure_layer
+from attnscope.results.equal_texts import of_distinct_texts
 from attnscope.studies.nulls import shuffled_rows, write_baselines
 from attnscope.studies.supports import LayerVisibility, keys_of
 from attnscope.studies.wavelet_heads import summaries
@@ -126,7 +127,7 @@ def summarize(study: WaveletStudy, unit: Unit, run: StageRun) -> None:
     """Write the baselines, the phases of training and the published values."""
     chosen = {"exact": study.selected.heads} if study.selected.heads else {}
     write_baselines(run, ("heads", "head_means"), lambda _: chosen)
-    phases = summaries.phases(run.stored)
+    phases = summaries.phases(of_distinct_texts(run.stored))
     for name, rows in (("phases", phases), ("published", summaries.published(phases))):
         if len(rows):
             run.write(name, **{str(column): rows[column] for column in rows})
@@ -258,6 +259,7 @@ class WaveletStudy(Study):
 
     name = "wavelet_heads"
     Options = WaveletOptions
+    joins_equal_texts = True
     tables = TABLES
     declared_stages = STAGES
 

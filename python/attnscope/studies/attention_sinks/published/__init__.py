@@ -14,6 +14,7 @@ import pandas as pd
 
 from attnscope.errors import MissingError
 from attnscope.published import Compared, Measured, another_model, comparison_row, same_model
+from attnscope.results.equal_texts import of_distinct_texts
 from attnscope.results.results import Results
 from attnscope.statistics import bootstrap
 from attnscope.study_api.selection import where
@@ -77,6 +78,7 @@ class _Run:
 
         self.draws, self.seed = draws, seed
         self.sources = dict(getattr(results, "study", None) or {}).get("models") or []
+        results = of_distinct_texts(results)
         stored_tables = set(SOURCES["table"]) & set(results.tables())
         self.tables = {name: last_step(results.table(name)) for name in stored_tables}
         last = self.tables["heads"].groupby("model", sort=False)["layer"].max()

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""A text that is given twice is no second sample of an exact test, interval or mean."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import attnscope as asc
+from attnscope.engine.planning import make_plan
+from attnscope.engine.run_study import run
+from attnscope.plots.drawable import drawable
+from attnscope.plots.selection import estimate
+from folders import model_folder, sentences, sink_study
+
+#: Tables that hold a row, or several, of every text.
+OF_TEXTS = ("samples", "sink_sums")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("models") / "tiny" / "hf")
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    file = sentences(tmp_path_factory.mktemp("texts") / "texts.txt", 6, shortest=8)
+    return file.read_text("utf-8").splitlines()
+
+
+def texts(folder, lines):
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "texts.txt"
+    file.write_text("\n".join(lines) + "\n", "utf-8")
+    return file
+
+
+def both(tmp_path, lines, settings):
+    """Results of the texts, and of the same ones three times in another order."""
+    repeated = [*lines, *lines[::-1], *lines]
+    return [
+        run(settings(tmp_path / name, texts(tmp_path / name, rows)), progress=False)
+        for name, rows in (("once", lines), ("often", repeated))
+    ]
+
+
+def exact(results, name):
+    table = results.table(name)
+    return table[table["protocol"] == "exact"] if "protocol" in table else table
+
+
+def assert_equal_summaries(once, often):
+    compared = 0
+    for name in sorted({*once.tables(), *often.tables()}.difference(OF_TEXTS)):
+        first, second = exact(once, name), exact(often, name)
+        if "sample" in first:
+            assert len(second) in (len(first), 3 * len(first)), name
+            continue
+        compared += len(first)
+        pd.testing.assert_frame_equal(
+            first.reset_index(drop=True), second.reset_index(drop=True), rtol=1e-5, atol=1e-7
+        )
+    assert compared > 20
+
+
+def test_the_sink_study_takes_equal_texts_as_one(tmp_path, folder, lines):
+    """Three times the texts gave tests of the layers with three times the degrees of freedom."""
+
+    def settings(output, file):
+        return sink_study(
+            output, folder, file, options={"extra": ["ablation", "random_weights", "row_permutation"]}
+        )
+
+    once, often = both(tmp_path, lines, settings)
+    assert_equal_summaries(once, often)
+    assert exact(often, "layer_tests")["samples"].max() == 6
+    # the authors count every text
+    published = often.table("layer_tests").query("protocol == 'ruscio2025'")
+    assert published["samples"].max() == 18
+    # tables are complete, and say which texts are equal
+    samples = often.table("samples")
+    assert samples["text_unit"].tolist() == [*range(6), *range(5, -1, -1), *range(6)]
+    assert often.table("heads")["sample"].nunique() == 18
+    # figures and the report take them as one too
+    assert estimate(exact(drawable(often), "heads"), "sink_share", ["layer"])["samples"].tolist() == [6, 6]
+    notes = " ".join(often.provenance["notes"])
+    assert "12 of 18 sentences are read as an earlier one is" in notes
+    assert not any("earlier one" in note for note in once.provenance["notes"])
+
+
+def test_the_wavelet_study_takes_equal_texts_as_one(tmp_path, folder, lines):
+    def settings(output, file):
+        options = {"nulls": ["random_weights", "row_permutation"], "min_keys": 6}
+        return asc.Study(
+            study="wavelet_heads",
+            models=str(folder),
+            texts=str(file),
+            output=str(output),
+            name="a",
+            options=options,
+        )
+
+    once, often = both(tmp_path, lines, settings)
+    assert_equal_summaries(once, often)
+    assert often.table("phases")["samples"].max() <= 6
+
+
+def test_texts_that_a_limit_makes_equal_are_one(tmp_path, folder, lines):
+    rows = [f"{lines[0]} {rest}" for rest in ("sea", "night", "wind")] + [lines[5]]
+    for study in ("attention_sinks", "wavelet_heads", "attention_likelihood"):
+        settings = asc.Study(
+            study=study,
+            models=str(folder),
+            texts=str(texts(tmp_path, rows)),
+            output=str(tmp_path),
+            max_tokens=9,
+        )
+        read = [
+            text.first_equal
+            for unit in make_plan(settings).units
+            if not unit.variant
+            for text in unit.inputs[:4]
+        ]
+        assert read[:4] == [0, 0, 0, 3]
+
+
+def test_texts_whose_first_token_is_drawn_are_equal_by_their_words(tmp_path, lines):
+    folder = model_folder(tmp_path / "m", bos=True)
+    settings = sink_study(tmp_path, folder, texts(tmp_path, lines[:2] * 2), bos="replace")
+    units = [unit for unit in make_plan(settings).units if unit.stage == "texts"]
+    read = [(text.first_equal, int(text.encoded.ids[0])) for unit in units for text in unit.inputs]
+    assert [first for first, _ in read] == [0, 1, 0, 1]
+    assert len({token for _, token in read}) > 1
+
+
+def test_a_text_is_of_the_group_that_has_it_first(tmp_path, folder, lines):
+    sources = [
+        {"path": str(texts(tmp_path / name, rows)), "group": name}
+        for name, rows in (
+            ("first", lines),
+            ("second", lines[:3]),
+            ("third", [*lines[3:], "the sea was still"]),
+        )
+    ]
+    settings = sink_study(tmp_path / "runs", folder, "unused").model_copy(update={"texts": []})
+    values = {**settings.model_dump(mode="json"), "texts": sources}
+    results = run(asc.Study(**values), progress=False)
+    frames = exact(results, "frames").set_index("group")["samples"]
+    assert frames.to_dict() == {"all": 7, "first": 6, "third": 1}
+    heads = exact(results, "sink_heads")
+    assert heads.groupby("group")["texts_tested"].max().to_dict() == {"all": 7, "first": 6, "third": 1}
+    assert np.isfinite(exact(results, "layer_tests")["p_value"]).all()
+
+
+def test_tables_without_the_column_are_as_they_are():
+    heads = pd.DataFrame({"model": "m", "sample": [0, 1], "protocol": "exact", "entropy": 1.0})
+    results = asc.Results({"samples": heads[["model", "sample"]], "heads": heads})
+    assert len(drawable(results).table("heads")) == 2
