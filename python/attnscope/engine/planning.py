@@ -158,8 +158,9 @@ def _add_units(
         is_used = any(_uses(plan, stage.units, checkpoint) for checkpoint in series)
         for variant in stage.units.variants if is_used else ():
             for seed in range(stage.units.seeds):
-                # one for a whole series, whose checkpoints share their configuration
-                control = {"checkpoint": series[0], "source": position, "variant": variant, "seed": seed}
+                # one for a whole series, whose checkpoints share their configuration; what it reads of a
+                # checkpoint, such as words in the place of others, is of the last one, the trained model
+                control = {"checkpoint": series[-1], "source": position, "variant": variant, "seed": seed}
                 _add_blocks(plan, stage, inputs[position], control)
 
 

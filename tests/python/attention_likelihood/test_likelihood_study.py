@@ -2,6 +2,7 @@
 """The likelihood study on models made here: what is stored is what slow loops find."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -230,6 +231,19 @@ def test_likelihood_from_one_model_serves_a_series(texts, tmp_path):
     assert [list(ids) for ids in exact(first_step, "words")["replacement_ids"]] != [
         list(ids) for ids in first["replacement_ids"]
     ]
+
+
+def test_controls_of_a_series_are_on_the_versions_of_its_last_checkpoint(texts, tmp_path):
+    """They were measured on those of the first one, which an untrained model finds likely or unlikely."""
+    folder = series(tmp_path / "growing", steps=(0, 2), num_hidden_layers=3)
+    options = {"nulls": ["random_weights"], "random_weights": 2}
+    whole, last = (
+        run(settings(path, texts, tmp_path, name=name, **options), progress=False)
+        for name, path in (("whole", folder), ("last", folder / "step2"))
+    )
+    for name in ("controls", "control_overall"):
+        of_series, of_last = (results.table(name).drop(columns="model") for results in (whole, last))
+        pd.testing.assert_frame_equal(of_series, of_last, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.slow

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Measures of the paper's claims; the verdict is made by `attnscope.study_api.claims`.
 
-Every claim has one number over all layers, chosen before the data are seen: the reason gives its sign in
-single layers. Models with random weights, on the trained model's versions of the texts, must not show as
-much.
-
 Every claim has one number over all layers, chosen before anything is seen: its sign in single layers is told
-in the reason. Models with random weights, on the trained model's versions of the texts, must not show as
-much.
+in the reason. Models with random weights, on the trained model's versions of the texts (those of the last
+checkpoint of a series), must not show as much.
 """
 
 from __future__ import annotations

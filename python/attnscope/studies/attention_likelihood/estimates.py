@@ -110,7 +110,10 @@ def _surveys(run: StageRun, options: LikelihoodOptions, seed: int) -> list[Row]:
 
 
 def controls(run: StageRun, options: LikelihoodOptions) -> None:
-    """Write `controls` and `control_overall`: each initialisation on the trained model's versions."""
+    """Write `controls` and `control_overall`: each initialisation on the trained model's versions.
+
+    Those are the versions of the last checkpoint of a series, which the controls were measured on.
+    """
     if "head_mean_spans_variants" not in run.stored.tables():
         return
     words = with_units(run)
@@ -118,9 +121,9 @@ def controls(run: StageRun, options: LikelihoodOptions) -> None:
     keys = ["model", "variant", "seed"]
     for model, variant, draw in table[keys].drop_duplicates().to_numpy().tolist():
         rows = where(table, model=model, variant=variant, seed=draw)
-        first = where(words, model=model)
-        first = where(first, step=first["step"].iloc[0])
-        panel = panel_of(of_protocol(first, EXACT), rows)
+        words_of_model = where(words, model=model)
+        trained = words_of_model[["revision", "step"]].iloc[-1]
+        panel = panel_of(of_protocol(where(words_of_model, **trained), EXACT), rows)
         if panel is not None:
             keys_of_draw = {"model": model, "control": variant, "draw": int(draw)}
             write_rows(run, "controls", points(panel), **keys_of_draw)

@@ -39,7 +39,8 @@ class LikelihoodOptions(Options):
             model itself.
         survey: test for every token of the original text if its attention to itself follows its
             likelihood (causal models).
-        nulls: "random_weights": models of the same configuration on the trained model's versions.
+        nulls: "random_weights": models of the same configuration on the trained model's versions, of a
+            series those of its last checkpoint.
         random_weights: number of these models.
         bootstrap: drawings of intervals.
         permutations: of tests.
