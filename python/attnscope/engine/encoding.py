@@ -58,8 +58,9 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
         "of_one_token": sum(text.n_tokens == 1 for text in read),
         "empty": sum(text.n_tokens == 0 for text in read),
         "without_bos": sum(not text.encoded.starts_with_bos for text in read),
-        "repeated": sum(text.is_repeated for text in read if text.n_tokens),
     }
+    if study.joins_equal_texts:
+        counts["repeated"] = sum(text.is_repeated for text in read if text.n_tokens)
     plan.encoders[position] = encoder
     # heads whose maps are in memory together
     heads = largest_setting(text_settings, "num_attention_heads", 1)
@@ -124,7 +125,7 @@ def _notes(model: str, counts: dict[str, int], settings: RunConfig, limit: int |
         ("empty", "sentences have no token and are left out"),
         ("repeated", "sentences are read as an earlier one is: exact tests and intervals take equal as one"),
     )
-    sentences = [f"{model}: {counts[key]} of {total} {words}" for key, words in notes if counts[key]]
+    sentences = [f"{model}: {counts[key]} of {total} {words}" for key, words in notes if counts.get(key)]
     if without:
         sentences.append(f"{model}: {who} with a BOS token; their first key is an ordinary token")
     return sentences

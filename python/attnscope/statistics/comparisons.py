@@ -16,9 +16,7 @@ import numpy as np
 
 from attnscope.arguments.scalars import fraction_argument
 from attnscope.statistics._arguments import Vector, pairs, vector
-
-#: Numbers that differ by less of themselves are one number, summed in another order.
-_ROUNDED = 2.0**-40
+from attnscope.statistics.rounding import is_one_number, without_rounding
 
 
 class Comparison(NamedTuple):
@@ -43,8 +41,8 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
 
     Returns:
         Comparison; p_value is NaN where no test exists: for fewer than two pairs, and where all differences
-        are 0. It is 0 where all are equal and not 0. What sums in another order differ by, less than 2⁻⁴⁰ of
-        the numbers themselves, is 0.
+        are 0 or one is infinite. It is 0 where all are equal and not 0. What sums in another order differ by,
+        less than 2⁻⁴⁰ of the numbers themselves, is 0.
 
     Raises:
         ValueError: different lengths, confidence outside (0, 1).
@@ -59,10 +57,11 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
     """
     confidence = fraction_argument("paired_test", "confidence", confidence)
     x, y = pairs("paired_test", a, b)
-    difference = np.where(np.isclose(x, y, rtol=_ROUNDED, atol=0.0), 0.0, x - y)
-    n = len(difference)
-    mean = float(difference.mean()) if n else math.nan
-    if n < 2:
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite has no test
+        difference = np.where(is_one_number(x, y), 0.0, x - y)
+        n = len(difference)
+        mean = float(difference.mean()) if n else math.nan
+    if n < 2 or not math.isfinite(mean):
         return Comparison(mean, *(math.nan,) * 5, n)
     if np.ptp(difference) == 0:
         return _without_spread(mean, n - 1, n)
@@ -82,8 +81,8 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
 
     Returns:
         Comparison, n the samples of both; p_value is NaN where no test exists: where either holds fewer
-        than two, or all values are equal. It is 0 where all of either are equal and the two differ. What
-        sums in another order differ by, less than 2⁻⁴⁰ of the numbers themselves, is 0.
+        than two, all values are equal, or one is infinite. It is 0 where all of either are equal and the two
+        differ. What sums in another order differ by, less than 2⁻⁴⁰ of the numbers themselves, is 0.
 
     Raises:
         ValueError: confidence outside (0, 1).
@@ -101,12 +100,12 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
     x, y = (vector("welch_test", name, values) for name, values in (("a", a), ("b", b)))
     x, y = (without_rounding(values[~np.isnan(values)]) for values in (x, y))
     n = len(x) + len(y)
-    mean = float(x.mean() - y.mean()) if len(x) and len(y) else math.nan
-    if min(len(x), len(y)) < 2:
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite has no test
+        mean = float(x.mean() - y.mean()) if len(x) and len(y) else math.nan
+    if min(len(x), len(y)) < 2 or not math.isfinite(mean):
         return Comparison(mean, *(math.nan,) * 5, n)
     if np.ptp(x) == 0 and np.ptp(y) == 0:
-        is_equal = np.isclose(x[0], y[0], rtol=_ROUNDED, atol=0.0)
-        return _without_spread(0.0 if is_equal else mean, n - 2, n)
+        return _without_spread(0.0 if is_one_number(x[0], y[0]) else mean, n - 2, n)
     # without a scale small variances would vanish
     rest = x - x.mean(), y - y.mean()
     scale = float(max(np.abs(values).max() for values in rest))
@@ -188,13 +187,6 @@ def by_student(mean: float, error: float, freedom: float, n: int, confidence: fl
     statistic, reach = mean / error, float(special.stdtrit(freedom, (1 + confidence) / 2)) * error
     p_value = 2 * float(special.stdtr(freedom, -abs(statistic)))
     return Comparison(mean, mean - reach, mean + reach, statistic, float(freedom), p_value, n)
-
-
-def without_rounding(values: Vector) -> Vector:
-    """Return the first of values for all of them where they differ by rounding alone."""
-    if len(values) and np.isclose(values, values[0], rtol=_ROUNDED, atol=0.0).all():
-        return np.full(len(values), values[0])
-    return values
 
 
 def _without_spread(mean: float, freedom: int, n: int) -> Comparison:

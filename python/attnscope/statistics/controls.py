@@ -17,7 +17,8 @@ import numpy as np
 
 from attnscope.arguments.scalars import fraction_argument
 from attnscope.statistics._arguments import vector
-from attnscope.statistics.comparisons import by_student, without_rounding
+from attnscope.statistics.comparisons import by_student
+from attnscope.statistics.rounding import without_rounding
 
 #: Fewer controls give too little information about initialisations.
 FEWEST = 8
@@ -81,10 +82,12 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
     control_values = [without_rounding(values[~np.isnan(values)]) for values in control_values]
     control_values = [values for values in control_values if len(values)]
     means = without_rounding(np.array([values.mean() for values in control_values]))
-    difference = float(model_values.mean() - means.mean()) if len(model_values) and len(means) else math.nan
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite has no test
+        has_both = len(model_values) and len(means)
+        difference = float(model_values.mean() - means.mean()) if has_both else math.nan
     count, texts = len(means), len(model_values)
     undefined = ControlTest(difference, *(math.nan,) * 6, count, texts)
-    if count < FEWEST or texts < 2:
+    if count < FEWEST or texts < 2 or not math.isfinite(difference):
         return undefined
     # without a scale the squares of small numbers would vanish, and those of large ones overflow
     scale = max(float(np.abs(values - means[0]).max()) for values in (model_values, means, *control_values))

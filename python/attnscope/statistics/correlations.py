@@ -23,6 +23,7 @@ import numpy.typing as npt
 from attnscope.arguments import scalars
 from attnscope.statistics._arguments import Vector, pairs
 from attnscope.statistics.intervals import FEWEST
+from attnscope.statistics.rounding import varies
 
 Array = npt.NDArray[np.float64]
 
@@ -62,7 +63,8 @@ def correlation(
         confidence: in (0, 1).
 
     Returns:
-        Correlation; all NaN for fewer than three pairs or without variance, low and high NaN below five.
+        Correlation; all NaN for fewer than three pairs, without variance but for rounding, and for an
+        infinite value that is not ranked; low and high NaN below five pairs.
         p_value is that of Student's t with n − 2 degrees of freedom; of up to nine ranks it is the share of
         their orders that correlate as much, ties as they are, and of more it is never below 2/n!.
 
@@ -84,7 +86,9 @@ def correlation(
     first, second = pairs("correlation", x, y)
     n = len(first)
     ranked = method == "spearman"
-    if n < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
+    if n < 3 or not (ranked or np.isfinite([first, second]).all()):
+        return Correlation(math.nan, math.nan, math.nan, math.nan, n)
+    if not (varies(first) and varies(second)):
         return Correlation(math.nan, math.nan, math.nan, math.nan, n)
     values = (rank_of(first), rank_of(second)) if ranked else (first, second)
     residuals = np.column_stack([_centred(column) for column in values])

@@ -89,10 +89,16 @@ def jackknife_interval(
     from scipy import special
 
     groups = len(without)
-    with np.errstate(invalid="ignore"):  # an estimate that is infinite without a group has no interval
-        spread = ((without - without.mean(0)) ** 2).sum(0) * (groups - 1) / groups
-    reach = special.stdtrit(groups - 1, (1 + confidence) / 2) * np.sqrt(spread + added_variance)
-    return estimate, estimate - reach, estimate + reach
+    # an estimate that is infinite without a group has no interval
+    with np.errstate(invalid="ignore", over="ignore"):
+        rest = without - without.mean(0)
+        # the squares of small numbers would vanish, and those of large ones overflow
+        scale = np.abs(rest).max(0)
+        scale = np.where(scale > 0, scale, 1.0)
+        spread = np.square(rest / scale).sum(0) * (groups - 1) / groups
+        error = np.hypot(np.sqrt(spread) * scale, np.sqrt(added_variance))
+        reach = special.stdtrit(groups - 1, (1 + confidence) / 2) * error
+        return estimate, estimate - reach, estimate + reach
 
 
 def mean_product(gram: Any) -> Array:
@@ -156,12 +162,13 @@ def sign_flips(values: Any, *, draws: int = 9999, seed: int = 0, two_sided: bool
     groups = data.shape[-1]
     signs = np.random.default_rng(seed).integers(0, 2, (draws, groups)).astype(np.float64) * 2 - 1
     if not of_products:
-        observed = data.sum()
-        drawn = signs @ data
-        if two_sided is not False:
-            observed, drawn = abs(observed), np.abs(drawn)
-        # a draw that gives the same groups may round otherwise
-        reached = (drawn >= observed - 1e-12 * np.abs(data).sum()).sum()
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite has no test
+            observed = data.sum()
+            drawn = signs @ data
+            if two_sided is not False:
+                observed, drawn = abs(observed), np.abs(drawn)
+            # a draw that gives the same groups may round otherwise
+            reached = (drawn >= observed - 1e-12 * np.abs(data).sum()).sum()
         return np.asarray((1 + reached) / (1 + draws) if np.isfinite(observed) else math.nan)
     first, second = np.triu_indices(groups, 1)
     flat = (data + np.swapaxes(data, -1, -2))[..., first, second].reshape(-1, len(first))

@@ -15,6 +15,7 @@ import numpy as np
 
 from attnscope.arguments import scalars
 from attnscope.statistics._arguments import Vector, check_draws, label_numbers, table_argument, vector
+from attnscope.statistics.rounding import is_one_number, varies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +89,8 @@ def bootstrap(
         seed: the same seed gives the same interval.
 
     Returns:
-        Interval; all NaN without values, low and high NaN below five.
+        Interval; all NaN without values, low and high NaN below five and, of a mean, where a value is
+        infinite.
 
     Raises:
         ValueError: values of more than one dimension, confidence outside (0, 1), draws below 1, a statistic
@@ -126,8 +128,11 @@ def bootstrap(
 
     if count == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
-    estimate = float(along_last(data))
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite has no interval
+        estimate = float(along_last(data))
     if count < FEWEST:
+        return Interval(estimate, math.nan, math.nan, count)
+    if statistic is None and not math.isfinite(estimate):
         return Interval(estimate, math.nan, math.nan, count)
     if statistic is None:
         sums, sizes = (np.bincount(cluster_numbers, weight).astype(np.float64) for weight in (data, None))
@@ -152,7 +157,7 @@ def _studentised(
     sums: Vector, sizes: Vector, confidence: float, draws: int, seed: int
 ) -> tuple[float, float]:
     """Return the interval of a mean over clusters from draws in units of their own standard errors."""
-    if np.ptp(sums / sizes) == 0:
+    if not varies(sums / sizes):
         return float(sums[0] / sizes[0]), float(sums[0] / sizes[0])
     # Squares of numbers far from 1 would vanish or overflow.
     scale = float(np.abs(sums).max())
@@ -168,9 +173,9 @@ def _studentised(
     block = max(1, _HELD // len(sums))
     for start in range(0, draws, block):
         chosen = generator.integers(0, len(sums), (min(block, draws - start), len(sums)))
-        # A draw that repeats one value only has no standard error.
+        # A draw that repeats one value only, but for rounding, has no standard error.
         means = (sums / sizes)[chosen]
-        chosen = chosen[(means != means[:, :1]).any(-1)]
+        chosen = chosen[~is_one_number(means, means[:, :1]).all(-1)]
         total, size = sums[chosen], sizes[chosen]
         ratios.append((_ratio(total, size) - mean) / spread(total, size))
     drawn = np.concatenate(ratios)

@@ -10,6 +10,7 @@ import numpy as np
 
 from attnscope.statistics._arguments import Vector, check_draws
 from attnscope.statistics.intervals import FEWEST
+from attnscope.statistics.rounding import varies
 
 
 def mean_intervals(
@@ -23,7 +24,8 @@ def mean_intervals(
     mean in units of its standard error), so that the interval of the largest mean allows for its choice.
 
     Args:
-        values: [means, samples]; NaN is left out, with `together` the sample is left out everywhere.
+        values: [means, samples]; what is not finite is left out, with `together` the sample is left out
+            everywhere.
         confidence: in (0, 1).
         draws: drawings of samples with replacement.
         seed: of the draws.
@@ -81,7 +83,7 @@ def _of_means(data: Vector, weights: Vector, confidence: float, together: bool) 
     mean = data.mean(axis=1, keepdims=True)
     rest = data - mean
     scale = np.abs(rest).max(axis=1, keepdims=True)
-    fixed = np.ptp(data, axis=1) == 0
+    fixed = ~varies(data, axis=1)
     rest = np.where(fixed[:, None], 0.0, rest / np.where(scale > 0, scale, 1.0))
     drawn = rest @ weights.T
     variance = np.maximum((rest**2) @ weights.T - drawn**2, 0.0) * n / (n - 1)

@@ -23,6 +23,7 @@ from attnscope.statistics.correlations import (
     rank_of,
 )
 from attnscope.statistics.intervals import bootstrap
+from attnscope.statistics.rounding import varies
 
 Array = npt.NDArray[np.float64]
 
@@ -55,10 +56,10 @@ def partial_correlation(
         units: labels [n] of samples that belong together; None: each sample is its own unit.
 
     Returns:
-        Correlation; all NaN for fewer than c + 3 samples, where x or y is constant, or where the covariates
-        leave nothing of one of them; low and high NaN below five units and c + 4. p_value is that of
-        Student's t with n − 2 − c degrees of freedom, n the number of units; of ranks where n − c is nine or
-        less, that of so many ranks without ties.
+        Correlation; all NaN for fewer than c + 3 samples, where x or y is constant but for rounding, where
+        the covariates leave nothing of one of them, and for an infinite value that is not ranked; low and
+        high NaN below five units and c + 4. p_value is that of Student's t with n − 2 − c degrees of freedom,
+        n the number of units; of ranks where n − c is nine or less, that of so many ranks without ties.
 
     Raises:
         ValueError: different lengths, an unknown method, confidence outside (0, 1).
@@ -121,8 +122,8 @@ def within_correlation(
     Returns:
         Correlation: mean over texts with its bootstrap interval over texts, two-sided p of the normal, and
         the number of texts. A text with fewer than three versions, or whose x or y is constant, does not
-        count; NaN without a text. With `given` the interval is that of `correlation` with texts as units, and
-        the p-value is NaN.
+        count; NaN without a text. With covariates the interval is that of `correlation` with texts as units,
+        and the p-value is NaN.
 
     Raises:
         ValueError: different lengths, confidence outside (0, 1), draws below 1.
@@ -178,7 +179,7 @@ def _columns(
     together = np.arange(len(first)) if units is None else units
     _, unit_numbers = label_numbers(function, "units or texts", together, len(first))
     data = np.column_stack([first, second, covariate_columns])
-    complete = np.isfinite(data).all(1)
+    complete = ~np.isnan(data).any(1)
     return data[complete], label_numbers(function, "units or texts", unit_numbers[complete])[1]
 
 
@@ -194,9 +195,10 @@ def _partial(data: Array, method: str) -> tuple[Array, Array]:
     """
     if len(data) == 0:
         return np.empty((0, 2)), np.empty((0, 0))
-    varying = np.ptp(data, axis=0) > 0
+    varying = varies(data)
     columns = data[:, [True, True, *varying[2:]]]
-    if len(data) < columns.shape[1] + 1 or not varying[:2].all():
+    is_usable = varying[:2].all() and (method == "spearman" or np.isfinite(columns).all())
+    if len(data) < columns.shape[1] + 1 or not is_usable:
         return np.full((len(data), 2), math.nan), np.empty((len(data), 0))
     if method == "spearman":
         columns = rank_of(columns)
@@ -220,10 +222,10 @@ def _residuals(columns: Array) -> tuple[Array, Array]:
 
 
 def _centred_ranks(data: Array) -> Array:
-    """Return ranks of each column less their mean; NaN for fewer than three rows."""
+    """Return ranks of each column less their mean, 0 of equal numbers; NaN for fewer than three rows."""
     if len(data) < 3:
         return np.full(data.shape, math.nan)
-    return rank_of(data) - (len(data) + 1) / 2
+    return np.where(varies(data), rank_of(data) - (len(data) + 1) / 2, 0.0)
 
 
 def _pooled(parts: list[Array], confidence: float) -> Correlation:

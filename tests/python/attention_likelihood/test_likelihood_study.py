@@ -428,3 +428,27 @@ def test_a_text_that_is_given_twice_exchanges_words_once_and_is_surveyed_once(fo
     ]
     assert surveys[1]["n"].tolist() == surveys[0]["n"].tolist() == [12] * 3
     np.testing.assert_allclose(surveys[1]["low"], surveys[0]["low"], atol=1e-4)
+
+
+def test_texts_that_are_given_again_change_no_number_over_texts(folder, texts, tmp_path):
+    """A text of seven copies had seven times the weight in correlations and slopes over texts, n being 12."""
+    lines = texts.read_text("utf-8").splitlines()
+    again = tmp_path / "again.txt"
+    again.write_text("\n".join([*lines, *[lines[3]] * 6, lines[7]]) + "\n", "utf-8")
+    options = {"survey": True, "nulls": ["random_weights"], "random_weights": 1}
+    once, repeated = (
+        run(settings(folder, path, tmp_path, name=name, **options), progress=False)
+        for name, path in (("once", texts), ("again", again))
+    )
+    assert len(exact(repeated, "words")) > len(exact(once, "words"))
+    over_texts = [name for name in once.tables() if "sample" not in once.table(name)]
+    assert {"head_mean_associations", "associations", "shifts", "controls", "claims"} <= {*over_texts}
+    for name in over_texts:
+        pd.testing.assert_frame_equal(
+            *(
+                exact(results, name).reset_index(drop=True) if name != "checks" else results.table(name)
+                for results in (once, repeated)
+            ),
+            rtol=1e-4,
+            atol=1e-6,
+        )

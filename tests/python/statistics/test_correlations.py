@@ -106,3 +106,30 @@ def test_what_a_masked_array_hides_is_missing():
     assert statistics.correlation(counts, y) == statistics.correlation(
         np.delete(np.arange(20), 4), without[1]
     )
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("method", ["pearson", "spearman"])
+def test_what_varies_by_rounding_alone_is_constant(method):
+    """Six equal shares that were added up in other orders correlated by -0.35 with others."""
+    rng = np.random.default_rng(0)
+    rounded = 0.3 * (1 + 2.0**-53 * rng.integers(0, 3, 6))
+    other = rng.normal(size=6)
+    assert np.ptp(rounded) > 0
+    assert math.isnan(statistics.correlation(rounded, other, method=method).r)
+    assert math.isnan(statistics.partial_correlation(rounded, other, [], method=method).r)
+    # as a covariate it explains nothing
+    given = statistics.partial_correlation(other, other[::-1], rounded, method=method)
+    assert given == statistics.partial_correlation(other, other[::-1], [], method=method)
+    assert math.isnan(statistics.within_correlation(rounded, other, [0, 0, 0, 1, 1, 1]).r)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_infinite_value_is_ranked_or_has_no_correlation():
+    """A correlation without covariates left its sample out where `correlation` ranked it."""
+    x, y = [1.0, 2.0, 3.0, 4.0, 5.0, -math.inf], [2.0, 1.0, 4.0, 3.0, math.inf, 6.0]
+    for method in ("pearson", "spearman"):
+        plain = statistics.correlation(x, y, method=method)
+        partial = statistics.partial_correlation(x, y, [], method=method)
+        np.testing.assert_allclose(plain, partial, rtol=1e-12)
+        assert math.isnan(plain.r) == (method == "pearson")

@@ -21,6 +21,15 @@ def test_the_jackknife_of_a_mean_is_students_interval():
     assert result == pytest.approx((x.mean(), low, high, 12))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("unit", [1e-300, 1e-170, 1e170, 1e300])
+def test_the_jackknife_works_in_any_unit(unit):
+    """Squares of small numbers are 0, so that the interval had no width; those of large ones are infinite."""
+    values = np.array([1.0, 2.0, 4.0, 5.0])
+    expected, result = (statistics.jackknife(values * factor, np.mean) for factor in (1.0, unit))
+    np.testing.assert_allclose(result[:3], np.array(expected[:3]) * unit, rtol=1e-12)
+
+
 def test_products_of_groups_are_looked_up_by_their_numbers():
     rng = np.random.default_rng(1)
     gram = rng.normal(size=(6, 6))

@@ -395,3 +395,27 @@ def test_a_head_without_values_does_not_take_the_intervals_of_the_others():
     values[1] = np.nan
     low, _ = statistics.mean_intervals(values, together=True)
     assert np.isfinite(low).tolist() == [True, False, True]
+
+
+def test_rounding_is_no_spread_of_a_draw():
+    """A draw of equal shares with other last bits had a standard error of 1e-17: the end was 8e14."""
+    rng = np.random.default_rng(0)
+    for values in ([0.3] * 9 + [1.0], [0.3] * 5 + [1.0, 0.7], [0.3] * 6):
+        rounded = np.array(values) * (1 + 2.0**-53 * rng.integers(0, 3, len(values)))
+        assert np.ptp(rounded[:5]) > 0
+        results = [statistics.bootstrap(data) for data in (values, rounded)]
+        np.testing.assert_allclose(results[1][:3], results[0][:3], rtol=1e-12)
+        low, high = statistics.mean_intervals([rounded])
+        np.testing.assert_allclose((low[0], high[0]), results[0][1:3], rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_infinite_has_no_interval_and_no_test():
+    values, others = [1.0, math.inf, 2.0, 3.0, 4.0, 5.0], [2.0, 1.0, 4.0, -math.inf, 3.0, 5.0]
+    interval = statistics.bootstrap(values)
+    assert (interval.estimate, interval.n) == (math.inf, 6)
+    assert np.isnan(interval[1:3]).all()
+    for test in (statistics.paired_test(values, others), statistics.welch_test(values, others)):
+        assert np.isnan(test[1:6]).all()
+    assert np.isnan(statistics.control_test(values, [others] * 8)[1:7]).all()
+    assert np.isnan(statistics.sign_flips(values))

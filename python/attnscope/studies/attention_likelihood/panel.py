@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
-from attnscope.study_api.selection import where
+from attnscope.study_api.selection import where, without
 
 Array = np.ndarray[Any, Any]
 #: Fields of a span's attention that are compared, by the name of their column.
@@ -30,7 +30,7 @@ class Panel:
     """One checkpoint, one protocol; T texts, K versions, L layers.
 
     Attributes:
-        samples: numbers of the texts [T].
+        samples: numbers of the texts [T], without those that repeat a text and its word.
         units: the same number where texts are equal [T].
         modes: of the versions; the first is the text as it is.
         words: columns of `words`, [T, K] each.
@@ -85,9 +85,14 @@ class Panel:
 
 
 def panel_of(words: pd.DataFrame, spans: pd.DataFrame) -> Panel | None:
-    """Return the arrays of one checkpoint under one protocol, None where no word was measured."""
+    """Return the arrays of one checkpoint under one protocol, None where no word was measured.
+
+    Of equal texts with one word the first alone is in them: a text that is given twice has no more weight.
+    """
     if words.empty or spans.empty:
         return None
+    repeated = repeated_words(words)
+    words, spans = without(words, sample=repeated), without(spans, sample=repeated)
     modes = [REAL, *(mode for mode in dict.fromkeys(words["mode"]) if mode not in (REAL, SWAP)), SWAP]
     modes = [mode for mode in modes if (words["mode"] == mode).any()]
     samples = np.sort(words["sample"].unique())
@@ -123,6 +128,17 @@ def panel_of(words: pd.DataFrame, spans: pd.DataFrame) -> Panel | None:
         layers,
         measures,
     )
+
+
+def repeated_words(words: pd.DataFrame) -> list[int]:
+    """Return the numbers of the texts that repeat an earlier text and its word.
+
+    >>> columns = {"mode": "real", "sample": [0, 1, 2], "text_unit": 0, "start": [2, 2, 4], "pieces": 1}
+    >>> repeated_words(pd.DataFrame(columns))
+    [1]
+    """
+    real = where(words, mode=REAL).sort_values("sample", kind="stable")
+    return [int(sample) for sample in real["sample"][real.duplicated(["text_unit", "start", "pieces"])]]
 
 
 def _places(table: pd.DataFrame, samples: Array, modes: Sequence[str]) -> tuple[Array, Array]:
