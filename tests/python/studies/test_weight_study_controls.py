@@ -247,3 +247,16 @@ def test_tokens_that_are_no_pair_are_refused(home, tmp_path):
     options = {"rank_one": {"tokens": [4, 4]}}
     with pytest.raises(ConfigError, match="two different token ids, got 4 and 4"):
         run(pair(home, tmp_path, "llama", options=options), say=lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("rank_one", "message"),
+    [
+        ({"layers": [0, 5]}, r"rank_one.layers: the model has 2 layers, -2 to 1, got \[5\]"),
+        ({"layers": [-3]}, r"rank_one.layers: the model has 2 layers, -2 to 1, got \[-3\]"),
+        ({"tokens": [5, 10**6]}, r"rank_one.tokens: the model has \d+ tokens, got 1000000"),
+    ],
+)
+def test_places_of_rank_one_that_the_model_does_not_have_are_refused(home, tmp_path, rank_one, message):
+    with pytest.raises(ConfigError, match=message):
+        run(pair(home, tmp_path, "llama", options={"rank_one": rank_one}), say=lambda text: None)
