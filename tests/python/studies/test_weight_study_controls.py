@@ -260,3 +260,13 @@ def test_tokens_that_are_no_pair_are_refused(home, tmp_path):
 def test_places_of_rank_one_that_the_model_does_not_have_are_refused(home, tmp_path, rank_one, message):
     with pytest.raises(ConfigError, match=message):
         run(pair(home, tmp_path, "llama", options={"rank_one": rank_one}), say=lambda text: None)
+
+
+def test_the_largest_token_is_a_share_of_all_tokens(home, results):
+    """Of the texts whose inputs are measured: the other group is a null."""
+    squares = (inputs(home, "own.jsonl", "step0") ** 2).sum(1)
+    rows = results.table("moments")
+    rows = rows[(rows["revision"] == "step0") & (rows["layer"] == 1) & (rows["side"] == "in")]
+    shares = rows.set_index("role")["largest_token_share"]
+    for role in ("q", "k", "v"):
+        assert shares[role] == pytest.approx(squares.max() / squares.sum(), rel=1e-5)

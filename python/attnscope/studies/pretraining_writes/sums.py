@@ -62,11 +62,11 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
             group = min(options.groups - 1, int(sample) * options.groups // max(1, run.samples))
             for trace in tracer.run(tokens):
                 trace.add_to(moments, group, skip_first=options.skip_first)
-                if not unit.variant:
+                if moments is summed.get(""):
                     squares = trace.x[int(options.skip_first) :].double().square().sum(1)
-                    share = float(squares.max() / squares.sum())
                     keys = {"sample": sample, "layer": trace.layer, "role": trace.role, "side": "in"}
-                    run.write("token_energies", **keys, tokens=len(squares), largest_token_share=share)
+                    energies = {"energy": float(squares.sum()), "largest_energy": float(squares.max())}
+                    run.write("token_energies", **keys, tokens=len(squares), **energies)
     of = title_of(unit.checkpoint) if unit.checkpoint else ""
     for control, moments in summed.items():
         for (layer, site, side), group, sums in moments.items():
