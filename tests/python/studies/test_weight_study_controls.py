@@ -4,6 +4,7 @@
 import json
 import math
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -270,3 +271,22 @@ def test_the_largest_token_is_a_share_of_all_tokens(home, results):
     shares = rows.set_index("role")["largest_token_share"]
     for role in ("q", "k", "v"):
         assert shares[role] == pytest.approx(squares.max() / squares.sum(), rel=1e-5)
+
+
+def test_a_checkpoint_of_another_shape_is_skipped_and_the_others_are_measured(home, tmp_path):
+    for step in ("step0", "step2", "step10"):
+        shutil.copytree(home / "growing" / step, tmp_path / "odd" / step)
+    tiny("qwen2", hidden_size=24, num_attention_heads=2).save_pretrained(tmp_path / "odd" / "step7")
+    settings = RunConfig(
+        study="pretraining_writes",
+        models=[str(tmp_path / "odd")],
+        texts={"path": str(home / "own.jsonl")},
+        output=str(tmp_path),
+        name="a",
+        options={"nulls": [], "rank_one": False, "gradients": False, "curve": 0},
+    )
+    results = run(settings, say=lambda text: None)
+    assert [entry["checkpoint"] for entry in results.provenance["skipped"]] == ["odd step7"]
+    assert "not one architecture" in results.provenance["skipped"][0]["reason"]
+    assert set(results.table("deltas")["step"]) == {2, 10}
+    assert {2, 10} <= set(results.table("claims")["step"])
