@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from attnscope._nearest import nearest
 from attnscope.cli import results_commands, runs
@@ -30,6 +30,21 @@ class Suggesting(TyperGroup):
             hint = in_python if name == "analyze" else nearest(name, self.list_commands(ctx))
             ctx.fail(f"there is no command {name!r}{hint}")
         return super().resolve_command(ctx, args)
+
+
+class Valued(TyperCommand):
+    """A command that refuses an option's value with the value in the message."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Return the context of a call; what typer says of a value is completed by the value."""
+        try:
+            return super().make_context(*args, **options)
+        except typer.BadParameter as error:
+            faults: list[Any] = getattr(error.__cause__, "errors", list)()
+            value = repr(str(faults[0]["input"])) if faults else ""
+            if value and value not in error.message:
+                error.message += f", got {value}"
+            raise
 
 
 app = typer.Typer(
@@ -213,7 +228,7 @@ for command in (
     ),
     *(metrics, configs, init, new, doctor),
 ):
-    app.command()(exits(command))
+    app.command(cls=Valued)(exits(command))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from attnscope._precision import Precision
 from attnscope.config.config_files import as_list, as_mapping, assign, read_config, set_key, split_analysis
 from attnscope.config.memory_texts import as_source, text_sources
 from attnscope.config.packaged_configs import analyses
-from attnscope.config.study_folders import default_study, find_study, load_study
+from attnscope.config.study_folders import default_study, find_study, load_study, unknown_study
 from attnscope.errors import ConfigError
 from attnscope.untrusted.names import file_name_fault, name_fault, path_fault
 from attnscope.untrusted.safe_text import show_name
@@ -347,11 +347,14 @@ class RunConfig(Strict):
         for override in overrides:
             set_key(data, override)
         try:
-            return cls(**data)
+            settings = cls(**data)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from None
         except TypeError as error:
             raise ConfigError(f"{source}: keys must be names, got {list(data)}") from error
+        if find_study(settings.study) is None:
+            raise ConfigError(f"{source}: {unknown_study(settings.study)}")
+        return settings
 
 
 def _fault_in(value: Any, where: str = "") -> str:

@@ -27,6 +27,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from attnscope._nearest import nearest
+
 _PARTS = "attnscope.studies"
 
 
@@ -74,6 +76,15 @@ def find_study(name: str) -> StudyFolder | None:
     (True, None)
     """
     return studies().get(name)
+
+
+def unknown_study(name: str) -> str:
+    """Return what is said of a study that is not installed, with the nearest names that are.
+
+    >>> unknown_study("attention_snks")
+    "study: there is no study 'attention_snks'; did you mean 'attention_sinks'?"
+    """
+    return f"study: there is no study {name!r}{nearest(name, list(studies()))}"
 
 
 def default_study() -> str:

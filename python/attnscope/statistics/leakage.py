@@ -126,6 +126,41 @@ def _share(
     return share
 
 
+def layer_share(profile: PositionProfile, *, queries: Queries = (2, 32)) -> LeakageShare:
+    """Return the share that `leakage_share` gives each head, mean over the heads of a layer that have one.
+
+    The interval is of the mean, and no mean of intervals.
+
+    Args:
+        profile: of at least four groups and four texts a group.
+        queries: first and last, cut to m − 1.
+
+    Returns:
+        LeakageShare, float64 [L]; NaN for a layer without a head whose scores vary.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> from attnscope.statistics.leakage import layer_share
+        >>> scores = torch.zeros(16, 2, 6, 6, dtype=torch.float64)
+        >>> scores[:, 0, 2, 1:3] = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+        >>> profile = asc.PositionProfile(6, groups=4)
+        >>> profile.add(scores, group=[text // 4 for text in range(16)])
+        >>> layer_share(profile).estimate.round(9).tolist()
+        [1.0]
+    """
+    require_groups("layer_share", profile)
+    share = _share(profile, queries, ())
+
+    def mean(groups: np.ndarray[Any, Any]) -> Array:
+        values = share(groups)
+        defined = np.isfinite(values)
+        count = defined.sum(-1)
+        total = np.where(defined, values, 0.0).sum(-1)
+        return np.where(count > 0, total / np.maximum(count, 1), math.nan)
+
+    return LeakageShare(*jackknife_bounds(np.arange(len(profile.present)), mean)[:3])
+
+
 def overall_share(
     profile: PositionProfile, *, queries: Queries = (2, 32), draws: int = 9999, seed: int = 0
 ) -> OverallShare:

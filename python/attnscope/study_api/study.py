@@ -25,13 +25,13 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from attnscope._nearest import nearest
 from attnscope.config.config_files import as_list
 from attnscope.config.run_config import Names as Names
 from attnscope.config.run_config import RunConfig, Strict, explain
-from attnscope.config.study_folders import find_study, load_study, studies
+from attnscope.config.study_folders import find_study, load_study, unknown_study
 from attnscope.errors import ConfigError
 from attnscope.models import Encoder
 from attnscope.study_api.plan import Plan
@@ -42,7 +42,9 @@ from attnscope.texts.sentence import Sentence
 
 
 class Options(Strict):
-    """A study's own settings; a subclass adds fields."""
+    """A study's own settings; a subclass adds fields. A number of them is finite."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
 
 def one_of(names: Sequence[str]) -> BeforeValidator:
@@ -159,7 +161,7 @@ def study_class(name: str) -> type[Study]:
     """Return the class that says what a study measures; ConfigError where there is no such study."""
     folder = find_study(name)
     if folder is None:
-        raise ConfigError(f"study: there is no study {name!r}{nearest(name, list(studies()))}")
+        raise ConfigError(unknown_study(name))
     declared: Any = load_study(name)
     if not (isinstance(declared, type) and issubclass(declared, Study)):
         raise TypeError(f"{folder.package}.study must hold a subclass of Study as STUDY, got {declared!r}")

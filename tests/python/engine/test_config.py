@@ -2,6 +2,7 @@
 """One configuration in YAML, on the command line and in Python; mistakes are answered with the right name."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -132,6 +133,29 @@ def test_an_unknown_study_or_metric_is_refused():
         make_plan(RunConfig(study="attention_sink", models="a", texts="b"))
     with pytest.raises(ConfigError, match="there is no 'fiedler'; did you mean 'fiedler_value'"):
         RunConfig(models="a", texts="b", metrics="fiedler")
+
+
+def test_an_unknown_study_is_refused_with_its_file(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("study: attention_sink\nmodels: a\ntexts: b\n", "utf-8")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: study: there is no study 'attention_sink'; did you"):
+        RunConfig.from_yaml(file)
+
+
+@pytest.mark.parametrize(
+    ("study", "options"),
+    [
+        ("absolute_position", {"least_moved": math.inf}),
+        ("attention_likelihood", {"least_nats": math.inf}),
+        ("hallucination_geometry", {"interventions": {"temperature": math.inf}}),
+        ("pretraining_writes", {"rank_one": {"size": math.inf}}),
+        ("pretraining_writes", {"band": [0.8, math.inf]}),
+        ("wavelet_heads", {"window": math.inf}),
+    ],
+)
+def test_a_number_of_options_is_finite(study, options):
+    with pytest.raises(ConfigError, match="finite number, got inf"):
+        RunConfig(study=study, models="a", texts="b", options=options)
 
 
 def test_a_protocol_that_a_study_cannot_follow_is_refused(monkeypatch):

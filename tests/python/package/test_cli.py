@@ -122,6 +122,29 @@ def test_usage_errors_end_with_2(call, arguments, message):
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (("run", "--samples"), "-1"),
+        (("run", "--samples"), "many"),
+        (("run", "--block"), "0"),
+        (("run", "--seed"), "-3"),
+        (("run", "--bos"), "kept"),
+        (("run", "--precision"), "quick"),
+        (("slurm", "study.yaml", "--array"), "0"),
+        (("demo", "--samples"), "0"),
+        (("view", "runs/a", "--sample"), "-1"),
+        (("figures", "runs/a", "--dpi"), "high"),
+        (("figures", "runs/a", "--font-size"), "8pt"),
+    ],
+)
+def test_an_option_is_refused_with_its_value(call, arguments, value):
+    code, _, err = call(*arguments, value)
+    assert code == 2
+    assert f"Invalid value for '{arguments[-1]}'" in err
+    assert f"'{value}'" in err.replace("\n", " ")
+
+
 @pytest.mark.parametrize("command", ["resume", "tables", "gather"])
 def test_folders_that_hold_nothing_end_with_1(call, command, tmp_path):
     code, _, err = call(command, tmp_path / "none")

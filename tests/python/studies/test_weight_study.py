@@ -360,7 +360,7 @@ def test_pairs_that_are_none_are_refused(home, tmp_path, change, message):
     broken(home, tmp_path, change)
     if message.startswith("hold"):
         shutil.copy(home / "base" / "model.safetensors", tmp_path / "odd" / "model.safetensors")
-    with pytest.raises((ValueError, LoadError), match=message):
+    with pytest.raises(ConfigError, match=message):
         run(study(tmp_path, tmp_path / "r", "base", "odd", options=BARE), say=lambda text: None)
 
 
@@ -385,13 +385,19 @@ def test_settings_that_make_no_study(home, tmp_path, overrides, message):
         ({"options": {"roles": ["query"]}}, "no matrix has the role 'query'"),
         ({"layers": [7]}, "layer 7 is outside the model"),
         ({"options": {"k": 48}, "max_tokens": 3}, "24 tokens, too few for k = 48"),
+        (
+            {"options": {"k": 20, "groups": 2}, "texts": {"samples": 2}},
+            r"19 tokens, too few for k = 20, one group of texts left out \(options.groups\)",
+        ),
         ({"max_tokens": 2}, "text 0 has 2 tokens, of which 1 behind the first, and two are needed"),
     ],
 )
 def test_what_the_models_do_not_have(home, tmp_path, overrides, message):
     options = {"nulls": [], "rank_one": False, "gradients": False, **overrides.pop("options", {})}
-    with pytest.raises((ValueError, LoadError), match=message):
-        run(study(home, tmp_path, "base", "tuned", options=options, **overrides), say=lambda text: None)
+    settings = study(home, tmp_path, "base", "tuned", options=options)
+    texts = {**settings.to_dict()["texts"][0], **overrides.pop("texts", {})}
+    with pytest.raises(ConfigError, match=message):
+        run(RunConfig(**{**settings.to_dict(), "texts": texts, **overrides}), say=lambda text: None)
 
 
 def test_one_model_makes_no_pair(home, tmp_path):

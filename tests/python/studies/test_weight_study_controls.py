@@ -4,6 +4,7 @@
 import json
 import math
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -247,3 +248,45 @@ def test_tokens_that_are_no_pair_are_refused(home, tmp_path):
     options = {"rank_one": {"tokens": [4, 4]}}
     with pytest.raises(ConfigError, match="two different token ids, got 4 and 4"):
         run(pair(home, tmp_path, "llama", options=options), say=lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("rank_one", "message"),
+    [
+        ({"layers": [0, 5]}, r"rank_one.layers: the model has 2 layers, -2 to 1, got \[5\]"),
+        ({"layers": [-3]}, r"rank_one.layers: the model has 2 layers, -2 to 1, got \[-3\]"),
+        ({"tokens": [5, 10**6]}, r"rank_one.tokens: the model has \d+ tokens, got 1000000"),
+    ],
+)
+def test_places_of_rank_one_that_the_model_does_not_have_are_refused(home, tmp_path, rank_one, message):
+    with pytest.raises(ConfigError, match=message):
+        run(pair(home, tmp_path, "llama", options={"rank_one": rank_one}), say=lambda text: None)
+
+
+def test_the_largest_token_is_a_share_of_all_tokens(home, results):
+    """Of the texts whose inputs are measured: the other group is a null."""
+    squares = (inputs(home, "own.jsonl", "step0") ** 2).sum(1)
+    rows = results.table("moments")
+    rows = rows[(rows["revision"] == "step0") & (rows["layer"] == 1) & (rows["side"] == "in")]
+    shares = rows.set_index("role")["largest_token_share"]
+    for role in ("q", "k", "v"):
+        assert shares[role] == pytest.approx(squares.max() / squares.sum(), rel=1e-5)
+
+
+def test_a_checkpoint_of_another_shape_is_skipped_and_the_others_are_measured(home, tmp_path):
+    for step in ("step0", "step2", "step10"):
+        shutil.copytree(home / "growing" / step, tmp_path / "odd" / step)
+    tiny("qwen2", hidden_size=24, num_attention_heads=2).save_pretrained(tmp_path / "odd" / "step7")
+    settings = RunConfig(
+        study="pretraining_writes",
+        models=[str(tmp_path / "odd")],
+        texts={"path": str(home / "own.jsonl")},
+        output=str(tmp_path),
+        name="a",
+        options={"nulls": [], "rank_one": False, "gradients": False, "curve": 0},
+    )
+    results = run(settings, say=lambda text: None)
+    assert [entry["checkpoint"] for entry in results.provenance["skipped"]] == ["odd step7"]
+    assert "not one architecture" in results.provenance["skipped"][0]["reason"]
+    assert set(results.table("deltas")["step"]) == {2, 10}
+    assert {2, 10} <= set(results.table("claims")["step"])

@@ -170,7 +170,7 @@ def residual_is_there(evidence: Evidence, options: Any) -> Estimate | Untestable
     heads = _early(evidence.table("position"))
     heads = heads[heads["layer"] >= 1]
     shares = [
-        f"{name} {100 * float((where(heads, input=name)['p_adjusted'] <= options.alpha).mean()):.0f} %"
+        f"{name} {_significant(where(heads, input=name), options.alpha):.0%}".replace("%", " %")
         for name in inputs
     ]
     return Estimate(
@@ -458,7 +458,7 @@ def leakage_falls(evidence: Evidence, options: Any) -> Estimate | Untestable:
 def fewer_heads(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Return the share of one model, which cannot be compared with another."""
     tests = evidence.rows("leakage_tests", protocol="exact")
-    value = float((tests["p_adjusted"] <= options.alpha).mean()) if len(tests) else math.nan
+    value = _significant(tests, options.alpha) if len(tests) else math.nan
     reason = (
         "two models of one family are compared; the published 57x counts heads by what are no q-values, and "
         "heads of one model are this share"
@@ -505,3 +505,9 @@ def _early(table: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return table
     return where(table, arm="base", queries="early")
+
+
+def _significant(tests: pd.DataFrame, alpha: float) -> float:
+    """Return the share of tests that reject at a level; one that is not defined is no test."""
+    p_values = tests["p_adjusted"].dropna()
+    return float((p_values <= alpha).mean()) if len(p_values) else math.nan

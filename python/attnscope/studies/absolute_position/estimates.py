@@ -9,7 +9,7 @@ import numpy as np
 
 from attnscope.metrics.positions.position_profile import PositionProfile, Weights
 from attnscope.statistics.groups import jackknife_bounds, mean_product
-from attnscope.statistics.leakage import leakage_share, overall_share
+from attnscope.statistics.leakage import layer_share, leakage_share, overall_share
 from attnscope.statistics.residuals import moved_distance, residual_size
 from attnscope.studies.absolute_position import anchors, mlp_shares
 from attnscope.studies.absolute_position.checks import check_shuffled
@@ -143,7 +143,8 @@ def over_heads(
         if column in columns:
             value, low, high = _interval(profile.gram(chosen, weights=weights).mean(1).numpy())
             means |= {column: value, f"{column}_low": low, f"{column}_high": high}
-    return means
+    share = layer_share(profile, queries=chosen)
+    return means | {f"leakage_share{end}": getattr(share, name) for end, name in _ENDS.items()}
 
 
 def _offsets(run: StageRun, profile: PositionProfile, arm: str, kind: str, scores: bool) -> None:

@@ -48,6 +48,7 @@ def format_questions(
     else:
         buckets = (options.reference,)
     rows = [row for row in rows if row.extra["bucket"] in buckets]
+    _check_one_bucket(rows)
     first = {row.text: row.sample for row in reversed(rows)}
     distinct = [row for row in rows if first[row.text] == row.sample]
     if len(distinct) < len(rows):
@@ -117,24 +118,64 @@ def _matched(
         for row in rows
         if row.extra["bucket"] == options.reference and row.extra["pair"]
     }
-    matching, dropped = [], 0
+    others = [str(row.text).casefold() for row in rows if row.extra["bucket"] != "unknown"]
+    asked = {str(row.text) for row in rows}
+    matching, dropped, real = [], 0, 0
     for row in rows:
         length = partners.get(row.extra["pair"])
         if row.extra["bucket"] != "unknown" or length is None:
             matching.append(row)
             continue
-        names = row.extra["candidates"].split("|")
-        variants = [str(row.text).replace(names[0], name) for name in names] if names[0] else [str(row.text)]
+        question, names = str(row.text), row.extra["candidates"].split("|")
+        if names[0] not in question:
+            raise ConfigError(
+                f"{NAME}: the first of candidates is the name in the question, which row {row.source_row} "
+                f"has not: {names[0]!r} in {question[:60]!r}"
+            )
+        asked.discard(question)
+        variants = {question.replace(names[0], name): name for name in names} if names[0] else {question: ""}
         fitting = [q for q in variants if abs(tokens(q) - length) <= options.match_tokens]
-        if fitting:
-            matching.append(replace(row, text=fitting[0], extra={**row.extra, "question": fitting[0]}))
+        invented = [q for q in fitting if q not in asked and not _mentioned(variants[q], others)]
+        if invented:
+            matching.append(replace(row, text=invented[0], extra={**row.extra, "question": invented[0]}))
+            asked.add(invented[0])
         dropped += not fitting
+        real += bool(fitting) and not invented
     if dropped:
         plan.notes.append(
             f"{model}: {dropped} prompts about something unknown have no name of as many tokens as their "
             "partners' and are left out (options.match_tokens)"
         )
+    if real:
+        plan.notes.append(
+            f"{model}: {real} prompts about something unknown have no name that is in no other prompt, and "
+            "are left out"
+        )
     return matching
+
+
+def _mentioned(name: str, questions: Sequence[str]) -> bool:
+    """Return True if a name stands as whole words in one of the questions, which are case-folded."""
+    as_words = re.compile(rf"(?<!\w){re.escape(name.casefold())}(?!\w)")
+    return bool(name) and any(as_words.search(question) for question in questions)
+
+
+def _check_one_bucket(rows: Sequence[Sentence]) -> None:
+    """Raise for a question that is in two buckets: which of them it belongs to nobody can say."""
+    first: dict[str, Sentence] = {}
+    twice = [
+        (first[str(row.text)], row)
+        for row in rows
+        if first.setdefault(str(row.text), row).extra["bucket"] != row.extra["bucket"]
+    ]
+    if twice:
+        one, other = twice[0]
+        count = len({str(row.text) for _, row in twice})
+        raise ConfigError(
+            f"{NAME}: a question belongs to one bucket, and {count} are in two, first "
+            f"{str(one.text)[:60]!r}: {one.extra['bucket']} in row {one.source_row}, "
+            f"{other.extra['bucket']} in row {other.source_row}"
+        )
 
 
 def _check_whole_pairs(rows: Sequence[Sentence], options: HallucinationOptions) -> None:

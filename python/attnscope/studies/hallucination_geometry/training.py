@@ -36,14 +36,19 @@ def curves(tables: dict[str, pd.DataFrame]) -> dict[tuple[str, str, str], Curve]
         rows = where(rows, direction="boundary")
         if "k" in rows:
             rows = rows.drop_duplicates(["model", "contrast", "step", "layer"])
-        layers = sorted(rows["layer"].unique())
-        rows = where(rows, layer=layers[-2 if len(layers) > 1 else -1])
+        rows = rows[rows["layer"] == rows.groupby("model")["layer"].transform(_last_but_one)]
         with np.errstate(divide="ignore", invalid="ignore"):
             rows = rows.assign(**{column: np.log(rows[column].astype(float))})
         curves_by_name |= _curves(
             rows if "sample" in rows else rows.assign(sample=0), column, f"log_{column}"
         )
     return curves_by_name
+
+
+def _last_but_one(layers: pd.Series[int]) -> int:
+    """Return the layer in front of a model's last one; the only one of a single layer."""
+    distinct = sorted(layers.unique())
+    return int(distinct[-2 if len(distinct) > 1 else -1])
 
 
 def _curves(rows: pd.DataFrame, column: str, name: str) -> dict[tuple[str, str, str], Curve]:

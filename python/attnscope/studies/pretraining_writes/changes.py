@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.errors import ConfigError
 from attnscope.metrics.weights.matrix_spectrum import spectrum_of
+from attnscope.models import LoadError
 from attnscope.models.architecture import weight_map
 from attnscope.models.weight_deltas import WeightDelta, weight_deltas
 from attnscope.models.weight_entries import WeightEntry
@@ -38,8 +40,16 @@ def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions, cache: dict
     assert unit.checkpoint is not None
     assert unit.other is not None
     before, after = run.folder(unit.other), run.folder()
-    base = WeightFolder(before)
-    matrices = weight_map(base.path)
+    try:
+        base = WeightFolder(before)
+        matrices = weight_map(base.path)
+        changed = weight_deltas(
+            base.path, after, roles=options.roles or None, layers=run.settings.layers or None
+        )
+    except ValueError as error:
+        # the other pairs of a run can be measured; where there is none, nothing can
+        kind = LoadError if len(run.checkpoints) > 2 else ConfigError
+        raise kind(f"{unit.title}: {error}") from None
     rank = rank_of(options, matrices)
 
     used: dict[str, Subspaces] = {}
@@ -68,9 +78,7 @@ def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions, cache: dict
     rounded = options.rounded if options.rounded != "auto" else "both" if is_one_series else "after"
     biases = _Biases(base, after)
     broken = []
-    for delta in weight_deltas(
-        base.path, after, roles=options.roles or None, layers=run.settings.layers or None
-    ):
+    for delta in changed:
         row = _size(delta, rounded)
         row["bias_change"] = biases.change(matrices[delta.layer, delta.role, delta.expert])
         rows["deltas", ""].append(row)

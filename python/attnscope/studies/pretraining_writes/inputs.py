@@ -32,10 +32,10 @@ def describe(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     subspaces = Subspaces(run, sums, run.folder(), options)
     errors = energies.groupby(["layer", "role"])["identity_error"].max()
     energies = where(energies, side="in")
-    largest = energies.groupby(["layer", "role"])["largest_token_share"].max().reset_index()
-    first = {
-        (int(row["layer"]), site_of(row["role"], "in")): row["largest_token_share"]
-        for row in largest.to_dict("records")
+    by_site = energies.groupby(["layer", "role"])
+    shares = (by_site["largest_energy"].max() / by_site["energy"].sum()).rename("share").reset_index()
+    largest = {
+        (int(row["layer"]), site_of(row["role"], "in")): row["share"] for row in shares.to_dict("records")
     }
     prediction = subspaces.prediction()
     for entry in matrices:
@@ -60,7 +60,7 @@ def describe(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
                 tokens=moments.tokens(entry.layer, entry.role, side),
                 trace=moments.trace(entry.layer, entry.role, side),
                 input_participation_ratio=participation(moments.energies(entry.layer, entry.role, side)),
-                largest_token_share=first.get((entry.layer, site_of(entry.role, "in")), math.nan)
+                largest_token_share=largest.get((entry.layer, site_of(entry.role, "in")), math.nan)
                 if side == "in"
                 else math.nan,
                 mean_input_share=float(mean.square().sum()) / moments.trace(entry.layer, entry.role, side),

@@ -25,7 +25,8 @@ class RankOneOptions(Options):
         size: of the change, relative to the matrix.
         directions: drawn of each class.
         texts: that are read, the first ones.
-        tokens: two ids whose difference in the unembedding is a further direction to write.
+        tokens: two ids, in any order; the second's row of the unembedding less the first's is a further
+            direction to write.
     """
 
     layers: list[int] = Field(default=[-1], min_length=1)

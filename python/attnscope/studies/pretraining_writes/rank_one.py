@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.weights.rank_one import attention_change, rank_one_effect
+from attnscope.errors import ConfigError
 from attnscope.models.architecture import weight_map
 from attnscope.models.unembedding import effective_unembedding
 from attnscope.models.weight_entries import WeightMap
@@ -45,7 +46,7 @@ def measure(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     prediction = subspaces.prediction()
     if prediction is None:
         return
-    for layer in sorted({number % matrices.layers for number in chosen.layers}):
+    for layer in _layers(chosen, matrices.layers):
         for role in (*WRITING, *READING):
             inputs = subspaces.of_moment(layer, role, "in")
             if inputs is None or (layer, role, None) not in {entry.key for entry in matrices}:
@@ -65,6 +66,16 @@ def measure(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
                         measure_text(
                             run, model, torch.as_tensor(ids, device="cpu").long(), keys, classes, chosen.size
                         )
+
+
+def _layers(chosen: RankOneOptions, total: int) -> list[int]:
+    """Return the layers whose matrices are changed, counted from the first."""
+    outside = [number for number in chosen.layers if not -total <= number < total]
+    if outside:
+        raise ConfigError(
+            f"options.rank_one.layers: the model has {total} layers, -{total} to {total - 1}, got {outside}"
+        )
+    return sorted({number % total for number in chosen.layers})
 
 
 def measure_text(
@@ -144,7 +155,9 @@ def _tokens(
     folder = WeightFolder(run.folder())
     entry = matrices[-1, "embed" if matrices.tied else "unembed"]
     if max(tokens) >= entry.shape[0]:
-        raise ValueError(f"rank_one.tokens: the model has {entry.shape[0]} tokens, got {max(tokens)}")
+        raise ConfigError(
+            f"options.rank_one.tokens: the model has {entry.shape[0]} tokens, got {max(tokens)}"
+        )
     x, y = (next(folder.blocks(entry.tensor, None, token, token + 1))[1][0].double() for token in tokens)
     difference = y - x
     if matrices.project_out is not None:

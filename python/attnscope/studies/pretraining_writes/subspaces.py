@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from attnscope.errors import ConfigError
 from attnscope.metrics.weights.matrix_spectrum import EXACT
 from attnscope.metrics.weights.moments import Moments, site_of
 from attnscope.metrics.weights.subspace_fraction import Side
@@ -117,11 +118,15 @@ class Subspaces:
         )
         d = len(vectors)
         k = self._options.directions(d)
-        moments.basis(layer, role, side, k, centered=centered)  # raises where there are too few tokens
+        of_groups = moments.groups if jackknife and len(moments.groups) > 1 else []
+        part = ""
+        try:
+            moments.basis(layer, role, side, k, centered=centered)
+            part = ", one group of texts left out (options.groups)"
+            left_out = {group: moments.without(group).basis(layer, role, side, k) for group in of_groups}
+        except ValueError as error:  # too few tokens
+            raise ConfigError(f"options.k: {error}{part}") from None
         rank = int((values > d * torch.finfo(torch.float64).eps * values[0]).sum())
-        left_out = {}
-        if jackknife and len(moments.groups) > 1:
-            left_out = {group: moments.without(group).basis(layer, role, side, k) for group in moments.groups}
         complete = (
             vectors
             if vectors.shape[1] == d and d <= 1024

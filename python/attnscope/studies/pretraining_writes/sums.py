@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnscope.capture.weights.second_moments import Tracer, check_length, identity_errors
+from attnscope.errors import ConfigError
 from attnscope.metrics.weights.moment_sums import MomentSums
 from attnscope.metrics.weights.moments import Moments, sketch_rank
 from attnscope.models import LoadError, WeightMapError, verify_weight_map
@@ -45,16 +46,20 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
         except WeightMapError as error:
             raise LoadError(str(error)) from None
         run.write("checks", sample=first, check="weight_map", value=0.0, tolerance=0.0, holds=True, reason="")
-    tracer = Tracer(model, gradients=gradients, layers=run.settings.layers or None)
-    tracer.map.select(
-        options.roles or None, run.settings.layers or None
-    )  # raises for roles that the model lacks
+    try:
+        tracer = Tracer(model, gradients=gradients, layers=run.settings.layers or None)
+        tracer.map.select(options.roles or None, run.settings.layers or None)
+    except ValueError as error:  # roles or layers that the model lacks
+        raise ConfigError(f"{unit.title}: {error}") from None
     rank = rank_of(options, tracer.map)
     foreign = _foreign(unit, run, options)
     summed = {unit.variant: Moments(rank), **({"foreign": Moments(rank)} if foreign else {})}
     for batch in run.batches():
         for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
-            check_length(f"pretraining_writes: text {sample}", len(ids), skip_first=options.skip_first)
+            try:
+                check_length(f"pretraining_writes: text {sample}", len(ids), skip_first=options.skip_first)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
             tokens = torch.as_tensor(ids, device="cpu")
             if gradients and sample == first:
                 _check_identity(tracer, tokens, run, first)
@@ -62,11 +67,11 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
             group = min(options.groups - 1, int(sample) * options.groups // max(1, run.samples))
             for trace in tracer.run(tokens):
                 trace.add_to(moments, group, skip_first=options.skip_first)
-                if not unit.variant:
+                if moments is summed.get(""):
                     squares = trace.x[int(options.skip_first) :].double().square().sum(1)
-                    share = float(squares.max() / squares.sum())
                     keys = {"sample": sample, "layer": trace.layer, "role": trace.role, "side": "in"}
-                    run.write("token_energies", **keys, tokens=len(squares), largest_token_share=share)
+                    energies = {"energy": float(squares.sum()), "largest_energy": float(squares.max())}
+                    run.write("token_energies", **keys, tokens=len(squares), **energies)
     of = title_of(unit.checkpoint) if unit.checkpoint else ""
     for control, moments in summed.items():
         for (layer, site, side), group, sums in moments.items():

@@ -97,7 +97,13 @@ MOMENTS = Table(
         Column("tokens", kind="count"),
         Column("trace", label="mean squared norm", low=0.0),
         Column("input_participation_ratio", label="directions of the inputs", low=1.0),
-        Column("largest_token_share", label="largest token's share", low=0.0, high=1.0),
+        Column(
+            "largest_token_share",
+            label="largest token's share",
+            meaning="Of Σ‖x‖² over the tokens of all texts.",
+            low=0.0,
+            high=1.0,
+        ),
         Column("mean_input_share", label="share of the mean input", low=0.0, high=1.0),
         Column("stability", label="overlap of halves of the texts", low=0.0, high=1.0),
         Column("prediction_overlap", label="overlap with the prediction subspace", low=0.0, high=1.0),
@@ -136,7 +142,8 @@ TOKENS = Table(
     (*CHECKPOINT_KEYS, "sample", "layer", "role", "side"),
     (
         Column("tokens", kind="count"),
-        Column("largest_token_share", low=0.0, high=1.0),
+        Column("energy", meaning="Of the tokens of a text that are summed: Σ‖x‖².", low=0.0),
+        Column("largest_energy", meaning="The largest ‖x‖² among them.", low=0.0),
         Column("identity_error", low=0.0),
     ),
 )

@@ -96,6 +96,18 @@ def test_the_residual_is_that_of_a_slow_loop(results, folder):
     assert row["plain"] == pytest.approx(size, rel=1e-5)
 
 
+def test_the_interval_of_a_layers_share_is_of_its_mean(results):
+    """Errors of heads that are not alike cancel, so it is narrower than the mean of their intervals."""
+    means = results.table("layer_means")
+    means = means[(means["queries"] == "early") & (means["arm"] == "base") & (means["input"] == "windows")]
+    means = means.set_index("layer")
+    heads = early(results).groupby("layer")[["leakage_share", "leakage_share_low"]].mean()
+    of_means = means["leakage_share"] - means["leakage_share_low"]
+    of_heads = heads["leakage_share"] - heads["leakage_share_low"]
+    assert means["leakage_share"].to_numpy() == pytest.approx(heads["leakage_share"].to_numpy())
+    assert (of_means < 0.99 * of_heads).all()
+
+
 def test_variances_at_an_offset_add_up(results):
     """Var[log A] in both forms; the noise of the residual's own variance is what sets the second apart."""
     rows = results.table("offsets")

@@ -212,6 +212,17 @@ def test_a_residual_is_decided_by_the_input_that_says_less():
     assert judged("C3", overall=of_shuffled, position=heads(), controls=controls).verdict == "supported"
 
 
+def test_heads_without_a_test_are_no_heads_that_were_tested():
+    """Of three heads one rejects, one does not, and one is not defined."""
+    tested = heads().iloc[[0]].drop(columns="p_adjusted")
+    rows = pd.concat([tested.assign(layer=1, p_adjusted=p, input="windows") for p in (0.01, 0.9, math.nan)])
+    share = overall(leakage_share__windows=(0.3, 0.2, 0.4, 1e-4))
+    assert "windows 50 %" in judged("C3", overall=share, position=rows).reason
+    leakage = pd.DataFrame({"protocol": "exact", "p_adjusted": [0.01, 0.9, math.nan]})
+    assert judged("P2", leakage_tests=leakage).value == 0.5
+    assert math.isnan(judged("P2", leakage_tests=leakage.assign(p_adjusted=math.nan)).value)
+
+
 def test_replacements_are_read_by_energy_and_by_pattern():
     controls = {"energy_removed": FEW}
     assert judged("C5", removed_arms=removed(0.6, 0.8), controls=controls).verdict == "supported"

@@ -125,11 +125,21 @@ def test_models_without_blocks_or_a_cache_of_them(texts, tmp_path):
 def test_equal_prompts_and_empty_questions_are_left_out(folder, tmp_path):
     with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    again = {**rows[0], "bucket": "unknown"}
+    again = {**rows[0], "template": "capital again"}
     path = written(tmp_path / "q.csv", [*rows, again, {**rows[0], "question": " ", "pair": "empty"}])
     plan = planned(folder, path, tmp_path)
     assert any("1 duplicate prompts removed" in note for note in plan.notes)
     assert sum(len(unit.inputs) for unit in plan.units if unit.stage == "checks") == 120
+
+
+def test_a_question_in_two_buckets_is_refused(folder, tmp_path):
+    with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    path = written(tmp_path / "q.csv", [*rows, {**rows[0], "bucket": "unknown"}])
+    with pytest.raises(
+        ConfigError, match=r"1 are in two, first 'What .*': factual in row \d+, unknown in row \d+"
+    ):
+        planned(folder, path, tmp_path)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
@@ -441,3 +451,37 @@ def test_a_word_behind_a_prompt_begins_with_what_the_model_would_write(name):
     assert tokenizer.convert_ids_to_tokens([expected]) == ["▁u"]
     assert first_token(tokenizer, prompt, " unsure") == expected
     assert refusal_ids(tokenizer, prompt, SensitivityOptions().refusal) == [expected]
+
+
+def test_a_name_that_other_questions_have_is_no_invented_one(folder, tmp_path):
+    """The candidates that would fit are a subject of other questions, and the name of another prompt."""
+
+    def change(row):
+        first, second, third, *_ = [*row["candidates"].split("|"), "", ""]
+        if row["bucket"] == "unknown" and row["pair"] == "capital-00":
+            assert (second, third) == ("Falm", "Pold")
+            row["question"] = row["question"].replace(first, first + "zz")
+            row["candidates"] = "|".join([first + "zz", "Iran", second, third])
+        if row["bucket"] == "unknown" and row["pair"] == "capital-01":
+            row["question"] = row["question"].replace(first, "Falm")
+            row["candidates"] = "Falm"
+        return row
+
+    plan = planned(folder, questions(tmp_path / "q.csv", change=change), tmp_path)
+    unit = next(unit for unit in plan.units if unit.stage == "checks")
+    asked = [text.sentence for text in unit.inputs if text.sentence.extra["bucket"] == "unknown"]
+    names = {row.extra["pair"]: row.extra["question"] for row in asked}
+    assert names["capital-00"] == "What is the capital of Pold?"
+    assert names["capital-01"] == "What is the capital of Falm?"
+    assert len({row.text for row in asked}) == len(asked) == 40
+
+
+def test_a_candidate_that_the_question_does_not_have_is_refused(folder, tmp_path):
+    def change(row):
+        if row["bucket"] == "unknown" and row["pair"] == "capital-00":
+            row["candidates"] = "Nowhere|Else"
+        return row
+
+    path = questions(tmp_path / "q.csv", change=change)
+    with pytest.raises(ConfigError, match=r"which row \d+ has not: 'Nowhere' in 'What is the capital"):
+        planned(folder, path, tmp_path)

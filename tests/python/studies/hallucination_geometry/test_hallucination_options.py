@@ -206,3 +206,20 @@ def test_steps_of_excess_gain_and_sensitivity():
         assert row["p_adjusted"] <= 0.05
     assert steps["log_relative_fisher"]["difference"] == pytest.approx(3 * (level[-1] - level[0]))
     assert not training.curves({"detection": detection[detection["step"] == 0]})
+
+
+def test_the_last_layer_but_one_is_that_of_each_model():
+    """Of a model of three blocks and of one of five: layers 1 and 3."""
+    rows = pd.DataFrame(
+        [
+            {"model": model, "contrast": "a", "direction": "boundary", "step": step, "layer": layer, "k": 4}
+            for model, depth in (("small", 3), ("large", 5))
+            for step in range(4)
+            for layer in range(depth)
+        ]
+    )
+    rows["readout_gain"] = np.exp(rows["layer"] + 10 * rows["step"])
+    drawn = training.curves({"readout": rows})
+    for model, layer in (("small", 1), ("large", 3)):
+        _, values = drawn[model, "a", "log_readout_gain"]
+        assert values[:, 0] == pytest.approx([layer + 10 * step for step in range(4)])
