@@ -137,6 +137,24 @@ def test_a_gradient_of_queries_and_keys_is_refused(name: str, source: str) -> No
             tensor.sum().backward(retain_graph=True)
 
 
+@pytest.mark.parametrize("name", OF_LAZY)
+def test_a_gradient_of_a_function_of_the_bias_is_refused(name: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    query, key = (torch.randn(2, 6, 4, generator=generator) for _ in range(2))
+    slope = torch.nn.Parameter(torch.tensor(0.3))
+
+    def lean(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return -slope * (queries[:, None] - keys).abs()
+
+    expected = numbers(OF_LAZY[name](asc.LazyAttention(query, key, bias=torch.tensor([0.3, 0.3]))))
+    results = numbers(OF_LAZY[name](asc.LazyAttention(query, key, bias=lean)))
+    assert len(results) == len(expected) > 0
+    for (_, tensor), (_, plain) in zip(results, expected, strict=True):
+        torch.testing.assert_close(tensor.detach(), plain, equal_nan=True)
+        with pytest.raises(NotImplementedError, match="has no derivative"):
+            tensor.sum().backward(retain_graph=True)
+
+
 def test_decisions_of_queries_and_keys_that_require_a_gradient() -> None:
     query = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(2))
     plain, followed = (asc.LazyAttention(states, query) for states in (query, query.clone().requires_grad_()))
