@@ -32,17 +32,6 @@ def resolve_indices(numbers: Collection[int] | None, total: int, label: str) -> 
     return [i + total if i < 0 else i for i in numbers]
 
 
-def model_hint(argument: object) -> str:
-    """Return what to give in the place of an object that is not a model: a name is loaded, a wrapper holds
-    one.
-    """
-    if isinstance(argument, str):
-        return f"; attnscope.models.load_model loads one: load_model(find_checkpoints({argument!r})[0]).model"
-    held = (name for name in ("original_model", "_model", "model") if hasattr(argument, name))
-    name = next(held, "")
-    return f"; the model that it holds may be its .{name}" if name else ""
-
-
 def text_argument(function: str, name: str, text: str) -> str:
     """Return a text that has something to read in it."""
     if not text.strip():

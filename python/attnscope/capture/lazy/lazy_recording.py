@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope._warn import warn
+from attnscope.arguments.modules import module_argument
 from attnscope.capture import module_tracing
 from attnscope.capture.implementation import configs, implementation
 from attnscope.capture.interface import INERT
@@ -56,12 +57,7 @@ class LazyRecording:
         heads: Sequence[int] | None,
         precision: str | None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"capture: model must be a torch module, got {type(model).__name__}"
-                f"{module_tracing.model_hint(model)}"
-            )
-        self._model: nn.Module = getattr(model, "_orig_mod", model)
+        self._model = module_argument("capture", model)
         self._name = type(self._model).__name__
         self._layers = layers
         self._heads = heads
