@@ -450,3 +450,19 @@ def changed(model, inputs, *edits):
 def layers_of(model, inputs, sites, *edits):
     with edit(model, *edits), capture(model, sites=sites) as recording:
         return list(recording.run(**inputs))
+
+
+def enlarged(model: str, config: str, options: dict[str, Any], factor: float = 3.0) -> Any:
+    """A model of transformers by the names of its classes, whose matrices are all multiplied by a factor."""
+    import pytest
+    import transformers
+
+    if not hasattr(transformers, model):
+        pytest.skip(f"this transformers has no {model}")
+    torch.manual_seed(0)
+    built = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
+    with torch.no_grad():
+        for parameter in built.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(factor)
+    return built

@@ -30,7 +30,7 @@ from attnscope.arguments.maps import Attention as Attention
 from attnscope.arguments.maps import Places as Places
 from attnscope.arguments.maps import Queries, place_queries
 from attnscope.arguments.row_sums import TOLERANCE, check_row_sums
-from attnscope.arguments.transforms import has_tangent, is_forward_mode, is_transformed, without_transforms
+from attnscope.arguments.transforms import is_forward_mode, is_transformed, refuse_tangent, without_transforms
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.devices import placement
 from attnscope.gradients import dispatch
@@ -323,11 +323,8 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
     if torch.compiler.is_compiling():
         return torch.as_tensor(value, dtype=dtype, device=device)
     settle_forked_child()
-    if is_forward_mode() and isinstance(value, torch.Tensor) and has_tangent(value):
-        raise NotImplementedError(
-            f"{function}: {name} carries its derivative forwards (torch.func.jvp, jacfwd, forward_ad), which "
-            "is not known here; take it backwards (torch.func.grad, vjp, jacrev)"
-        )
+    if is_forward_mode() and isinstance(value, torch.Tensor):
+        refuse_tangent(function, name, value)
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         hidden = int(np.count_nonzero(np.ma.getmaskarray(value)))
         raise ValueError(

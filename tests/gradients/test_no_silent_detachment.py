@@ -11,15 +11,38 @@ from torch import Tensor
 
 import attnscope as asc
 from attnscope.metrics.lazy.head_mean import HeadMeanAttention
+from attnscope.protocols import ruscio2023, ruscio2025, ruscio2025once, ruscio2026
 from every_call import answer, every_call
 
 #: Fields that do not depend on the entries of a map: what uniform attention would have.
 CONSTANT = {"pattern_share": {"uniform"}}
 #: Statistics of weights, which are parameters and always require a gradient: detached, as the page says.
 OF_WEIGHTS = {"alignment_gain", "concentration", "delta_statistics", "subspace_fraction"}
+STATES = torch.rand(3, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+#: Numbers of published code that are read off other tensors than maps.
+PUBLISHED: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    (
+        ruscio2023.span_attention,
+        {"attention": STATES[None, ..., :6].softmax(-1), "spans": torch.tensor([[1, 3]])},
+    ),
+    (ruscio2025.transformation_magnitude, {"before": STATES[0], "after": STATES[1]}),
+    (ruscio2025once.band_shares, {"query": STATES[0], "key": STATES[1]}),
+    (ruscio2025once.band_ablation, {"query": STATES[0], "key": STATES[1]}),
+    (ruscio2025once.leakage, {"scores": STATES[..., :6]}),
+    (ruscio2025once.softmax_statistics, {"scores": STATES[..., :6]}),
+    (ruscio2025once.position_probe, {"states": STATES[0]}),
+    (ruscio2026.boundary, {"reference": STATES[0], "other": STATES[1]}),
+    (ruscio2026.topology, {"points": STATES[0], "direction": STATES[1, 0]}),
+    (ruscio2026.lid, {"points": STATES.flatten(0, 1), "k": 5}),
+    (ruscio2026.isotropy, {"points": STATES[0]}),
+    (ruscio2026.entropy, {"points": STATES[0]}),
+]
 CASES = [
     pytest.param(name, function, arguments, key, id=f"{name}-{key}")
-    for name, function, arguments in every_call()
+    for name, function, arguments in (
+        *every_call(),
+        *((f"{f.__module__.split('.')[2]}.{f.__name__}", f, arguments) for f, arguments in PUBLISHED),
+    )
     for key, value in arguments.items()
     if name not in OF_WEIGHTS and isinstance(value, Tensor) and value.is_floating_point()
 ]
@@ -60,10 +83,8 @@ def test_a_derivative_forwards_is_refused_by_name(
     def of_value(tensor: Tensor) -> Any:
         return numbers(answer(function, {**arguments, key: tensor}))[0][1]
 
-    # published code computes with other arguments first, which torch hides inside jvp
-    if not name.startswith("ruscio2025"):
-        with pytest.raises(NotImplementedError, match=f"{key}.* carries its derivative forwards"):
-            torch.func.jvp(of_value, (value,), (torch.ones_like(value),))
+    with pytest.raises(NotImplementedError, match=f"{key}.* carries its derivative forwards"):
+        torch.func.jvp(of_value, (value,), (torch.ones_like(value),))
     with (
         torch.autograd.forward_ad.dual_level(),
         pytest.raises(NotImplementedError, match=f"{key}.* carries its derivative forwards"),
@@ -133,6 +154,24 @@ def test_a_gradient_of_queries_and_keys_is_refused(name: str, source: str) -> No
     assert len(results) == len(expected) > 0
     for (_, tensor), (_, plain) in zip(results, expected, strict=True):
         assert torch.equal(tensor.nan_to_num(-1), plain.nan_to_num(-1))
+        with pytest.raises(NotImplementedError, match="has no derivative"):
+            tensor.sum().backward(retain_graph=True)
+
+
+@pytest.mark.parametrize("name", OF_LAZY)
+def test_a_gradient_of_a_function_of_the_bias_is_refused(name: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    query, key = (torch.randn(2, 6, 4, generator=generator) for _ in range(2))
+    slope = torch.nn.Parameter(torch.tensor(0.3))
+
+    def lean(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return -slope * (queries[:, None] - keys).abs()
+
+    expected = numbers(OF_LAZY[name](asc.LazyAttention(query, key, bias=torch.tensor([0.3, 0.3]))))
+    results = numbers(OF_LAZY[name](asc.LazyAttention(query, key, bias=lean)))
+    assert len(results) == len(expected) > 0
+    for (_, tensor), (_, plain) in zip(results, expected, strict=True):
+        torch.testing.assert_close(tensor.detach(), plain, equal_nan=True)
         with pytest.raises(NotImplementedError, match="has no derivative"):
             tensor.sum().backward(retain_graph=True)
 

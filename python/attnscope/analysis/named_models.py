@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from attnscope.capture.module_tracing import model_hint
+from attnscope.arguments.modules import model_hint
 from attnscope.models import Checkpoint, find_checkpoints, load_model, load_tokenizer
 
 

@@ -41,3 +41,12 @@ def has_tangent(tensor: Tensor) -> bool:
         if not is_transformed(tensor):
             return False
         tensor = torch._C._functorch.get_unwrapped(tensor)
+
+
+def refuse_tangent(function: str, name: str, tensor: Tensor) -> None:
+    """Raise for a tensor that carries its derivative forwards."""
+    if has_tangent(tensor):
+        raise NotImplementedError(
+            f"{function}: {name} carries its derivative forwards (torch.func.jvp, jacfwd, forward_ad), which "
+            "is not known here; take it backwards (torch.func.grad, vjp, jacrev)"
+        )

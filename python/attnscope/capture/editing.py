@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from attnscope.arguments.modules import module_argument
 from attnscope.capture import module_tracing, preflight
 from attnscope.capture.capture_plan import CapturePlan
 from attnscope.capture.edits.edit import ACTIVE, Applied, Edit
@@ -86,6 +87,7 @@ def check(model: nn.Module, edits: Sequence[Edit]) -> None:
     for change in edits:
         if not isinstance(change, Edit):
             raise TypeError(f"edit: {type(change).__name__} is no edit: it has no install()")
+    module_argument("edit", model)
     if not edits:
         return
     name = type(model).__name__

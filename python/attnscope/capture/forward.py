@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope._evaluation import differentiable
+from attnscope.arguments.modules import module_argument
 from attnscope.capture import module_tracing, preflight
 from attnscope.capture.editing import check, installed, needs_interface, require_interface
 from attnscope.capture.edits.edit import CACHE, BaseEdit, Edit
@@ -130,7 +131,7 @@ class Run:
         self, model: nn.Module, batch: Mapping[str, Any], declaration: Forward, max_memory: int | None = None
     ) -> None:
         self.declaration = declaration
-        self._model: nn.Module = getattr(model, "_orig_mod", model)
+        self._model = module_argument("forward", model)
         self._batch = dict(batch)
         self._outputs = Outputs(declaration.of_model)
         self._finish: Any = None

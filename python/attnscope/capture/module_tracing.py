@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from attnscope.models.architecture import has_matrices, has_norm
+from attnscope.models.layer_numbers import LayerNumbers
 
 
 def resolve_indices(numbers: Collection[int] | None, total: int, label: str) -> list[int]:
@@ -29,17 +30,6 @@ def resolve_indices(numbers: Collection[int] | None, total: int, label: str) -> 
     if outside:
         raise ValueError(f"capture: {label}: {outside} out of range for {total} (-{total} to {total - 1})")
     return [i + total if i < 0 else i for i in numbers]
-
-
-def model_hint(argument: object) -> str:
-    """Return what to give in the place of an object that is not a model: a name is loaded, a wrapper holds
-    one.
-    """
-    if isinstance(argument, str):
-        return f"; attnscope.models.load_model loads one: load_model(find_checkpoints({argument!r})[0]).model"
-    held = (name for name in ("original_model", "_model", "model") if hasattr(argument, name))
-    name = next(held, "")
-    return f"; the model that it holds may be its .{name}" if name else ""
 
 
 def text_argument(function: str, name: str, text: str) -> str:
@@ -68,6 +58,86 @@ def reads_tokens(module: nn.Module, inputs: Mapping[str, Any]) -> bool:
     if main is not None and torch.is_tensor(inputs.get(main)):
         values += [inputs[main]] if not inputs[main].is_floating_point() else []
     return any(torch.is_tensor(value) for value in values)
+
+
+class TokenMasks:
+    """The masks of the tokens that a model and the models inside it read in one forward pass.
+
+    Args:
+        modules: of the model, by name.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+        # By name of the (sub)model that was given them; None where it reads no tokens.
+        self._masks: dict[str, Tensor | None] = {}
+
+    def enter(self, name: str, inputs: Mapping[str, Any]) -> None:
+        """Take the mask of a (sub)model that begins; the outermost one begins the pass."""
+        if not name:
+            self._masks.clear()
+        mask = inputs.get("attention_mask")
+        if torch.is_tensor(mask) and mask.ndim == 2:
+            self._masks[name] = mask
+        elif name and reads_tokens(self._modules[name], inputs):
+            self._masks.pop(name, None)  # the mask of the model around it is about the same tokens
+        else:
+            self._masks[name] = None
+
+    def of(self, name: str) -> Tensor | None:
+        """Return the mask [B, n] of the tokens that a module reads, from the nearest model around it."""
+        parts = name.split(".")
+        for cut in range(len(parts), -1, -1):
+            model = ".".join(parts[:cut])
+            if model not in self._masks:
+                continue
+            # the mask that is given to an encoder and a decoder is the encoder's
+            of_decoder = any("decoder" in part for part in parts[cut:])
+            if of_decoder and takes(self._modules[model], "decoder_input_ids"):
+                return None
+            return self._masks[model]
+        return None
+
+
+@contextmanager
+def entering(
+    modules: Mapping[str, nn.Module],
+    numbers: LayerNumbers,
+    enter_model: Callable[[str, dict[str, Any]], None],
+    is_live: Callable[[], bool],
+) -> Iterator[None]:
+    """Count the runs of shared blocks, and name each (sub)model that begins with its inputs.
+
+    Args:
+        modules: of the model, by name.
+        numbers: of its layers.
+        enter_model: takes the name of a model and its inputs by name.
+        is_live: whether the pass that runs in this thread is the one listened to.
+    """
+    from transformers import PreTrainedModel
+
+    # A deep copy of the model copies its hooks: functions as they are, bound methods with their object.
+    def starting(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            if is_live():
+                enter_model(name, named_arguments(module, args, kwargs))
+
+        return hook
+
+    def counting(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            if is_live():
+                numbers.enter_block(name)
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name in numbers.single:
+            hooks.enter_context(modules[name].register_forward_pre_hook(counting(name)))
+        for name, module in modules.items():
+            if isinstance(module, PreTrainedModel) or not name:
+                hooks.enter_context(module.register_forward_pre_hook(starting(name), with_kwargs=True))
+        yield
 
 
 class Trace:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope import _checks
 from attnscope._warn import warn
+from attnscope.arguments.modules import module_argument
 from attnscope.capture import module_tracing
 from attnscope.capture.forward import Forward, forward
 from attnscope.errors import UndefinedWarning
@@ -125,6 +127,7 @@ def fingerprint(layer: Layer, projection: Tensor) -> Fingerprint:
         out of sight.
 
     Raises:
+        TypeError: anything but a captured layer or a projection of numbers.
         ValueError: a projection of another shape.
 
     Example:
@@ -143,6 +146,14 @@ def fingerprint(layer: Layer, projection: Tensor) -> Fingerprint:
     References:
         Ruscio, Nanni, Silvestri, arXiv 2606.06160, 2026.
     """
+    from attnscope.capture.layer import Layer
+
+    if not isinstance(layer, Layer):
+        raise TypeError(
+            "fingerprint: layer must be one of capture(model, sites=('attention', 'value', 'head_output')), "
+            f"got {type(layer).__name__}"
+        )
+    projection = _checks.float_tensor("fingerprint", "projection", projection)
     attention = layer.matrices().double()
     values = layer.states("value", per_head=True).double()
     outputs = layer.states("head_output").double()
@@ -196,7 +207,13 @@ def output_projection(model: nn.Module, layer: int) -> Tensor:
     from attnscope.models.architecture import weight_map
 
     entries = weight_map(model)
-    entry = entries[layer, "o"]
+    try:
+        entry = entries[layer, "o"]
+    except KeyError:
+        raise KeyError(
+            f"output_projection: layer {layer!r} of {type(model).__name__} has none; its {entries.layers} "
+            "layers are numbered from 0"
+        ) from None
     stored = dict(model.named_parameters(remove_duplicate=False))[entry.tensor]
     matrix = entry.of(stored.detach())
     return matrix.reshape(matrix.shape[0], entries.heads, -1)
@@ -267,6 +284,7 @@ def position_profile(
 
 def require_causal(function: str, model: nn.Module, ids: Tensor) -> None:
     """Raise for models whose first token sees later ones."""
+    model = module_argument(function, model)
     name = type(model).__name__
     if module_tracing.takes(model, "decoder_input_ids"):
         raise NotImplementedError(f"{function}: {name} has an encoder; a causal map is needed")

@@ -94,8 +94,7 @@ class Recorder:
         self.step = -1
         # By number of keys, the position of the first one, as the mask function had it.
         self.offsets: dict[int, int] = {}
-        # The masks of tokens by name of the (sub)model that was given them; None where it reads no tokens.
-        self.token_masks: dict[str, Tensor | None] = {}
+        self.token_masks = module_tracing.TokenMasks(self.modules)
         self.waiting: dict[str, list[LayerBuilder]] = {}
         self.kept: dict[tuple[str, str], Tensor] = {}
         self.trace: module_tracing.Trace | None = None
@@ -112,28 +111,7 @@ class Recorder:
             self.offsets.clear()
             self._masks.clear()
             self._hiding_biases.clear()
-            self.token_masks.clear()
-        mask = inputs.get("attention_mask")
-        if torch.is_tensor(mask) and mask.ndim == 2:
-            self.token_masks[name] = mask
-        elif name and module_tracing.reads_tokens(self.modules[name], inputs):
-            self.token_masks.pop(name, None)  # the mask of the model around it is about the same tokens
-        else:
-            self.token_masks[name] = None
-
-    def _token_mask(self, name: str) -> Tensor | None:
-        """Return the mask [B, n] of the tokens that a module reads, from the nearest model around it."""
-        parts = name.split(".")
-        for cut in range(len(parts), -1, -1):
-            model = ".".join(parts[:cut])
-            if model not in self.token_masks:
-                continue
-            # the mask that is given to an encoder and a decoder is the encoder's
-            of_decoder = any("decoder" in part for part in parts[cut:])
-            if of_decoder and module_tracing.takes(self.modules[model], "decoder_input_ids"):
-                return None
-            return self.token_masks[model]
-        return None
+        self.token_masks.enter(name, inputs)
 
     def combined_mask(self, mask: Tensor | None, bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
         """Return the mask of a call of our attention function, with the entries that its bias hides."""
@@ -166,7 +144,7 @@ class Recorder:
     def _valid(self, builder: LayerBuilder, keys: int, mask: Tensor | None, device: torch.device) -> Tensor:
         """Return which keys are real: by the mask of the tokens where it fits, else of the attention."""
         batch = builder.size[0]
-        tokens = self._token_mask(builder.name)
+        tokens = self.token_masks.of(builder.name)
         if builder.layer.cross:  # its queries are the tokens
             if tokens is not None and tokens.shape == builder.size:
                 builder.layer.query_valid = tokens.to(device, torch.bool, copy=True)
@@ -271,7 +249,7 @@ class Recorder:
         if self.watch is not None:
             visible, exact = self.watch.take(weights, builder.name)
         mask = visible if visible is not None else mask
-        tokens = None if builder.layer.cross else self._token_mask(builder.name)
+        tokens = None if builder.layer.cross else self.token_masks.of(builder.name)
         if tokens is not None and keys > weights.shape[2]:  # a cache holds the latest keys alone
             builder.layer.key_offset = max(0, tokens.shape[-1] - keys)
         builder.layer.valid = self._valid(builder, keys, mask, weights.device)
@@ -322,31 +300,13 @@ class Recorder:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Install the hooks of the requested sites, and remove them."""
-        from transformers import PreTrainedModel
-
-        # A deep copy of the model copies its hooks: functions as they are, bound methods with their recorder.
-        def starting(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-                if LIVE.get() is self:
-                    self._enter_model(name, module_tracing.named_arguments(module, args, kwargs))
-
-            return hook
-
-        def entering(name: str) -> Callable[..., None]:
-            def hook(*_: Any) -> None:
-                if LIVE.get() is self:
-                    self.numbers.enter_block(name)
-
-            return hook
-
         with ExitStack() as hooks:
             if self.watch is not None:
                 hooks.enter_context(self.watch)
-            for name in self.numbers.single:
-                hooks.enter_context(self.modules[name].register_forward_pre_hook(entering(name)))
-            for name, module in self.modules.items():
-                if isinstance(module, PreTrainedModel) or not name:
-                    hooks.enter_context(module.register_forward_pre_hook(starting(name), with_kwargs=True))
+            entering = module_tracing.entering(
+                self.modules, self.numbers, self._enter_model, lambda: LIVE.get() is self
+            )
+            hooks.enter_context(entering)
             blocks: dict[str, None] = {}
             for core, parts in self.parts.items():
                 for site in self.hooked:
@@ -404,7 +364,7 @@ class Recorder:
             builder.layer.heads = tuple(
                 module_tracing.resolve_indices(self.heads, builder.total, f"heads of {stack}")
             )
-        token_mask = self._token_mask(block)
+        token_mask = self.token_masks.of(block)
         keys = queries if token_mask is None else token_mask.shape[1]
         builder.layer.valid = torch.ones(batch, keys, dtype=torch.bool, device=leaving.device)
         if token_mask is not None and token_mask.shape == builder.layer.valid.shape:

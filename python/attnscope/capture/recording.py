@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from attnscope._warn import warn
+from attnscope.arguments.modules import model_hint, module_argument
 from attnscope.capture import module_tracing, preflight
 from attnscope.capture.capture_plan import CapturePlan
 from attnscope.capture.edits.edit import CACHE
@@ -136,17 +137,12 @@ class Recording:
     def __init__(
         self, model: nn.Module, layers: Numbers, heads: Numbers, sites: Sequence[str], chunk: int | None
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"capture: model must be a torch module, got {type(model).__name__}"
-                f"{module_tracing.model_hint(model)}"
-            )
         sites = checked("capture", sites)
         if not sites:
             raise ValueError(f"capture: sites must be among {', '.join(SITES)}, got {sites}")
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
             raise ValueError(f"capture: chunk must be a positive number of heads, got {chunk!r}")
-        self._model: nn.Module = getattr(model, "_orig_mod", model)
+        self._model = module_argument("capture", model)
         self._name = type(self._model).__name__
         self._layers = _numbers("layers", layers)
         self._heads = _numbers("heads", heads)
@@ -180,7 +176,7 @@ class Recording:
         if not any(isinstance(m, PreTrainedModel) for m in self._model.modules()):
             raise TypeError(
                 f"capture: {self._name} holds no transformers model"
-                f"{module_tracing.model_hint(self._model)}; pass attention tensors of other frameworks to "
+                f"{model_hint(self._model)}; pass attention tensors of other frameworks to "
                 "measure(...) directly"
             )
         if preflight.lacks_weights(self._model):

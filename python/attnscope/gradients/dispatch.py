@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from attnscope.arguments.transforms import is_transformed
+from attnscope.arguments.transforms import is_forward_mode, is_transformed, refuse_tangent
 from attnscope.arguments.unmaterialized import Unmaterialized
 
 #: Public functions whose results carry the gradient of their tensors, and the function of the core of each.
@@ -169,17 +170,29 @@ def followed_tensor(argument: Any) -> Tensor | None:
     return next((part for part in parts if isinstance(part, Tensor) and part.requires_grad), None)
 
 
+def _refuse_tangents(name: str, bound: inspect.BoundArguments) -> None:
+    """Raise for an argument of a function that carries its derivative forwards."""
+    for label, value in bound.arguments.items():
+        if isinstance(value, Tensor):
+            refuse_tangent(name, label, value)
+
+
 def without_derivative(reason: str, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function of attention that has no derivative, with the reason as the end of a sentence.
 
     Its numbers are those of detached tensors. Where an argument, by position or by name, is or holds a tensor
     that requires a gradient, going backwards through floating-point results raises NotImplementedError with
-    the function's name, or with the one that is given; counts and flags never require one.
+    the function's name, or with the one that is given; counts and flags never require one. An argument that
+    carries its derivative forwards is refused before anything is computed: inside `torch.func.jvp` whatever
+    is computed of the other arguments is hidden too.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*arguments: P.args, **options: P.kwargs) -> R:
+            if is_forward_mode():
+                bound = inspect.signature(function).bind(*arguments, **options)
+                _refuse_tangents(name or function.__name__, bound)
             if not torch.is_grad_enabled():
                 return function(*arguments, **options)
             for argument in (*arguments, *options.values()):

@@ -17,6 +17,7 @@ entries. The names are data: `attnscope.models.families`.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -374,6 +375,10 @@ def weight_map(
         return cached[1]
     if isinstance(source, Mapping):
         return _read(dict(source), {}, config, {})
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(
+            f"weight_map: source must be a model, a folder or shapes by name, got {type(source).__name__}"
+        )
     folder = WeightFolder(source)
     config = config or folder.config
     return _read(folder.shapes, folder.dtypes, config, tied_tables(folder, _settings(config)))

@@ -11,6 +11,7 @@ import transformers
 
 import attnscope as asc
 from attnscope.capture.lazy import lazy_recording
+from models import enlarged
 
 SMALL = {
     "vocab_size": 64,
@@ -47,14 +48,7 @@ MODELS = {
 
 
 def build(name):
-    torch.manual_seed(0)
-    model, config, options = MODELS[name]
-    built = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
-    with torch.no_grad():
-        for parameter in built.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(3.0)
-    return built
+    return enlarged(*MODELS[name])
 
 
 def inputs_with(padding):
@@ -297,10 +291,11 @@ ENCODER_DECODERS = {
 
 
 @pytest.mark.filterwarnings("ignore:capture. attention holds padding")
+@pytest.mark.parametrize("decoder_padding", ["none", "left", "right"])
 @pytest.mark.parametrize("queries", [6, 9])
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_cross_attention_is_that_of_the_ordinary_capture(name, padding, queries):
+def test_cross_attention_is_that_of_the_ordinary_capture(name, padding, queries, decoder_padding):
     """The decoder's tokens have no part in the padding of the encoder's, as many as these or not."""
     torch.manual_seed(0)
     model_name, config, options = ENCODER_DECODERS[name]
@@ -309,14 +304,19 @@ def test_cross_attention_is_that_of_the_ordinary_capture(name, padding, queries)
     mask[1, slice(0, 4) if padding == "left" else slice(5, 9)] = int(padding == "none")
     ids = torch.randint(3, 64, (2, 9), generator=torch.Generator().manual_seed(1))
     inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :queries]}
-    metrics = {"attention_entropy": {}, "incoming_attention": {}, "sink_share": {}, "top_mass": {}}
+    real_queries = torch.ones(2, queries, dtype=torch.int64)
+    if decoder_padding != "none":
+        real_queries[0, slice(0, 2) if decoder_padding == "left" else slice(queries - 2, queries)] = 0
+        inputs["decoder_attention_mask"] = real_queries
+    metrics = ["attention_entropy", "incoming_attention", "sink_share", "top_mass"]
     with torch.no_grad():
         with asc.capture(model) as recording:
             layers = list(recording.run(**inputs))
         with asc.capture(model, lazy=True, precision="exact") as recording:
             lazy_layers = list(recording.run(**inputs))
         logits = recording.output.logits
-        torch.testing.assert_close(logits, model(**inputs).logits, rtol=1e-4, atol=1e-5)
+        real = real_queries.bool()
+        torch.testing.assert_close(logits[real], model(**inputs).logits[real], rtol=1e-4, atol=1e-5)
     assert [(layer.stack, layer.index, layer.cross) for layer in layers] == [
         (layer.stack, layer.index, layer.cross) for layer in lazy_layers
     ]
@@ -324,16 +324,54 @@ def test_cross_attention_is_that_of_the_ordinary_capture(name, padding, queries)
         measured = lazy.measure(metrics)
         for key, expected in layer.measure(metrics).items():
             for ours, theirs in zip(*map(_tensors, (measured[key], expected)), strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5, equal_nan=True)
+                part = ours[..., : theirs.shape[-1]]  # the ordinary capture cuts where the longest text ends
+                torch.testing.assert_close(part, theirs, rtol=1e-3, atol=1e-5, equal_nan=True)
         if layer.cross:
-            real_keys = [maps[:, :, real] for maps, real in zip(layer.attention, layer.valid, strict=True)]
-            for dense, expected in zip(lazy.attention.dense().float(), real_keys, strict=True):
-                torch.testing.assert_close(dense[..., : expected.shape[-1]], expected, rtol=1e-3, atol=1e-6)
-                assert not dense[..., expected.shape[-1] :].any()
+            parts = zip(layer.attention, real_queries.bool(), layer.valid, strict=True)
+            real_pairs = [maps[:, rows][:, :, keys] for maps, rows, keys in parts]
+            for dense, expected in zip(lazy.attention.dense().float(), real_pairs, strict=True):
+                rows, keys = expected.shape[1:]
+                torch.testing.assert_close(dense[:, :rows, :keys], expected, rtol=1e-3, atol=1e-6)
+                assert not dense[:, :rows, keys:].any()
+                assert dense[:, rows:].isnan().all()
             for metric in ("sink_test", "sink_position", "local_global_ratio", "causal_spectrum"):
                 with pytest.raises(ValueError, match=rf"^measure: {metric} asks where queries stand"):
                     lazy.measure([metric])
             lazy.measure({"sink_position": {"rule": "largest"}})
+
+
+@pytest.mark.filterwarnings("ignore:capture. attention holds padding")
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("padding", ["none", "in front", "behind"])
+@pytest.mark.parametrize("name", ["grouped queries", "window"])
+def test_the_last_tokens_of_a_cached_text_are_those_of_the_ordinary_capture(name, padding, cache, queries):
+    """Queries stand at the last keys of their text, whatever a cache holds, dropped or has room for."""
+    model, inputs = build(name), inputs_with(padding)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    metrics = {"attention_entropy": {}, "sink_share": {}, "top_mass": {}, "sink_test": {}, "sink_excess": {}}
+    results = []
+    for options in ({}, {"lazy": True, "precision": "exact"}):
+        if cache == "dynamic":
+            past = transformers.DynamicCache(config=model.config)
+        else:
+            past = transformers.StaticCache(config=model.config, max_cache_len=30)
+        with torch.no_grad():
+            first = {"input_ids": ids[:, :-queries], "attention_mask": mask[:, :-queries]}
+            model(**first, past_key_values=past, use_cache=True)
+        last = {"input_ids": ids[:, -queries:], "attention_mask": mask, "past_key_values": past}
+        with asc.capture(model, **options) as recording:
+            layers = list(recording.run(**last))
+        if padding == "behind" and queries == 1:  # the second text has no query
+            results.append([(layer.valid, {}) for layer in layers])
+            continue
+        results.append([(layer.valid, layer.measure(metrics)) for layer in layers])
+    for (valid, expected), (lazy_valid, measured) in zip(*results, strict=True):
+        assert torch.equal(valid, lazy_valid)
+        for key in expected:
+            for ours, theirs in zip(*map(_tensors, (measured[key], expected[key])), strict=True):
+                part = ours[..., : theirs.shape[-1]]
+                torch.testing.assert_close(part, theirs, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
 def _tensors(result):

@@ -3,10 +3,10 @@
 
 import pytest
 import torch
-import transformers
 
 import attnscope as asc
 from attnscope.capture.lazy.mask_rules import MaskRules, StandIn
+from models import enlarged
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
 T5 = {"vocab_size": 64, "d_model": 32, "d_ff": 32, "d_kv": 8, "num_heads": 4}
@@ -48,16 +48,7 @@ METRICS = {"entropy": {"metric": "attention_entropy", "normalized": True}, "sink
 
 
 def build(name):
-    model, config, options = MODELS[name]
-    if not hasattr(transformers, model):
-        pytest.skip(f"this transformers has no {model}")
-    torch.manual_seed(0)
-    built = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
-    with torch.no_grad():
-        for parameter in built.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(3.0)
-    return built
+    return enlarged(*MODELS[name])
 
 
 def inputs_of(padding):

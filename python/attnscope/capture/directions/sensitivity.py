@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from attnscope._checks import as_tensor
+from attnscope.arguments.modules import module_argument
 from attnscope.capture import module_tracing
 from attnscope.capture.directions.steps import PromptSteps, prompts_of
 from attnscope.capture.edits.states import TANGENT, AddDirection
@@ -241,6 +242,7 @@ def _difference(
 
 def check_model(function: str, model: nn.Module) -> None:
     """Raise for a model without exact derivatives or without a next token."""
+    module_argument(function, model)
     half = sorted(
         {str(p.dtype) for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize < 4}
     )

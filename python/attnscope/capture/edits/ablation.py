@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attnscope._checks import as_tensor
 from attnscope._evaluation import evaluating
+from attnscope.arguments.modules import module_argument
 from attnscope.capture.edits import HideKeys
 from attnscope.capture.forward import Forward, forward
 from attnscope.metrics._named import shown_by_shape
@@ -76,6 +77,7 @@ def output_kl_of_sets(
     model: nn.Module, inputs: Mapping[str, Any], sets: Mapping[str, Tensor | Sequence[int]]
 ) -> dict[str, OutputKl]:
     """Compute `output_kl` for several sets of keys, with one run of the whole model for all of them."""
+    model = module_argument("output_kl", model)
     ids = inputs["input_ids"]
     mask = inputs.get("attention_mask")
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()

@@ -29,6 +29,8 @@ class LazyLayer:
         cross: True if keys come from another sequence.
         heads: numbers of the captured query heads.
         valid: bool [B, k], True at real keys as the model got them.
+        query_valid: of cross attention bool [B, q], True at real queries, where the decoder was given a mask
+            of its tokens; None: all.
         attention: `attnscope.LazyAttention` [B, h, m, m]; padding is behind the lengths, also where the model
             had it in front. A text without a token has a length of 1, and no numbers.
     """
@@ -41,6 +43,7 @@ class LazyLayer:
     heads: tuple[int, ...]
     valid: Tensor
     attention: LazyAttention
+    query_valid: Tensor | None = None
     end: End = field(default_factory=End, init=False, repr=False)
 
     @property

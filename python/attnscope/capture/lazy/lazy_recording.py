@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from attnscope._warn import warn
+from attnscope.arguments.modules import module_argument
 from attnscope.capture import module_tracing
 from attnscope.capture.implementation import configs, implementation
 from attnscope.capture.interface import INERT
@@ -56,12 +57,7 @@ class LazyRecording:
         heads: Sequence[int] | None,
         precision: str | None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"capture: model must be a torch module, got {type(model).__name__}"
-                f"{module_tracing.model_hint(model)}"
-            )
-        self._model: nn.Module = getattr(model, "_orig_mod", model)
+        self._model = module_argument("capture", model)
         self._name = type(self._model).__name__
         self._layers = layers
         self._heads = heads
@@ -108,7 +104,6 @@ class LazyRecording:
         self.output = None
         stream: Any = Stream()
         collector = _Collector(self._model, stream.emit, self._layers, self._heads, self._precision)
-        collector.token_mask = _token_mask(self._model, inputs)
         self.depths = collector.depths
 
         def work() -> None:
@@ -187,8 +182,7 @@ class _Collector:
         self.seen = 0
         self.captured: set[str] = set()
         self.has_cross = False
-        self.token_mask: Tensor | None = None
-        self.pulse: Any = None
+        self.token_masks = module_tracing.TokenMasks(self.modules)
         self._layers = layers
         self._heads = heads
         self.depths: dict[str, int] = {}
@@ -197,25 +191,17 @@ class _Collector:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Count the runs of shared blocks, and note the softmaxes that run outside of the interface."""
-        from transformers import PreTrainedModel
-
-        def counting(count: Callable[[str], None], name: str) -> Callable[..., None]:
-            def hook(*_: Any) -> None:
-                if _COLLECTOR.get() is self:
-                    count(name)
-
-            return hook
-
-        with ExitStack() as hooks:
-            hooks.enter_context(self.watch)
-            for name in self.numbers.single:
-                enter = counting(self.numbers.enter_block, name)
-                hooks.enter_context(self.modules[name].register_forward_pre_hook(enter))
-            for name, module in self.modules.items():
-                if isinstance(module, PreTrainedModel) or not name:
-                    enter = counting(self.numbers.enter_model, name)
-                    hooks.enter_context(module.register_forward_pre_hook(enter))
+        with (
+            self.watch,
+            module_tracing.entering(
+                self.modules, self.numbers, self._enter_model, lambda: _COLLECTOR.get() is self
+            ),
+        ):
             yield
+
+    def _enter_model(self, name: str, inputs: Mapping[str, Any]) -> None:
+        self.numbers.enter_model(name)
+        self.token_masks.enter(name, inputs)
 
     def check_layers(self, model: str) -> None:
         """Raise for layers that were asked for and that no stack has, after a pass."""
@@ -225,12 +211,19 @@ class _Collector:
                 raise ValueError(f"capture: layer {layer} of {model} has no attention; layers {having} have")
 
     def take(
-        self, module: nn.Module, attention: LazyAttention, real: Tensor, states: tuple[Tensor, Tensor]
+        self,
+        module: nn.Module,
+        attention: LazyAttention,
+        real: tuple[Tensor, Tensor | None],
+        states: tuple[Tensor, Tensor],
     ) -> None:
         """Hand over a layer, if it is among those asked for.
 
         A module that multiplies one map with its values in parts calls its attention with the same queries
         and keys again, `states`, which is no further layer.
+
+        Args:
+            real: which keys are real, and of cross attention which queries.
         """
         self.seen += 1
         name = self.names[id(module)]
@@ -257,17 +250,11 @@ class _Collector:
                 call,
                 cross=is_cross(module, name),
                 heads=heads,
-                valid=real,
+                valid=real[0],
+                query_valid=real[1],
                 attention=attention,
             )
         )
-
-
-def _token_mask(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor | None:
-    """Return the mask [B, n] of the only tokens that a model reads, None where it reads others too."""
-    mask = inputs.get("attention_mask")
-    has_decoder = module_tracing.takes(model, "decoder_input_ids")
-    return mask if isinstance(mask, Tensor) and mask.ndim == 2 and not has_decoder else None
 
 
 _COLLECTOR: ContextVar[_Collector | None] = ContextVar("lazy capture", default=None)
@@ -321,24 +308,30 @@ def attention_function(
         )
     scores = {name: options.get(name) for name in ("softcap", "s_aux", "position_bias")}
     cross = is_cross(module, collector.names[id(module)])
-    tokens = None if cross else collector.token_mask
+    tokens = collector.token_masks.of(collector.names[id(module)])
+    real_queries = None
+    if cross:  # its queries are the tokens
+        if tokens is not None and tokens.shape == (query.shape[0], query.shape[2]):
+            real_queries = tokens.bool().cpu()
+        tokens = None
     rule, dense = _visible(
         collector.rules, tokens, module, query, key, attention_mask, options.get("is_causal")
     )
     if cross:
         rule = replace(rule, causal=False, window=None)
-    apart = cross or query.shape[2] != key.shape[2]
-    attention, real, order = _lazy(query, key, scaling, rule, dense, scores, collector.precision, apart=apart)
+    attention, real, orders = _lazy(
+        query, key, scaling, rule, dense, scores, collector.precision, cross=cross, real_queries=real_queries
+    )
     # queries of causal attention see none of the padding behind their text
     is_plain = rule.window is None and all(argument is None for argument in scores.values())
-    if is_plain and (rule.is_dense or not rule.causal or order is None):
+    if is_plain and (rule.is_dense or not rule.causal or orders.keys is None):
         if dense is None and rule.real is not None and not rule.causal:
             dense = rule.real[:, None, None, :].to(query.device)
         plain = {"is_causal": rule.causal and query.shape[2] > 1, "dropout": 0.0}
         output, _ = sdpa_attention_forward(module, query, key, value, dense, scaling=scaling, **plain)
     else:
-        output = _multiply(attention, value, order, apart=apart)
-    collector.take(module, attention, real, (query, key))
+        output = _multiply(attention, value, orders)
+    collector.take(module, attention, (real, real_queries), (query, key))
     return output, None
 
 
@@ -390,6 +383,13 @@ def _real_under(mask: Tensor, tokens: Tensor | None, batch: int) -> Tensor | Non
     return None if bool(real.all()) else real.cpu()
 
 
+class _Orders(NamedTuple):
+    """The orders [batch, tokens] that bring real queries and keys to the front; None: they are there."""
+
+    queries: Tensor | None
+    keys: Tensor | None
+
+
 def _lazy(
     query: Tensor,
     key: Tensor,
@@ -399,12 +399,14 @@ def _lazy(
     scores: dict[str, Any],
     precision: str | None,
     *,
-    apart: bool,
-) -> tuple[LazyAttention, Tensor, Tensor | None]:
-    """Return the attention, which keys are real, and the order that brings them to the front, if any.
+    cross: bool,
+    real_queries: Tensor | None,
+) -> tuple[LazyAttention, Tensor, _Orders]:
+    """Return the attention, which keys are real, and the orders that bring real tokens to the front.
 
-    Queries that are `apart` from the keys stay where they are: those of cross attention are tokens of another
-    text, those of a text's last tokens fewer than its keys, and neither has part in the padding of the keys.
+    Args:
+        cross: the queries are tokens of another text, with no part in the padding of the keys.
+        real_queries: of cross attention the queries that are no padding, bool [batch, q]; None: all.
     """
     options: dict[str, Any] = {"scaling": scaling, "causal": rule.causal, "window": rule.window}
     mask, bias = _visible_and_added(dense, scores["position_bias"])
@@ -417,29 +419,60 @@ def _lazy(
         "sink_logits": None if sinks is None else sinks.detach().reshape(-1),
         "precision": precision,
     }
-    order, real = None, rule.real
+    count, keys = query.shape[2], key.shape[2]
+    real = rule.real
     if real is None:
-        real = torch.ones(query.shape[0], key.shape[2], dtype=torch.bool, device="cpu")
-    elif apart:
-        order = (~real).long().argsort(dim=-1, stable=True)
-        key = _gather(key, order)
-        for name in ("mask", "bias"):
-            if isinstance(options.get(name), Tensor):
-                options[name] = _gather_keys(options[name], order)
-        seen = real.gather(-1, order)[:, None, None]
-        options["mask"] = seen & options["mask"].cpu() if "mask" in options else seen
-    else:
-        lengths = real.sum(-1)
-        options["lengths"] = lengths.clamp(min=1).cpu()
-        is_leading = real.long().cummin(-1).values.sum(-1) == lengths
-        if not bool(is_leading.all()):
+        real = torch.ones(query.shape[0], keys, dtype=torch.bool, device="cpu")
+    positions = None
+    if not cross and count == keys:
+        real_queries = real
+    elif not cross:
+        positions, real_queries = _places_of_last_queries(real, count)
+    elif real_queries is None:
+        real_queries = torch.ones(query.shape[0], count, dtype=torch.bool, device="cpu")
+    if not bool(real.all()):
+        options["lengths"] = real.sum(-1).clamp(min=1).cpu()
+    orders = _Orders(_order(real_queries), _order(real))
+    if orders.keys is not None:
+        if not cross:
             _require_runs(real, rule)
-            order = (~real).long().argsort(dim=-1, stable=True)
-            query, key = (_gather(states, order) for states in (query, key))
-            for name in ("mask", "bias"):
-                if isinstance(options.get(name), Tensor):
-                    options[name] = _gather_pairs(options[name], order)
-    return LazyAttention(query.detach(), key.detach(), **options), real, order
+        key = _gather(key, orders.keys)
+    if orders.queries is not None:
+        query = _gather(query, orders.queries)
+    for name in ("mask", "bias"):
+        if isinstance(options.get(name), Tensor):
+            options[name] = _gather_pairs(options[name], orders)
+    if positions is None and (cross or count != keys) and not (bool(real.all()) and bool(real_queries.all())):
+        positions = torch.zeros(real_queries.shape, dtype=torch.int64, device="cpu")
+    if positions is not None:
+        # a query behind the last key is padding
+        positions = torch.where(real_queries, positions, keys)
+        in_order = positions if orders.queries is None else positions.gather(-1, orders.queries)
+        options["query_positions"] = in_order
+    return LazyAttention(query.detach(), key.detach(), **options), real, orders
+
+
+def _places_of_last_queries(real: Tensor, count: int) -> tuple[Tensor | None, Tensor]:
+    """Return where a text's last queries stand among its real keys, and which of them are no padding.
+
+    The places are int64 [batch, count], None where the queries stand at the last keys of all.
+
+    Args:
+        real: keys that are no padding and no empty place of a cache, bool [batch, k].
+        count: of the queries.
+    """
+    used = int(real.any(0).nonzero().max()) + 1 if bool(real.any()) else real.shape[-1]
+    if bool(real.all()) or used < count:
+        return None, torch.ones(real.shape[0], count, dtype=torch.bool, device="cpu")
+    at = slice(used - count, used)
+    return (real.long().cumsum(-1) - 1)[:, at], real[:, at]
+
+
+def _order(real: Tensor) -> Tensor | None:
+    """Return the order [batch, tokens] that brings real tokens to the front, None where they are there."""
+    if bool((real.long().cummin(-1).values.sum(-1) == real.sum(-1)).all()):
+        return None
+    return (~real).long().argsort(dim=-1, stable=True)
 
 
 def _visible_and_added(*terms: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -477,28 +510,23 @@ def _gather(states: Tensor, order: Tensor) -> Tensor:
     return states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
 
 
-def _gather_keys(maps: Tensor, order: Tensor) -> Tensor:
-    """Return maps [batch or 1, heads or 1, q or 1, k] with keys in an order."""
-    maps = maps.expand(order.shape[0], -1, -1, order.shape[1])
-    return maps.gather(3, order[:, None, None].to(maps.device).expand(maps.shape))
+def _gather_pairs(maps: Tensor, orders: _Orders) -> Tensor:
+    """Return maps [batch or 1, heads or 1, q or 1, k or 1] with queries and keys in an order."""
+    for axis, order in ((2, orders.queries), (3, orders.keys)):
+        if order is None or maps.shape[axis] == 1:
+            continue
+        place = order[:, None].unsqueeze(5 - axis).to(maps.device)
+        maps = maps.expand(order.shape[0], -1, -1, -1)
+        maps = maps.gather(axis, place.expand(*(-1 if a == axis else n for a, n in enumerate(maps.shape))))
+    return maps
 
 
-def _gather_pairs(maps: Tensor, order: Tensor) -> Tensor:
-    """Return maps [batch or 1, heads or 1, n, n] with queries and keys in an order."""
-    batch, n = order.shape
-    maps = maps.expand(batch, -1, n, n)
-    place = order[:, None].to(maps.device)
-    rows = maps.gather(2, place[..., None].expand(-1, maps.shape[1], -1, n))
-    return rows.gather(3, place[:, :, None].expand(-1, maps.shape[1], n, -1))
-
-
-def _multiply(attention: LazyAttention, value: Tensor, order: Tensor | None, *, apart: bool) -> Tensor:
-    """Return the output of the attention, [batch, tokens, heads, d], 0 for padding; keys are in an order."""
-    states = value.detach() if order is None else _gather(value.detach(), order)
+def _multiply(attention: LazyAttention, value: Tensor, orders: _Orders) -> Tensor:
+    """Return the output of the attention, [batch, tokens, heads, d], 0 for padding."""
+    states = value.detach() if orders.keys is None else _gather(value.detach(), orders.keys)
     group = attention.heads // value.shape[1]
     states = states.cpu().repeat_interleave(group, 1)
     output = (attention @ states).nan_to_num(0.0)
-    if order is not None and not apart:
-        place = order.argsort(dim=-1)
-        output = _gather(output, place)
+    if orders.queries is not None:
+        output = _gather(output, orders.queries.argsort(dim=-1))
     return output.transpose(1, 2).to(value.device, value.dtype).contiguous()

@@ -165,7 +165,8 @@ def _real_keys(description: dict[str, Any]) -> Tensor | None:
     padding, keys = description.get("attention_mask"), int(description["kv_length"])
     if padding is None or padding.ndim != 2:
         return None
-    real = padding[:, :keys].bool().cpu()
+    begin = int(description.get("kv_offset", 0))  # a sliding cache has dropped the keys before
+    real = padding[:, begin : begin + keys].bool().cpu()
     missing = keys - real.shape[-1]  # of places that nothing has filled
     real = torch.nn.functional.pad(real, (0, missing)) if missing > 0 else real
     return None if bool(real.all()) else real

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope.arguments.modules import module_argument
 from attnscope.capture.editing import edit
 from attnscope.capture.edits.weights import ReplaceWeight, writable
 from attnscope.capture.weights.second_moments import Tracer
@@ -84,6 +85,7 @@ def rank_one_effect(
         Amari, Information geometry and its applications, 2016, for KL ≈ ½ δᵀF δ.
     """
     name = "rank_one_effect"
+    model = module_argument(name, model)
     batch = {"input_ids": inputs} if isinstance(inputs, Tensor) else dict(inputs)
     ids = batch["input_ids"]
     mask = batch.get("attention_mask", torch.ones_like(ids)).bool()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attnscope._evaluation import differentiable, evaluating
 from attnscope.arguments import scalars
+from attnscope.arguments.modules import module_argument
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,6 +85,7 @@ def fisher_trace(
         Fisher, Theory of statistical estimation, 1925. Kunstner et al., Limitations of the empirical Fisher
         approximation, 2019.
     """
+    model = module_argument("fisher_trace", model)
     if labels not in ("data", "sampled"):
         raise ValueError(f"fisher_trace: labels must be 'data' or 'sampled', got {labels!r}")
     if not 0.0 < float(mask_share) <= 1.0:

@@ -94,6 +94,18 @@ def bias_argument(bias: Any, shape: tuple[int, ...]) -> tuple[Tensor | None, Bia
     return None, _checks.expanded(f"{_NAME}: bias", tensor, shape, "does not broadcast to attention of shape")
 
 
+def first_tile(bias: Any) -> Any:
+    """Return what a function of a bias gives the first query and key, and any other bias as it is.
+
+    It shows whether the function has parameters that require a gradient.
+    """
+    if not callable(bias) or isinstance(bias, Tensor):
+        return bias
+    with torch.enable_grad():
+        first = torch.zeros(1, dtype=torch.int64, device="cpu")
+        return bias(first, first)
+
+
 def lengths_of_maps(lengths: Any, shape: tuple[int, ...]) -> Tensor:
     tensor = _checks.as_tensor(_NAME, "lengths", lengths)
     per_text = tensor.ndim < len(shape) - 2

@@ -21,6 +21,7 @@ from attnscope.metrics.lazy.arguments import (
     bias_argument,
     check_shapes,
     finite_argument,
+    first_tile,
     lengths_of_maps,
     per_head_argument,
     positions_argument,
@@ -185,7 +186,7 @@ class LazyAttention(Unmaterialized):
         precision: str | None = None,
     ) -> None:
         set_field = super().__setattr__
-        set_field("followed", followed_tensor((query, key, bias, sink_logits, log_z)))
+        set_field("followed", followed_tensor((query, key, first_tile(bias), sink_logits, log_z)))
         query, key = (vectors_argument(name, value) for name, value in (("query", query), ("key", key)))
         check_shapes(query, key)
         *leading, heads, queries, width = query.shape

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 
 
@@ -28,6 +29,7 @@ class SpanAttention(NamedTuple):
     outer: Tensor
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def span_attention(attention: Any, spans: Any, *, lengths: _checks.Lengths = None) -> SpanAttention:
     """Mean of a map, of the block of a word, and of the rest.
 

@@ -123,6 +123,7 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
     return _calls.warn_non_finite(name, checked, result, int(bad.sum()), "matrices or their states")
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """‖after_i − before_i‖₂ per token, after both states are scaled down by one factor to at most 1e3.
 

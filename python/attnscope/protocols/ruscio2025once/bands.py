@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 
 FIRST_ROW = 5
 CLAMP = 1e-12
@@ -26,6 +27,7 @@ def band_members(d: int, bands: int = 10) -> list[Tensor]:
     return [torch.stack([2 * band, 2 * band + 1], -1).flatten() for band in parts]
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def band_shares(query: Tensor, key: Tensor, *, bands: int = 10) -> Tensor:
     """‖Q_b K_bᵀ‖_F over the sum of these norms.
 
@@ -64,6 +66,7 @@ def band_shares(query: Tensor, key: Tensor, *, bands: int = 10) -> Tensor:
     return norms / norms.sum(-1, keepdim=True)
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def band_ablation(query: Tensor, key: Tensor, *, bands: int = 10) -> Tensor:
     """Mean KL(P ‖ P_b) of attention with a band's dimensions zeroed.
 

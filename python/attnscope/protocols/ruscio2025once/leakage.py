@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
 
@@ -33,6 +34,7 @@ class Leakage(NamedTuple):
     leakage: Tensor
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def leakage(scores: Tensor) -> Leakage:
     """ΔR² of positions over the offset, as the notebook's least squares give it.
 

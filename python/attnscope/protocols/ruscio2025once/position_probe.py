@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope.arguments import scalars
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 
 
@@ -22,6 +23,7 @@ class PositionProbe(NamedTuple):
     null: Tensor
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def position_probe(states: Tensor, *, harmonics: int = 8) -> PositionProbe:
     """Return the in-sample R² of states on sin and cos of the first harmonics of n, mean over their
     dimensions.

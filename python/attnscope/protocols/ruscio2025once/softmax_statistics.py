@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope.arguments import scalars
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 
 TEMPERATURES = (0.5, 1.0, 2.0)
@@ -33,6 +34,7 @@ class SoftmaxStatistics(NamedTuple):
     margin: Tensor
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def softmax_statistics(
     scores: Tensor, *, temperatures: Sequence[float] = TEMPERATURES, first_row: int = 5
 ) -> SoftmaxStatistics:

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from attnscope.arguments import scalars
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.clouds.cloud_distances import cloud_distances
 from attnscope.protocols.ruscio2026._points import one_cloud
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def lid(points: Tensor, *, k: int = 30) -> Tensor:
     """Local intrinsic dimension: mean over points of −k/Σ_{j<=k} log(r_j/r_k + 1e-10).
 
@@ -60,6 +62,7 @@ def lid(points: Tensor, *, k: int = 30) -> Tensor:
     )
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def isotropy(points: Tensor) -> Tensor:
     """Ratio of the two largest shares of variance, λ2/(λ1 + 1e-9).
 
@@ -92,6 +95,7 @@ def isotropy(points: Tensor) -> Tensor:
     return ratios[1] / (ratios[0] + 1e-9)
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def entropy(points: Tensor) -> Tensor:
     """exp(−Σ p log(p + 1e-10)) with p = σ/Σσ, called "spectral entropy" there.
 

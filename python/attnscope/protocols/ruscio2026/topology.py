@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.clouds.cloud_distances import cloud_distances
 from attnscope.metrics.clouds.cloud_persistence import cloud_persistence
 from attnscope.protocols.ruscio2026._points import one_cloud
@@ -31,6 +32,7 @@ class Topology(NamedTuple):
     points: int
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def boundary(reference: Tensor, other: Tensor) -> Tensor:
     """v/(‖v‖ + 1e-9), v the difference of the means.
 
@@ -68,6 +70,7 @@ def boundary(reference: Tensor, other: Tensor) -> Tensor:
     return v / (v.norm() + 1e-9)
 
 
+@without_derivative("it is the published code's number, made for comparing")
 def topology(points: Tensor, direction: Tensor, *, draw: np.random.RandomState | None = None) -> Topology:
     """Bars of the cosine distances of the points near the boundary, counted at 0.15.
 
