@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks
+from attnscope.arguments.host_copies import row_major
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
@@ -133,7 +134,7 @@ class _Moments(NamedTuple):
     @staticmethod
     def of(cloud: Cloud) -> _Moments:
         sees = cloud.inside()[..., None]
-        wide = torch.where(sees, cloud.tensor.double(), 0)
+        wide = torch.where(sees, row_major(cloud.tensor.double()), 0)
         wide = torch.where(wide.isfinite().all((-2, -1), keepdim=True), wide, torch.nan)
         count = sees.sum((-2, -1))
         mean = wide.sum(-2) / count[..., None]

@@ -13,6 +13,7 @@ import torch
 
 from attnscope import _calls, _checks, _core
 from attnscope._warn import warn
+from attnscope.arguments.host_copies import row_major
 from attnscope.arguments.transforms import is_forward_mode
 from attnscope.devices import placement
 from attnscope.errors import NonFiniteWarning
@@ -247,7 +248,7 @@ def two_states(
 ) -> tuple[torch.Tensor, ...]:
     """States [..., n, d] of at least so many tokens, in float64, broadcast against each other."""
     start, stop = (
-        _checks.to_host(_checks.float_tensor(function, name, states)).double()
+        row_major(_checks.to_host(_checks.float_tensor(function, name, states)).double())
         for name, states in (("before", before), ("after", after))
     )
     shapes = f"{tuple(start.shape)} and {tuple(stop.shape)}"
