@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope._nearest import nearest
+from attnscope._warn import warn
 from attnscope.errors import DocumentError, MissingError, ResultsError, command
 from attnscope.results.files import atomic_file, hash_file, remove, write_bytes
 from attnscope.results.schema import AXES, check_columns, check_provenance, keys_in, with_keys
@@ -351,6 +352,8 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
         files = self._stored().get(name)
         if files is None:
+            if self.path is not None and name in self.provenance.get("tables", {}):
+                raise MissingError(f"{self.path} {_lacks([name])}{_again(self.path)}")
             where = self.path or "these results"
             raise MissingError(f"no table {name!r} in {where}{nearest(name, self.tables())}")
         try:
@@ -398,7 +401,8 @@ def load(path: str | Path) -> Results:
             tables of its stored units.
 
     Returns:
-        the results; nothing but the two small text files is read yet.
+        the results; nothing but the two small text files is read yet. A warning names tables that the run has
+        written and whose files are gone.
 
     Raises:
         FileNotFoundError: no such folder, or nothing is stored yet: the message says how to go on.
@@ -431,7 +435,21 @@ def load(path: str | Path) -> Results:
         except (DocumentError, OSError) as error:
             raise ResultsError(f"load: {file} is damaged: {error}") from error
         facts.append(content)
-    return Results(study=facts[0], provenance=facts[1], path=folder, files=files)
+    results = Results(study=facts[0], provenance=facts[1], path=folder, files=files)
+    if gone := [name for name in facts[1].get("tables", {}) if name not in results]:
+        warn(f"load: {folder} {_lacks(gone)}{_again(folder)}", UserWarning)
+    return results
+
+
+def _lacks(names: Sequence[str]) -> str:
+    """Return which tables of a run have no file, in words."""
+    listed = ", ".join(repr(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"lacks {'table' if len(names) == 1 else 'tables'} {listed}, which its run has written"
+
+
+def _again(folder: Path) -> str:
+    """Return how tables are written again, where the units of their run are at hand."""
+    return f"; to write it again: {command('resume', folder)}" if (folder / "units").is_dir() else ""
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:
