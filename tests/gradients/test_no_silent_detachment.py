@@ -16,7 +16,10 @@ from every_call import answer, every_call
 #: Fields that do not depend on the entries of a map: what uniform attention would have.
 CONSTANT = {"pattern_share": {"uniform"}}
 #: Statistics of weights, which are parameters and always require a gradient: detached, as the page says.
-OF_WEIGHTS = {"alignment_gain", "concentration", "delta_statistics", "subspace_fraction"}
+OF_WEIGHTS = {
+    *("alignment_gain", "concentration", "delta_statistics"),
+    *("relative_subspace_fraction", "subspace_fraction"),
+}
 CASES = [
     pytest.param(name, function, arguments, key, id=f"{name}-{key}")
     for name, function, arguments in every_call()

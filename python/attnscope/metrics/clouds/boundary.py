@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments.host_copies import row_major
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
@@ -36,6 +37,7 @@ class Boundary(NamedTuple):
     center: Tensor
 
 
+@memory_errors("boundary")
 @without_derivative("it is made for reading")
 def boundary(
     reference: Tensor,

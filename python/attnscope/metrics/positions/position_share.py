@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.arguments.host_copies import row_major
 from attnscope.gradients.dispatch import without_derivative
@@ -128,6 +129,7 @@ class PositionMoments:
         return moments
 
 
+@memory_errors("position_share")
 @without_derivative("it is made for reading")
 def position_share(states: Tensor | PositionMoments, *, positions: Sequence[int] | None = None) -> Tensor:
     """Share of the variance of states that lies between positions, unbiased over texts.

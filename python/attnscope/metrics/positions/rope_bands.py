@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.arguments.host_copies import row_major
 from attnscope.gradients.dispatch import without_derivative
@@ -35,6 +36,7 @@ class RopeBands(NamedTuple):
     tv: Tensor
 
 
+@memory_errors("rope_bands")
 @without_derivative("it is made for reading")
 def rope_bands(
     query: Tensor,

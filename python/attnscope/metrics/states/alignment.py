@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope._warn import warn
 from attnscope.arguments.host_copies import row_major
 from attnscope.arguments.transforms import is_forward_mode
@@ -24,6 +25,7 @@ from attnscope.metrics.information.entropy import attention_entropy
 from attnscope.metrics.quantity import ClosedForm, Quantity, Shared, Site
 
 
+@memory_errors("geometric_semantic_alignment")
 def geometric_semantic_alignment(
     attention: torch.Tensor,
     states: torch.Tensor,
@@ -186,6 +188,7 @@ def states_of_tokens(function: str, name: str, states: Any, n: int) -> torch.Ten
     return tensor
 
 
+@memory_errors("transformation_magnitude")
 @without_derivative("it is made for reading")
 def transformation_magnitude(
     before: torch.Tensor, after: torch.Tensor, *, lengths: _checks.Lengths = None
@@ -262,6 +265,7 @@ def two_states(
         raise ValueError(f"{function}: before and after of shapes {shapes} do not broadcast") from None
 
 
+@memory_errors("entropy_magnitude_correlation")
 @without_derivative("take `attention_entropy` and correlate in torch")
 def entropy_magnitude_correlation(
     attention: torch.Tensor,
