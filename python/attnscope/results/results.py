@@ -149,7 +149,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
         return sorted(names, key=lambda name: (name != "samples", name))
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Return one table as a DataFrame, keys first.
+        """Return one table as a DataFrame, keys first; whole numbers of which some are missing are `Int64`.
 
         Args:
             name: a name from `tables()`.
@@ -239,6 +239,8 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
         A spreadsheet computes a cell that begins with ``=``, ``+``, ``-`` or ``@``. Text that begins so and
         is no number gets an apostrophe in front, names of columns too; Parquet holds the text as it is.
+        Whole numbers stay whole and a missing one is an empty cell, of which `pandas.read_csv` makes floats
+        unless it is given `dtype_backend="numpy_nullable"`.
 
         Returns:
             the files written.
@@ -255,7 +257,11 @@ class Results(Mapping[str, "pd.DataFrame"]):
         return list(files.values())
 
     def to_parquet(self, folder: str | Path) -> list[Path]:
-        """Write every table as `NAME.parquet`, which names its keys, into a folder as `to_csv`."""
+        """Write every table as `NAME.parquet`, which names its keys, into a folder as `to_csv`.
+
+        pandas reads them with the types of `table`. Files that a run has written stream in without a note for
+        pandas: `pandas.read_parquet(file, dtype_backend="numpy_nullable")` keeps their whole numbers whole.
+        """
         from attnscope.results.store import write_table
 
         files = self._files(folder, "parquet")
