@@ -220,13 +220,15 @@ class Benchmark:
         ratio = self._judged_ratio(row)
         return ratio is not None and ratio < row["target"]
 
-    def _rows_with_those_stored(self) -> list[dict[str, Any]]:
-        """Return the rows, in a run of some of them among those of the stored file."""
+    def _with_what_is_stored(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return rows and refusals, in a run of some rows among those of the stored file."""
         if not self.options.only or not self.options.json.exists():
-            return self.rows
-        stored = json.loads(self.options.json.read_text(encoding="utf-8"))["rows"]
+            return self.rows, self.refused
+        report = json.loads(self.options.json.read_text(encoding="utf-8"))
         measured = {row["name"]: row for row in self.rows}
-        return [measured.pop(row["name"], row) for row in stored] + list(measured.values())
+        rows = [measured.pop(row["name"], row) for row in report["rows"]] + list(measured.values())
+        others = [line for line in report["refused"] if self.options.only not in line.partition(":")[0]]
+        return rows, others + self.refused
 
     def finish(self) -> None:
         """Write the JSON and list missed targets, rows slower than a peer and rows that were not measured.
@@ -236,13 +238,14 @@ class Benchmark:
         Ends the process with `SLOWER_THAN_A_PEER` where there is one of the last two.
         """
         self.options.json.parent.mkdir(parents=True, exist_ok=True)
+        rows, refused = self._with_what_is_stored()
         report = {
             "concept": self.concept,
             "machine": machine_facts(),
             "quick": self.quick,
             "multiply_adds_per_second": multiply_adds_per_second(self.options.threads),
-            "refused": self.refused,
-            "rows": self._rows_with_those_stored(),
+            "refused": refused,
+            "rows": rows,
         }
         self.options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {self.options.json}")

@@ -24,6 +24,8 @@ def _draw(*shape: int, seed: int) -> torch.Tensor:
 
 MAPS = torch.softmax(_draw(3, N, N, seed=1), -1)
 STATES = _draw(N, 3, seed=2)
+#: As many heads as sums over them have an order of adding.
+HEADS = torch.softmax(_draw(12, 20, 20, seed=4), -1)
 WEIGHTS = _draw(6, 5, seed=3)
 DISTANCES = asc.cloud_distances(STATES)
 #: What functions of maps need besides the maps.
@@ -46,7 +48,7 @@ BESIDE: dict[str, Any] = {
 OTHER: dict[str, dict[str, Any]] = {
     "measure": {"attention": MAPS, "metrics": ["fiedler_value", "head_divergence"]},
     "transformation_magnitude": {"before": STATES, "after": 2 * STATES},
-    "harmonic_distortion": {"signal": torch.sin(torch.arange(60.0)), "frequency": 1.0},
+    "harmonic_distortion": {"signal": torch.sin(torch.arange(60.0)), "theta": 1.0},
     "toeplitz_split": {"scores": MAPS},
     "mask_only": {"scores": MAPS},
     "offset_variance": {"values": MAPS},
@@ -68,7 +70,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "cka": {"x": STATES, "y": STATES},
     "neighbourhood_overlap": {"x": STATES, "y": STATES, "k": 3},
     "value_norms": {"value": STATES[None], "projection": torch.ones(2, 1, 3, dtype=torch.float64)},
-    "attention_rollout": {"layers": [MAPS, MAPS]},
+    "attention_rollout": {"layers": [HEADS, HEADS]},
     "recurrent_uncertainty": {"previous": MAPS[:, :4, :6], "log_p": -torch.ones(6, dtype=torch.float64)},
     "weight_spectrum": {"matrix": WEIGHTS},
     "null_clouds": {"points": STATES, "kind": "gaussian", "draws": 2},
@@ -108,7 +110,9 @@ def _of_maps(function: Callable[..., Any], first: str) -> dict[str, Any]:
 
 def every_call() -> Iterator[tuple[str, Callable[..., Any], dict[str, Any]]]:
     """Yield the name, the function and the arguments of a call of every function of tensors."""
-    for name, function in sorted(_public().items()):
+    # what is no metric, such as a comparison of two clouds, is no less public
+    public = {**{name: getattr(asc, name) for name in OTHER}, **_public()}
+    for name, function in sorted(public.items()):
         first = next(iter(inspect.signature(function).parameters), "")
         if name in OTHER:
             yield name, function, dict(OTHER[name])

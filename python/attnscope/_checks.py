@@ -20,7 +20,13 @@ import torch
 from attnscope import _core
 from attnscope._blas import settle_forked_child
 from attnscope._evaluation import plain_defaults
-from attnscope._memory import SMALLEST_BATCH, SMALLEST_COUNT, SMALLEST_MAP, warn_if_too_large
+from attnscope._memory import (
+    SMALLEST_BATCH,
+    SMALLEST_COUNT,
+    SMALLEST_MAP,
+    is_out_of_memory,
+    warn_if_too_large,
+)
 from attnscope._precision import PRECISIONS as PRECISIONS
 from attnscope._precision import Precision as Precision
 from attnscope.arguments import scalars
@@ -331,6 +337,9 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
             f"{function}: {name} is a masked array with {hidden} hidden entries, which a tensor cannot hide; "
             "fill it, or say by lengths or support what is no attention"
         )
+    if dtype is not None and isinstance(value, torch.Tensor) and not is_transformed(value):
+        # before its entries are read into another type
+        _refuse_without_memory(function, name, value, value)
     # such are columns of pandas's tables; torch warns of them, and nothing here writes into an argument
     read_only = isinstance(value, np.ndarray) and not value.flags.writeable
     try:
@@ -343,6 +352,8 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             tensor = torch.as_tensor(value, dtype=dtype, device=device)
     except (TypeError, RuntimeError, OverflowError) as error:
+        if is_out_of_memory(error):
+            raise MemoryError(f"{function}: {error}") from None
         raise TypeError(f"{function}: {name} is not a tensor of numbers: {error}") from None
     except ValueError as error:
         raise ValueError(f"{function}: {name} cannot be read as a tensor: {error}") from None
@@ -359,7 +370,12 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
                 f"{function}: {name} cannot be a tensor of torch.vmap or torch.func, whose entries cannot be "
                 "looked at; give all of them in one call"
             )
-    # Such a tensor has a shape, and reading an entry of it ends the process.
+    _refuse_without_memory(function, name, tensor, value)
+    return tensor
+
+
+def _refuse_without_memory(function: str, name: str, tensor: torch.Tensor, value: Any) -> None:
+    """Raise TypeError for a tensor that has a shape and no entries: reading one of them ends the process."""
     if tensor.device.type == "meta" or not _core.holds_memory(
         tensor.detach() if tensor.requires_grad else tensor
     ):
@@ -368,7 +384,6 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
             f"{function}: {name} holds no memory, got {kind} of shape {tuple(tensor.shape)} on "
             f"{tensor.device}"
         )
-    return tensor
 
 
 def thresholds_argument(function: str, thresholds: Any, attention: Attention) -> torch.Tensor:

@@ -7,13 +7,15 @@ estimated first, and one that cannot fit ends with both numbers instead of the p
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -47,6 +49,10 @@ _ROW_BY_ROW = frozenset(
         "top_mass",
     }
 )
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def free_bytes() -> int:
@@ -88,8 +94,8 @@ def announce_results(need: float, shape: str) -> None:
     function = ""
     package = Path(__file__).parent
     while frame is not None and frame.f_code.co_filename.startswith(str(package)):
-        # a decorator of gradients calls under a name of its own
-        if not frame.f_code.co_filename.startswith(str(package / "gradients")):
+        # decorators call under a name of their own
+        if not frame.f_code.co_filename.startswith((str(package / "gradients"), __file__)):
             function = frame.f_code.co_name
         frame = frame.f_back
     _warn_beyond(need, f"{function}: results of shape ({shape}) need about")
@@ -145,15 +151,32 @@ def peak_bytes(layer_bytes: int, heads: int, longest: int) -> int:
     return 2 * layer_bytes + mean + workspace_bytes(longest, heads) + 8 * LARGE_BLOCK
 
 
-@contextmanager
-def memory_errors(function: str) -> Iterator[None]:
-    """Turn torch's error into Python's MemoryError, with a function's name, when memory runs out."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error) and not isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise MemoryError(f"{function}: {error}") from None
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True for the error of torch that says that memory runs out."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def memory_errors(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a public function in which torch allocates: where memory runs out, MemoryError with its name.
+
+    The core raises MemoryError by itself; torch raises RuntimeError.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*arguments: P.args, **options: P.kwargs) -> R:
+            if torch.compiler.is_compiling():
+                return function(*arguments, **options)
+            try:
+                return function(*arguments, **options)
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise MemoryError(f"{name}: {error}") from None
+                raise
+
+        return call
+
+    return decorate
 
 
 @contextmanager

@@ -17,7 +17,10 @@ from every_call import answer, every_call
 #: Fields that do not depend on the entries of a map: what uniform attention would have.
 CONSTANT = {"pattern_share": {"uniform"}}
 #: Statistics of weights, which are parameters and always require a gradient: detached, as the page says.
-OF_WEIGHTS = {"alignment_gain", "concentration", "delta_statistics", "subspace_fraction"}
+OF_WEIGHTS = {
+    *("alignment_gain", "concentration", "delta_statistics"),
+    *("relative_subspace_fraction", "subspace_fraction"),
+}
 STATES = torch.rand(3, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 #: Numbers of published code that are read off other tensors than maps.
 PUBLISHED: list[tuple[Callable[..., Any], dict[str, Any]]] = [

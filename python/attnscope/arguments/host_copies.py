@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Copies of a device's tensors that the CPU can read."""
+"""Copies of tensors: of a device's that the CPU can read, and of strided ones in the order of their rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.arguments.transforms import is_transformed
+
+#: Bytes at whose multiples torch allocates.
+ALIGNMENT = 64
 # Inside `shared_copies`, the host copies that were made, with the tensors they were made of.
 _COPIES: ContextVar[list[tuple[Tensor, Tensor]] | None] = ContextVar("host copies", default=None)
 
@@ -45,6 +49,19 @@ def host_copy(value: Any) -> Any:
     if copies is not None:
         copies.append((value, host))
     return host
+
+
+def row_major(tensor: Tensor) -> Tensor:
+    """Return a tensor in the order of its rows, at an address like those that torch allocates; itself if it
+    is so.
+
+    Sums and products of torch add in an order that follows strides and address, so that the last bits of one
+    and the same values depend on how they lie in memory.
+    """
+    ordered = tensor.contiguous()
+    if torch.compiler.is_compiling() or is_transformed(ordered) or ordered.data_ptr() % ALIGNMENT == 0:
+        return ordered
+    return ordered.clone(memory_format=torch.contiguous_format)
 
 
 def _copied(tensor: Tensor) -> Tensor:

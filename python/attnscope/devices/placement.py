@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.arguments.host_copies import host_copy
+from attnscope.arguments.host_copies import host_copy, row_major
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.devices import slabs
 from attnscope.devices.call_counts import count_call
@@ -251,17 +251,22 @@ def per_cloud(
     points = tensors[0]
     assert points is not None
     if points.is_cpu and not _TORCH_ON_CPU.get():
-        return tuple(compute(*map(host_copy, tensors)))
+        return tuple(compute(*map(_ordered_copy, tensors)))
     if not has_float64(points.device) or _is_slower(points, decomposition, min(points.shape[-2:])):
         if not points.is_cpu:
             count_call(function, "cpu (copied)")
         with _named_failures(function, points.device):
-            copies = [host_copy(tensor) for tensor in tensors]
+            copies = [_ordered_copy(tensor) for tensor in tensors]
         return tuple(compute(*copies))
     with _named_failures(function, points.device):
         results: tuple[Tensor, ...] = slabs.per_cloud(compute, tensors, bytes_of_one)
     count_call(function, points.device.type)
     return results
+
+
+def _ordered_copy(tensor: Tensor | None) -> Tensor | None:
+    """Return a tensor that the CPU can read, in the order of its rows."""
+    return None if tensor is None else row_major(host_copy(tensor))
 
 
 def _is_slower(tensor: Tensor, name: str, size: int) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.arguments.caches import attention_of_cache, is_cache
 from attnscope.arguments.unmaterialized import Unmaterialized
@@ -37,6 +38,7 @@ from attnscope.metrics.request import (
 )
 
 
+@memory_errors("measure")
 @without_derivative("it calls fused kernels; call the functions one by one")
 def measure(
     attention: Tensor | Unmaterialized | Any,

@@ -27,6 +27,7 @@ import numpy as np
 
 from attnscope.errors import ResultsError
 from attnscope.results.files import atomic_file
+from attnscope.results.key_columns import NUMERIC, check_single, check_whole, kind_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -209,12 +210,15 @@ def _version() -> str:
 
 def _samples(results: Any) -> np.ndarray[Any, Any]:
     """Return the numbers of all texts, in order."""
-    if "samples" in results.tables():
-        return np.sort(results.table("samples", ["sample"])["sample"].unique())
-    parts = [results.table(name, ["sample"])["sample"] for name in TABLES if name in results.tables()]
+    present = [name for name in ("samples", *TABLES) if name in results.tables()]
+    parts = []
+    for name in ["samples"] if "samples" in present else present:
+        column = results.table(name, ["sample"])
+        check_whole("features", name, column, ["sample"])
+        parts.append(column["sample"])
     if not parts:
         return np.zeros(0, np.int64)
-    return np.unique(np.concatenate([part.to_numpy() for part in parts]))
+    return np.unique(np.concatenate([part.to_numpy(np.int64) for part in parts]))
 
 
 def _index(results: Any, samples: np.ndarray[Any, Any], labels: Mapping[str, Any] | None) -> pd.DataFrame:
@@ -224,6 +228,11 @@ def _index(results: Any, samples: np.ndarray[Any, Any], labels: Mapping[str, Any
     index = pd.DataFrame({"sample": samples})
     if "samples" in results.tables():
         table = results.table("samples").drop_duplicates("sample").set_index("sample")
+        for name in ("start", "stop", "n_tokens"):
+            if name in table and (kind := kind_of(table[name])) not in NUMERIC:
+                raise ResultsError(
+                    f"features: column {name!r} of table 'samples' must hold whole numbers, got {kind}"
+                )
         for name in ("start", "stop", "n_tokens", "label", "group"):
             if name in table:
                 index[name] = table[name].reindex(samples).to_numpy()
@@ -267,7 +276,13 @@ def _blocks(
     ]
     if not numeric or not len(frame):
         return
-    rows = np.searchsorted(samples, frame["sample"].to_numpy())
+    check_whole("features", table, frame, ["sample", *(key for key in keys if key != "threshold")])
+    rows = np.searchsorted(samples, frame["sample"].to_numpy(np.int64))
+    if (strange := ~np.isin(frame["sample"], samples)).any():
+        sample = frame["sample"].to_numpy()[strange][0]
+        raise ResultsError(
+            f"features: table {table!r} has rows of sample {sample}, which table 'samples' lacks"
+        )
     places, place_of_row = np.unique(frame[keys].to_numpy(np.float64), axis=0, return_inverse=True)
     place_of_row = np.asarray(place_of_row).reshape(-1)
     if len(np.unique(rows * len(places) + place_of_row)) < len(rows):
@@ -292,6 +307,7 @@ def _blocks(
 def _check_checkpoint(frame: pd.DataFrame, table: str) -> None:
     """Raise where a table holds numbers of several checkpoints."""
     keys = [key for key in ("model", "revision", "step") if key in frame]
+    check_single("features", table, frame, keys)
     if keys and len(frame[keys].drop_duplicates()) > 1:
         which = frame[keys].drop_duplicates().to_numpy().tolist()[:2]
         raise ResultsError(f"features: table {table!r} holds several checkpoints, got {which}; select one")

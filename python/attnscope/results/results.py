@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope._nearest import nearest
+from attnscope._warn import warn
 from attnscope.errors import DocumentError, MissingError, ResultsError, command
 from attnscope.results.files import atomic_file, hash_file, remove, write_bytes
 from attnscope.results.schema import AXES, check_columns, check_provenance, keys_in, with_keys
@@ -148,7 +149,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
         return sorted(names, key=lambda name: (name != "samples", name))
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Return one table as a DataFrame, keys first.
+        """Return one table as a DataFrame, keys first; whole numbers of which some are missing are `Int64`.
 
         Args:
             name: a name from `tables()`.
@@ -238,6 +239,8 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
         A spreadsheet computes a cell that begins with ``=``, ``+``, ``-`` or ``@``. Text that begins so and
         is no number gets an apostrophe in front, names of columns too; Parquet holds the text as it is.
+        Whole numbers stay whole and a missing one is an empty cell, of which `pandas.read_csv` makes floats
+        unless it is given `dtype_backend="numpy_nullable"`.
 
         Returns:
             the files written.
@@ -254,7 +257,11 @@ class Results(Mapping[str, "pd.DataFrame"]):
         return list(files.values())
 
     def to_parquet(self, folder: str | Path) -> list[Path]:
-        """Write every table as `NAME.parquet`, which names its keys, into a folder as `to_csv`."""
+        """Write every table as `NAME.parquet`, which names its keys, into a folder as `to_csv`.
+
+        pandas reads them with the types of `table`. Files that a run has written stream in without a note for
+        pandas: `pandas.read_parquet(file, dtype_backend="numpy_nullable")` keeps their whole numbers whole.
+        """
         from attnscope.results.store import write_table
 
         files = self._files(folder, "parquet")
@@ -351,6 +358,8 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
         files = self._stored().get(name)
         if files is None:
+            if self.path is not None and name in self.provenance.get("tables", {}):
+                raise MissingError(f"{self.path} {_lacks([name])}{_again(self.path)}")
             where = self.path or "these results"
             raise MissingError(f"no table {name!r} in {where}{nearest(name, self.tables())}")
         try:
@@ -398,7 +407,8 @@ def load(path: str | Path) -> Results:
             tables of its stored units.
 
     Returns:
-        the results; nothing but the two small text files is read yet.
+        the results; nothing but the two small text files is read yet. A warning names tables that the run has
+        written and whose files are gone.
 
     Raises:
         FileNotFoundError: no such folder, or nothing is stored yet: the message says how to go on.
@@ -431,7 +441,21 @@ def load(path: str | Path) -> Results:
         except (DocumentError, OSError) as error:
             raise ResultsError(f"load: {file} is damaged: {error}") from error
         facts.append(content)
-    return Results(study=facts[0], provenance=facts[1], path=folder, files=files)
+    results = Results(study=facts[0], provenance=facts[1], path=folder, files=files)
+    if gone := [name for name in facts[1].get("tables", {}) if name not in results]:
+        warn(f"load: {folder} {_lacks(gone)}{_again(folder)}", UserWarning)
+    return results
+
+
+def _lacks(names: Sequence[str]) -> str:
+    """Return which tables of a run have no file, in words."""
+    listed = ", ".join(repr(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"lacks {'table' if len(names) == 1 else 'tables'} {listed}, which its run has written"
+
+
+def _again(folder: Path) -> str:
+    """Return how tables are written again, where the units of their run are at hand."""
+    return f"; to write it again: {command('resume', folder)}" if (folder / "units").is_dir() else ""
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:

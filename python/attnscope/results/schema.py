@@ -41,6 +41,8 @@ _ENTRIES: dict[str, type] = {
     "tables": dict,
     "shard": str,
 }
+#: What pandas notes of a table whose rows have no labels.
+_NO_INDEX: dict[str, Any] = {"index_columns": [], "column_indexes": [], "pandas_version": "2.0.0"}
 
 
 def head_means_of(table: str) -> str:
@@ -124,4 +126,25 @@ def with_keys(table: pa.Table, name: str, keys: Sequence[str]) -> pa.Table:
     table_facts = {key: text for key, text in metadata.items() if key.startswith(b"attnscope_")}
     if keys and b"attnscope_table" not in table_facts:
         table_facts[b"attnscope_table"] = json.dumps({"name": name, "version": 1, "keys": [*keys]}).encode()
+    if nullable := _missing_whole_numbers(table):
+        table_facts[b"pandas"] = json.dumps({**_NO_INDEX, "columns": nullable}).encode()
     return table.replace_schema_metadata(table_facts)
+
+
+def _missing_whole_numbers(table: pa.Table) -> list[dict[str, Any]]:
+    """Return the columns of whole numbers of which some are missing, as pandas notes them: as `Int64`, which
+    `Results.table` gives too. Without a note its reader would make floats of them.
+    """
+    import pyarrow as pa
+
+    return [
+        {
+            "name": name,
+            "field_name": name,
+            "pandas_type": str(column.type),
+            "numpy_type": "Int64",
+            "metadata": None,
+        }
+        for name, column in zip(table.column_names, table.columns, strict=True)
+        if pa.types.is_integer(column.type) and column.null_count
+    ]

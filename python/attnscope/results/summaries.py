@@ -24,6 +24,7 @@ import numpy as np
 
 from attnscope._warn import warn
 from attnscope.errors import ResultsError
+from attnscope.results.key_columns import NUMERIC, check_same_kind, check_single, kind_of
 from attnscope.results.schema import CHECKPOINT_KEYS, VARIANT_KEYS, check_columns, variants_of
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def as_xarray(
     import xarray as xr
 
     frame = results.table(table)
+    check_single("to_xarray", table, frame, results.key_columns(table))
     if "protocol" in frame:
         kinds = list(frame["protocol"].unique())
         frame = frame[frame["protocol"] == protocol]
@@ -82,11 +84,23 @@ def as_xarray(
         numbers = frame.select_dtypes(["number", "bool", "boolean"]).columns
         metrics = [name for name in numbers if name not in (*axes, "step", "protocol")]
     check_columns(table, metrics, frame.columns)
-    places = pd.MultiIndex.from_frame(frame[axes])
-    if places.has_duplicates:
+    for name in metrics:
+        if name in axes:
+            raise ResultsError(f"to_xarray: column {name!r} of table {table!r} is an axis")
+        if (kind := kind_of(frame[name])) not in NUMERIC:
+            raise ResultsError(f"to_xarray: column {name!r} of table {table!r} must hold numbers, got {kind}")
+    if frame[axes].duplicated().any():
         raise ResultsError(f"to_xarray: two rows of table {table!r} share the same {', '.join(axes)}")
-    columns = {name: frame[name].to_numpy(float, na_value=np.nan) for name in metrics}
-    dataset = xr.Dataset.from_dataframe(pd.DataFrame(columns, index=places))
+    # a missing key, such as the threshold of a number that has none, is a place of its own, the last
+    factors = [pd.factorize(frame[axis], sort=True, use_na_sentinel=False) for axis in axes]
+    places = tuple(codes for codes, _ in factors)
+    coordinates = {axis: np.asarray(values) for axis, (_, values) in zip(axes, factors, strict=True)}
+    arrays = {}
+    for name in metrics:
+        cells = np.full([len(values) for values in coordinates.values()], np.nan)
+        cells[places] = frame[name].to_numpy(float, na_value=np.nan)
+        arrays[name] = (axes, cells)
+    dataset = xr.Dataset(arrays, coords=coordinates)
     if "revision" in axes and "step" in frame:
         order = frame[["revision", "step"]].drop_duplicates().sort_values(["step", "revision"])
         dataset = dataset.reindex(revision=order["revision"].unique())
@@ -112,10 +126,11 @@ def in_rows(results: StoredTables, table: str | None = None) -> pd.DataFrame:
         frame = results.table(name)
         if not set(VARIANT_KEYS) <= set(frame):
             continue
-        numbers = frame.columns.drop([key for key in KEYS if key in frame])
+        numbers = frame.select_dtypes(["number", "bool", "boolean"]).columns
+        numbers = numbers.drop([key for key in KEYS if key in numbers])
         values = frame[numbers].to_numpy(np.float64, na_value=np.nan).ravel("F")
         places = np.flatnonzero(~np.isnan(values))
-        tall = frame.drop(columns=numbers).iloc[places % len(frame)]
+        tall = frame[[key for key in KEYS if key in frame]].iloc[places % len(frame)]
         tall = tall.assign(metric=numbers.repeat(len(frame))[places], table=table_of_rows)
         parts.append(tall.assign(value=values[places]).reindex(columns=[*KEYS, "value"]))
     rows = pd.concat(parts or [pd.DataFrame(columns=[*KEYS, "value"])], ignore_index=True)
@@ -178,11 +193,19 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
 
     rows_here, rows_there = results.table(table), other.table(table)
     keys = [key for key in results.key_columns(table) if key in rows_there]
+    for rows_of_one in (rows_here, rows_there):
+        check_single("compare", table, rows_of_one, keys)
     one_model_each = "model" in keys and rows_here["model"].nunique() == rows_there["model"].nunique() == 1
     if one_model_each and not set(rows_here["model"]) & set(rows_there["model"]):
         keys.remove("model")
     if not keys:
         raise ResultsError(f"compare: table {table!r} has no key columns to match its rows by")
+    check_same_kind("compare", table, rows_here, rows_there, keys)
+    for name in kinds_of(results, table):
+        if name in rows_there and (kind := kind_of(rows_there[name])) not in NUMERIC:
+            raise ResultsError(
+                f"compare: column {name!r} of table {table!r} must hold numbers in both runs, got {kind}"
+            )
     try:
         matched = rows_here.merge(rows_there, on=keys, suffixes=("", "\0other"), validate="one_to_one")
     except (pd.errors.MergeError, TypeError) as error:

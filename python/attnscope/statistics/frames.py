@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Frames(NamedTuple):
         )
 
 
+@memory_errors("classify_frames")
 def classify_frames(
     positions: torch.Tensor,
     *,

@@ -434,3 +434,16 @@ def test_saved_results_are_overwritten_when_asked_and_runs_never(tmp_path):
     (tmp_path / "saved" / "units").mkdir()
     with pytest.raises(FileExistsError, match=r"save: .*saved holds 'units' and is not overwritten"):
         again.save(tmp_path / "saved", overwrite=True)
+
+
+def test_whole_numbers_stay_whole_in_every_file_though_some_are_missing(tmp_path):
+    positions = pd.DataFrame({"head": [0, 1], "sink_position": pd.array([3, None], "Int64"), "count": [1, 2]})
+    results = Results({"heads": positions})
+    kinds = {"head": "int64", "sink_position": "Int64", "count": "int64"}
+    (parquet,), (csv,) = results.to_parquet(tmp_path), results.to_csv(tmp_path)
+    saved = results.save(tmp_path / "run")
+    for frame in (results.table("heads"), saved.table("heads"), pd.read_parquet(parquet)):
+        assert frame.dtypes.astype(str).to_dict() == kinds
+    assert csv.read_text("utf-8").splitlines() == ["head,sink_position,count", "0,3,1", "1,,2"]
+    for frame in (pd.read_csv(csv, dtype_backend="numpy_nullable"), pd.concat([saved["heads"], positions])):
+        assert frame["sink_position"].dtype == "Int64"

@@ -9,11 +9,13 @@ import warnings
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnscope as asc
 from attnscope import _checks, _memory
 from attnscope.errors import NotAttentionWarning
 from attnscope.metrics.request import metric_names
+from every_call import answer, every_call
 
 #: Workspaces are reused over a batch: of the peak memory of many maps and of few.
 STEADY = """
@@ -286,3 +288,35 @@ def test_tables_take_memory_from_the_c_library_and_their_own_allocator_comes_bac
         raise KeyError
     assert pa.default_memory_pool().backend_name == before.backend_name
     assert table["n"].to_pylist()[-1] == 999
+
+
+CALLS = {name: (function, arguments) for name, function, arguments in every_call()}
+
+
+class NoMemory(TorchDispatchMode):
+    """Let one of the operations of torch that may allocate fail, as where memory runs out; count them."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.count = at, 0
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        if not operation.is_view:
+            self.count += 1
+            if self.count == self.at:
+                raise RuntimeError(
+                    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+                )
+        return operation(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_where_torch_has_no_memory_every_function_raises_memory_error_with_a_name(name):
+    function, arguments = CALLS[name]
+    answer(function, arguments)
+    with NoMemory(0) as operations:
+        answer(function, arguments)
+    # the first, which check arguments, and some of the rest
+    for at in {*range(1, min(operations.count, 6) + 1), *range(1, operations.count + 1, 17)}:
+        with NoMemory(at), pytest.raises(MemoryError, match=r"^[\w.]+: "):
+            answer(function, arguments)

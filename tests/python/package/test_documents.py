@@ -2,11 +2,13 @@
 """What the pages and docstrings show is what happens: examples are run, tables are made again."""
 
 import argparse
+import contextlib
 import doctest
 import importlib.util
 import json
 import re
 import shutil
+import sys
 import types
 from pathlib import Path
 
@@ -121,6 +123,39 @@ def test_a_benchmark_gets_the_options_that_it_takes(monkeypatch):
         else:
             assert run.options_for(name, options) == words
             assert "Benchmark(" in script, f"{name} has another parser"
+
+
+def test_a_benchmark_of_some_rows_keeps_the_others_that_are_stored(monkeypatch, tmp_path):
+    folder = ROOT / "benchmarks"
+    monkeypatch.syspath_prepend(str(folder))
+    spec = importlib.util.spec_from_file_location("benchmark_harness", folder / "harness.py")
+    harness = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(harness)
+    monkeypatch.setattr(harness, "machine_facts", dict)
+    monkeypatch.setattr(harness, "multiply_adds_per_second", lambda threads: 1.0)
+    file = tmp_path / "law.json"
+
+    def run(rows, *options, refused=()):
+        monkeypatch.setattr(sys, "argv", ["law.py", "--json", str(file), *options])
+        benchmark = harness.Benchmark("law", "A law.")
+        benchmark.rows = [{"name": name, "best_ms": best} for name, best in rows.items()]
+        benchmark.refused = list(refused)
+        with contextlib.suppress(SystemExit):
+            benchmark.finish()
+        report = json.loads(file.read_text("utf-8"))
+        return {row["name"]: row["best_ms"] for row in report["rows"]}, report["refused"]
+
+    busy = "n=96 causal: load 2.1"
+    assert run({"n=32 causal": 1.0, "n=64 causal": 2.0}, refused=[busy])[1] == [busy]
+    rows, refused = run({"n=64 causal": 3.0, "n=64 full": 4.0}, "--only", "n=64")
+    assert list(rows.items()) == [("n=32 causal", 1.0), ("n=64 causal", 3.0), ("n=64 full", 4.0)]
+    assert refused == [busy]
+    rows, refused = run({"n=96 causal": 5.0}, "--only", "n=96")
+    assert rows["n=96 causal"] == 5.0
+    assert len(rows) == 4
+    assert refused == []
+    # a run of all rows forgets those that are no more
+    assert run({"n=32 causal": 6.0})[0] == {"n=32 causal": 6.0}
 
 
 def test_the_table_of_benchmarks_is_that_of_the_stored_measurements():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics._spans import integers_argument
@@ -36,6 +37,7 @@ class Lookback(NamedTuple):
     value: Tensor
 
 
+@memory_errors("lookback")
 def lookback(
     attention: Tensor,
     answer: Any,

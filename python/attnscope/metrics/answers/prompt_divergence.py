@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.answers.partial_maps import (
     answers_argument,
@@ -35,6 +36,7 @@ class PromptDivergence(NamedTuple):
     star: Tensor
 
 
+@memory_errors("prompt_divergence")
 def prompt_divergence(
     attention: Tensor,
     answer: Any,

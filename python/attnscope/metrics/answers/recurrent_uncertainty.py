@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.metrics._named import shown_by_shape
 
@@ -28,6 +29,7 @@ class RecurrentUncertainty(NamedTuple):
     head: Tensor
 
 
+@memory_errors("recurrent_uncertainty")
 def recurrent_uncertainty(
     previous: Tensor, log_p: Tensor, *, weight: float = 0.2, lengths: _checks.Lengths = None
 ) -> RecurrentUncertainty:

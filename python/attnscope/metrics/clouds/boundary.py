@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks
+from attnscope._memory import memory_errors
+from attnscope.arguments.host_copies import row_major
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
@@ -35,6 +37,7 @@ class Boundary(NamedTuple):
     center: Tensor
 
 
+@memory_errors("boundary")
 @without_derivative("it is made for reading")
 def boundary(
     reference: Tensor,
@@ -133,7 +136,7 @@ class _Moments(NamedTuple):
     @staticmethod
     def of(cloud: Cloud) -> _Moments:
         sees = cloud.inside()[..., None]
-        wide = torch.where(sees, cloud.tensor.double(), 0)
+        wide = torch.where(sees, row_major(cloud.tensor.double()), 0)
         wide = torch.where(wide.isfinite().all((-2, -1), keepdim=True), wide, torch.nan)
         count = sees.sum((-2, -1))
         mean = wide.sum(-2) / count[..., None]

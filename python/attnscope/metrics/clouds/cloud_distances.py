@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
@@ -31,6 +32,7 @@ class Cloud(_checks.Attention):
         return int(self.tensor.shape[-2])
 
 
+@memory_errors("cloud_distances")
 @without_derivative("it is made for reading; `torch.cdist` has one")
 def cloud_distances(
     points: Tensor,

@@ -6,12 +6,14 @@ from __future__ import annotations
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.clouds.cloud_distances import Metric, metric_argument
 from attnscope.metrics.homology.barcodes import Barcodes
 
 
+@memory_errors("cloud_persistence")
 @without_derivative("it is made for reading; `persistence` of a map has one")
 def cloud_persistence(
     points: torch.Tensor,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
@@ -41,6 +42,7 @@ class CloudSpectrum(NamedTuple):
     singular_values: Tensor
 
 
+@memory_errors("cloud_spectrum")
 @without_derivative("it is made for reading; `torch.linalg.svdvals` has one")
 def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Lengths = None) -> CloudSpectrum:
     """Return the spectrum of a cloud about its mean, in float64, and four numbers of it.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -39,6 +40,7 @@ class CloudComponents(NamedTuple):
     largest: Tensor
 
 
+@memory_errors("cloud_components")
 @without_derivative("it counts what a scale connects")
 def cloud_components(
     points: Tensor,
@@ -96,6 +98,7 @@ def cloud_components(
     )
 
 
+@memory_errors("fragmentation")
 @without_derivative("it counts what a scale connects")
 def fragmentation(
     points: Tensor,

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.clouds.cloud_distances import distances_or_euclidean
 
 
+@memory_errors("gride")
 @without_derivative("its root is found by bisection")
 def gride(
     points: Tensor | None,

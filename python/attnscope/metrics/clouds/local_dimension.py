@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -41,6 +42,7 @@ class LocalDimension(NamedTuple):
     tied: Tensor
 
 
+@memory_errors("local_dimension")
 @without_derivative("it is made for reading")
 def local_dimension(
     points: Tensor | None,
@@ -112,6 +114,7 @@ def local_dimension(
     )
 
 
+@memory_errors("two_nn")
 @without_derivative("it is a fit to sorted distances")
 def two_nn(
     points: Tensor | None,

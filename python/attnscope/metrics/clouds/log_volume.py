@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.metrics.clouds.cloud_distances import bytes_of_spectrum, points_argument, visible_points
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
 
 
+@memory_errors("log_volume")
 def log_volume(points: Tensor, *, alpha: float = 1e-3, lengths: _checks.Lengths = None) -> Tensor:
     """Return the mean logarithm of the eigenvalues of Z Zᵀ + αI, the rows of Z centred over dimensions.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.metrics import _powers
@@ -16,6 +17,7 @@ from attnscope.metrics.clouds.cloud_distances import bytes_of_spectrum, points_a
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
 
 
+@memory_errors("matrix_entropy")
 def matrix_entropy(
     points: Tensor,
     *,

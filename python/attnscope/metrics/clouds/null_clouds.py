@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
@@ -18,6 +19,7 @@ CloudKind = Literal["gaussian", "covariance", "template"]
 DirectionKind = Literal["isotropic", "covariance", "labels"]
 
 
+@memory_errors("null_clouds")
 @without_derivative("its clouds are drawn")
 def null_clouds(
     points: Tensor,
@@ -99,6 +101,7 @@ def null_clouds(
     return _calls.warn_non_finite(name, cloud, result, bad, "clouds")
 
 
+@memory_errors("null_directions")
 @without_derivative("its directions are drawn")
 def null_directions(
     states: Tensor,

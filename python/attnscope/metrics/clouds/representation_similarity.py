@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
@@ -13,6 +14,7 @@ from attnscope.metrics import _powers
 from attnscope.metrics.clouds.cloud_distances import Cloud, distances_of, points_argument
 
 
+@memory_errors("cka")
 def cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> Tensor:
     """Return the linear centred kernel alignment of two representations.
 
@@ -86,6 +88,7 @@ def _unbiased_hsic(of_x: Tensor, of_y: Tensor) -> Tensor:
     return (of_x * of_y).sum((-2, -1)) + totals / ((n - 1) * (n - 2)) - 2 * rows / (n - 2)
 
 
+@memory_errors("neighbourhood_overlap")
 @without_derivative("ranks of distances are a step function of points")
 def neighbourhood_overlap(x: Tensor, y: Tensor, k: int) -> Tensor:
     """Return the mean share of the k nearest points that two representations have in common.

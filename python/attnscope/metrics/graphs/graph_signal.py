@@ -12,6 +12,7 @@ from torch import Tensor
 from attnscope import _calls, _checks
 from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
+from attnscope.arguments.host_copies import row_major
 from attnscope.gradients.refusal import refuse_backward
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
@@ -107,12 +108,12 @@ def graph_signal(
     bad = 0
     for end in sorted(set(ends.tolist())):
         places = (ends == end).nonzero().flatten()
-        graphs = maps[places, :end, :end].double()
+        graphs = row_major(maps[places, :end, :end].double())
         if visible is not None:
             graphs = torch.where(visible[places, :end, :end], graphs, 0.0)
         elif seen == "causal":
             graphs = graphs.tril()
-        parts = signals[places, :end].double()
+        parts = row_major(signals[places, :end].double())
         finite = graphs.isfinite().all((-2, -1)) & parts.isfinite().all((-2, -1))
         bad += int((~finite).sum())
         values = _values(graphs[finite], parts[finite], high, **flags)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import first_key_map
@@ -53,6 +54,7 @@ class GraphStatistics(NamedTuple):
     strong_components: torch.Tensor
 
 
+@memory_errors("graph_statistics")
 @without_derivative("a threshold makes the graph of a map a step function of its entries")
 def graph_statistics(
     attention: torch.Tensor,

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.metrics.closed_forms import first_key_map
 from attnscope.metrics.quantity import ClosedForm, Quantity
@@ -84,6 +85,7 @@ def laplacian_eigenvalues(
     )
 
 
+@memory_errors("laplacian_gap")
 def laplacian_gap(
     attention: torch.Tensor,
     *,

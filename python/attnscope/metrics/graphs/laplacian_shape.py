@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
@@ -33,6 +34,7 @@ class LaplacianShape(NamedTuple):
     largest: Tensor
 
 
+@memory_errors("laplacian_shape")
 def laplacian_shape(
     attention: Tensor,
     *,

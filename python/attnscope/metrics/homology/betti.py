@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.metrics.closed_forms import ring
 from attnscope.metrics.homology.barcodes import Barcodes, count_alive
@@ -18,6 +19,7 @@ from attnscope.metrics.homology.persistence import Symmetrize, attention_of_topo
 from attnscope.metrics.quantity import ClosedForm, Quantity
 
 
+@memory_errors("betti_numbers")
 def betti_numbers(
     attention: torch.Tensor,
     thresholds: torch.Tensor | Sequence[float | str] | float | str,

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
+from attnscope.arguments.host_copies import row_major
 
 
+@memory_errors("attention_rollout")
 def attention_rollout(
     layers: Iterable[Tensor], *, precision: _checks.Precision = "exact", lengths: _checks.Lengths = None
 ) -> Tensor:
@@ -53,7 +56,7 @@ def attention_rollout(
         raise ValueError(f"{name}: layers must be [L, h, n, n] or more, got shape {tuple(layers.shape)}")
     for number, heads in enumerate(layers):
         checked = _checks.heads_argument(name, heads, lengths)
-        maps = _checks.entries_argument(name, checked, detach=False).double().mean(-3)
+        maps = row_major(_checks.entries_argument(name, checked, detach=False)).double().mean(-3)
         if rollout is None:
             inside = checked.layers.inside() if checked.lengths is None else checked.inside()[..., 0, :]
             rollout = torch.eye(checked.n, dtype=torch.float64, device="cpu").expand(maps.shape)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -36,6 +37,7 @@ class SinkRemoval(NamedTuple):
     after: torch.Tensor
 
 
+@memory_errors("head_divergence")
 def head_divergence(
     heads: torch.Tensor,
     *,
@@ -135,6 +137,7 @@ def divergence_of(
     return _calls.warn_non_finite(name, checked.layers, result, non_finite, "layers")
 
 
+@memory_errors("sink_removal")
 @without_derivative("rows with nothing left are excluded, which is a step")
 def sink_removal(
     heads: torch.Tensor,

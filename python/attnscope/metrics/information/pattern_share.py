@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics._spans import integers_argument
@@ -42,6 +43,7 @@ class PatternShare(NamedTuple):
     distance: Tensor
 
 
+@memory_errors("pattern_share")
 def pattern_share(
     attention: Tensor,
     pattern: str | Sequence[str] | Tensor,

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -73,6 +74,7 @@ class SinkTest(NamedTuple):
     queries: torch.Tensor
 
 
+@memory_errors("sink_test")
 @without_derivative("it compares with a bound of a test")
 def sink_test(
     attention: torch.Tensor,

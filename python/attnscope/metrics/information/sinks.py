@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -152,6 +153,7 @@ def sink_rate(
     return rates
 
 
+@memory_errors("sink_tokens")
 @without_derivative("it is a decision")
 def sink_tokens(
     attention: torch.Tensor,
@@ -229,6 +231,7 @@ def sink_tokens(
     return _calls.call_and_warn(_core.sink_tokens, name, checked, seen, tau, gamma, visibility)
 
 
+@memory_errors("sink_position")
 @without_derivative("it is a decision")
 def sink_position(
     attention: torch.Tensor,
@@ -298,6 +301,7 @@ def sink_position(
     return positions
 
 
+@memory_errors("sink_excess")
 @without_derivative("it compares with a bound of a test")
 def sink_excess(
     attention: torch.Tensor,
@@ -344,6 +348,7 @@ def sink_excess(
     return tested_sinks("sink_excess", attention, ALPHA, support, lengths, validate, places).excess
 
 
+@memory_errors("sink_share")
 def sink_share(
     attention: torch.Tensor,
     *,

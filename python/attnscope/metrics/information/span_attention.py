@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics._spans import spans_argument
@@ -43,6 +44,7 @@ class SpanAttention(NamedTuple):
     received_uniform: torch.Tensor
 
 
+@memory_errors("span_attention")
 @without_derivative("it is made for reading; sums of the entries have one")
 def span_attention(
     attention: torch.Tensor,

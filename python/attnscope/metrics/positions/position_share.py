@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
+from attnscope.arguments.host_copies import row_major
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 
@@ -68,7 +70,7 @@ class PositionMoments:
         for place in chosen:
             if not 0 <= place < n:
                 raise ValueError(f"{name}: positions must lie between 0 and n - 1 = {n - 1}, got {place}")
-        chosen_states = tensor[:, chosen].double().cpu()
+        chosen_states = row_major(tensor[:, chosen].double().cpu())
         if self.count and chosen_states.shape[1:] != self.sum.shape:
             raise ValueError(
                 f"{name}: states were {tuple(self.sum.shape)} at the positions, got "
@@ -127,6 +129,7 @@ class PositionMoments:
         return moments
 
 
+@memory_errors("position_share")
 @without_derivative("it is made for reading")
 def position_share(states: Tensor | PositionMoments, *, positions: Sequence[int] | None = None) -> Tensor:
     """Share of the variance of states that lies between positions, unbiased over texts.

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
+from attnscope.arguments.host_copies import row_major
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.positions.toeplitz import offset_variance
@@ -34,6 +36,7 @@ class RopeBands(NamedTuple):
     tv: Tensor
 
 
+@memory_errors("rope_bands")
 @without_derivative("it is made for reading")
 def rope_bands(
     query: Tensor,
@@ -88,7 +91,7 @@ def rope_bands(
     """
     name = "rope_bands"
     q, k = (
-        _checks.float_tensor(name, argument, value).double().cpu()
+        row_major(_checks.float_tensor(name, argument, value).double().cpu())
         for argument, value in (("query", query), ("key", key))
     )
     if q.ndim < 2 or q.shape != k.shape:
@@ -180,7 +183,7 @@ def rotary_layout(
     """
     name = "rotary_layout"
     q, k = (
-        _checks.float_tensor(name, argument, value).double().cpu()
+        row_major(_checks.float_tensor(name, argument, value).double().cpu())
         for argument, value in (("query", query), ("key", key))
     )
     rotated = _rotary_argument(name, rotary, q.shape[-1])

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
@@ -51,6 +52,7 @@ class PowerSpectrum(NamedTuple):
     bands: torch.Tensor
 
 
+@memory_errors("power_spectrum")
 @without_derivative("it is made for reading")
 def power_spectrum(
     attention: torch.Tensor,
@@ -175,6 +177,8 @@ def softmax_harmonics(strength: float, orders: int) -> torch.Tensor:
     return torch.from_numpy(np.asarray(values, dtype=np.float64))
 
 
+@memory_errors("harmonic_distortion")
+@without_derivative("it is made for reading")
 def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, orders: int = 4) -> torch.Tensor:
     """Power at m·θ over power at θ, for m = 2 .. orders.
 

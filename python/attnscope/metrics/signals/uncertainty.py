@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -40,6 +41,7 @@ class SpectralUncertainty(NamedTuple):
     variance_bound: torch.Tensor
 
 
+@memory_errors("spectral_uncertainty")
 @without_derivative("it is made for reading")
 def spectral_uncertainty(
     attention: torch.Tensor,

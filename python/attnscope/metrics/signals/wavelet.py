@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -42,6 +43,7 @@ class WaveletTransform(NamedTuple):
     profile: torch.Tensor
 
 
+@memory_errors("wavelet_transform")
 @without_derivative("it is made for reading")
 def wavelet_transform(
     attention: torch.Tensor,
@@ -123,6 +125,7 @@ def wavelet_transform(
     return WaveletTransform(energy, entropy.squeeze(-1), within, error.squeeze(-1), profile)
 
 
+@memory_errors("scale_sensitivity")
 @without_derivative("it is made for reading")
 def scale_sensitivity(
     attention: torch.Tensor,
@@ -193,6 +196,7 @@ def scale_sensitivity(
     return 1.0 - torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=-1)
 
 
+@memory_errors("morlet_scalogram")
 @without_derivative("it is made for reading")
 def morlet_scalogram(
     attention: torch.Tensor,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics._named import shown_by_shape
@@ -36,6 +37,7 @@ class CausalSpectrum(NamedTuple):
     log_determinant: Tensor
 
 
+@memory_errors("causal_spectrum")
 def causal_spectrum(
     attention: Tensor,
     *,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.metrics.closed_forms import identity, uniform_map
@@ -74,6 +75,7 @@ def singular_values(
     return _values("singular_values", attention, lengths, validate, places, precision, largest)
 
 
+@memory_errors("stable_rank")
 def stable_rank(
     attention: Tensor,
     *,
@@ -107,6 +109,7 @@ def stable_rank(
     return stable_rank_of(_values("stable_rank", attention, lengths, validate, places, precision))
 
 
+@memory_errors("effective_rank")
 def effective_rank(
     attention: Tensor,
     *,
@@ -150,6 +153,7 @@ def effective_rank(
     return effective_rank_of(_values("effective_rank", attention, lengths, validate, places, precision))
 
 
+@memory_errors("spectral_gap")
 def spectral_gap(
     attention: Tensor,
     *,
@@ -184,6 +188,7 @@ def spectral_gap(
     return spectral_gap_of(_values("spectral_gap", attention, lengths, validate, places, precision))
 
 
+@memory_errors("spectral_ratio")
 def spectral_ratio(
     attention: Tensor,
     *,

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope._warn import warn
+from attnscope.arguments.host_copies import row_major
 from attnscope.arguments.transforms import is_forward_mode
 from attnscope.devices import placement
 from attnscope.errors import NonFiniteWarning
@@ -23,6 +25,7 @@ from attnscope.metrics.information.entropy import attention_entropy
 from attnscope.metrics.quantity import ClosedForm, Quantity, Shared, Site
 
 
+@memory_errors("geometric_semantic_alignment")
 def geometric_semantic_alignment(
     attention: torch.Tensor,
     states: torch.Tensor,
@@ -185,6 +188,7 @@ def states_of_tokens(function: str, name: str, states: Any, n: int) -> torch.Ten
     return tensor
 
 
+@memory_errors("transformation_magnitude")
 @without_derivative("it is made for reading")
 def transformation_magnitude(
     before: torch.Tensor, after: torch.Tensor, *, lengths: _checks.Lengths = None
@@ -247,7 +251,7 @@ def two_states(
 ) -> tuple[torch.Tensor, ...]:
     """States [..., n, d] of at least so many tokens, in float64, broadcast against each other."""
     start, stop = (
-        _checks.to_host(_checks.float_tensor(function, name, states)).double()
+        row_major(_checks.to_host(_checks.float_tensor(function, name, states)).double())
         for name, states in (("before", before), ("after", after))
     )
     shapes = f"{tuple(start.shape)} and {tuple(stop.shape)}"
@@ -261,6 +265,7 @@ def two_states(
         raise ValueError(f"{function}: before and after of shapes {shapes} do not broadcast") from None
 
 
+@memory_errors("entropy_magnitude_correlation")
 @without_derivative("take `attention_entropy` and correlate in torch")
 def entropy_magnitude_correlation(
     attention: torch.Tensor,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.devices import placement
 from attnscope.gradients.dispatch import without_derivative
@@ -40,6 +41,7 @@ class MassiveActivations(NamedTuple):
     norms: Tensor
 
 
+@memory_errors("massive_activations")
 @without_derivative("it is made for reading")
 def massive_activations(
     states: Tensor, *, absolute: float = 100, relative: float = 1000, lengths: _checks.Lengths = None

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import first_key_map, identity
 from attnscope.metrics.quantity import ClosedForm, Quantity, Shared, Site, attribute_reader
@@ -25,6 +26,7 @@ class ReferenceInfluence(NamedTuple):
     information_change: torch.Tensor
 
 
+@memory_errors("reference_influence")
 def reference_influence(
     attention: torch.Tensor,
     states: torch.Tensor,

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site
 
 
+@memory_errors("value_norms")
 def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Tensor:
     """Return the norm of what each head writes of each key, ‖v_j W_O^h‖.
 
@@ -70,6 +72,7 @@ def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Te
     return norms + (of_writes - of_writes.detach())
 
 
+@memory_errors("weighted_attention")
 def weighted_attention(
     heads: Tensor,
     norms: Tensor,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnscope._memory import memory_errors
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
@@ -36,6 +37,7 @@ class AlignmentGain(NamedTuple):
     z: Tensor
 
 
+@memory_errors("alignment_gain")
 def alignment_gain(matrix: Tensor | LowRank, moment: Tensor, *, side: Side) -> AlignmentGain:
     """d·tr(M S)/(tr M·tr S) of M = WᵀW ("in") or WWᵀ ("out") and a second moment S of dimension d.
 

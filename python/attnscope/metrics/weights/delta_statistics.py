@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
+from attnscope._memory import memory_errors
 from attnscope._warn import warn
 from attnscope.arguments import scalars
 from attnscope.errors import NonFiniteWarning
@@ -45,6 +46,7 @@ class DeltaStatistics(NamedTuple):
     largest: Tensor
 
 
+@memory_errors("delta_statistics")
 def delta_statistics(
     before: Tensor, after: Tensor, *, rounded: Rounded = "after", delta: Tensor | None = None
 ) -> DeltaStatistics:

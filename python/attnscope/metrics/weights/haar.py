@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 
 
+@memory_errors("haar_deviation")
 def haar_deviation(pr: Tensor | float, other_pr: Tensor | float, d: int | Tensor) -> Tensor:
     """Return the standard deviation of the alignment gain of two matrices, one of them turned at random.
 
@@ -55,6 +57,7 @@ def haar_deviation(pr: Tensor | float, other_pr: Tensor | float, d: int | Tensor
     return torch.where(size < 2, torch.nan, (2 * spread / ((size - 1) * (size + 2))).sqrt())
 
 
+@memory_errors("haar_basis")
 def haar_basis(d: int, k: int, seed: int = 0) -> Tensor:
     """Return an orthonormal basis of a k-dimensional subspace of d dimensions, uniform over all of them.
 

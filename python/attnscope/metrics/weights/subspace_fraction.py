@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
@@ -47,6 +48,7 @@ class SubspaceFraction(NamedTuple):
     p_value: Tensor
 
 
+@memory_errors("subspace_fraction")
 def subspace_fraction(
     matrix: Tensor | LowRank, basis: Tensor, *, side: Side = "in", k: int | Iterable[int] | None = None
 ) -> SubspaceFraction:
@@ -113,6 +115,7 @@ def subspace_fraction(
     )
 
 
+@memory_errors("concentration")
 def concentration(matrix: Tensor | LowRank, basis: Tensor, *, side: Side = "in") -> Tensor:
     """Return how early along an ordered basis a matrix's energy comes, with no k to choose.
 
@@ -169,6 +172,7 @@ class RelativeSubspaceFraction(NamedTuple):
     right: Tensor
 
 
+@memory_errors("relative_subspace_fraction")
 def relative_subspace_fraction(
     matrix: Tensor | LowRank, *, left: Tensor | None = None, right: Tensor | None = None
 ) -> RelativeSubspaceFraction:

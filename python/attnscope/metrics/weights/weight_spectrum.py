@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _core
+from attnscope._memory import memory_errors
 from attnscope._warn import warn
 from attnscope.arguments import scalars
 from attnscope.errors import NonFiniteWarning
@@ -68,6 +69,7 @@ class _Tail(NamedTuple):
     size: int
 
 
+@memory_errors("weight_spectrum")
 @without_derivative("where a tail begins is a choice among singular values")
 def weight_spectrum(matrix: Tensor, *, cdf: Literal["both", "lower"] = "both") -> WeightSpectrum:
     """Fit the power law of Clauset et al. to the squared singular values, and return it with norms.

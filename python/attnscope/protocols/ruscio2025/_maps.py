@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
+from attnscope.arguments.host_copies import row_major
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.states.alignment import states_of_tokens
 
@@ -64,10 +65,10 @@ def non_finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _zeroed(tensor: torch.Tensor, bad: torch.Tensor) -> torch.Tensor:
-    """Return float64 values, 0 wherever `bad` [...]; without a copy if no map is bad, as a copy costs a
-    tenth.
+    """Return float64 values in the order of their rows, 0 wherever `bad` [...]; without a copy if no map is
+    bad, as a copy costs a tenth.
     """
-    wide = tensor.double()
+    wide = row_major(tensor.double())
     return torch.where(bad[..., None, None], 0.0, wide) if bool(bad.any()) else wide
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from attnscope import _blas, _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_causal_map
@@ -30,6 +31,7 @@ class PcaCorrelation(NamedTuple):
     absolute: torch.Tensor
 
 
+@memory_errors("geometric_semantic_alignment")
 @without_derivative("it is the published code's number, made for comparing")
 def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """Pearson's r between the head mean and the cosines of the hidden states, over all ordered pairs i ≠ j.
@@ -75,6 +77,7 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
     return _calls.warn_non_finite(name, checked, result, int(bad.sum()), "matrices or their states")
 
 
+@memory_errors("pca_correlation")
 @without_derivative("it is the published code's number, made for comparing")
 def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrelation:
     """Mean Pearson correlation between matching principal scores of attention rows and hidden states.
@@ -164,6 +167,7 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
     return exact.transformation_magnitude(torch.zeros_like(moved), moved)
 
 
+@memory_errors("entropy_magnitude_correlation")
 @without_derivative("it is the published code's number, made for comparing")
 def entropy_magnitude_correlation(
     attention: torch.Tensor, before: torch.Tensor, after: torch.Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from attnscope._memory import memory_errors
 from attnscope.metrics.homology import persistence as exact
 from attnscope.metrics.homology.barcodes import bar_count
 from attnscope.metrics.quantity import ClosedForm
@@ -12,6 +13,7 @@ from attnscope.protocols.ruscio2025._maps import as_exact
 from attnscope.protocols.ruscio2025.persistence import RING, bars_of
 
 
+@memory_errors("betti_numbers")
 def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
     """Return the number of bars of a head mean [..., n, n], which the topology notebook calls β.
 

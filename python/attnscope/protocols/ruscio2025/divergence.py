@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnscope import _calls
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -37,6 +38,7 @@ class SinkRemoval(NamedTuple):
     p_value: torch.Tensor
 
 
+@memory_errors("head_divergence")
 @without_derivative("it is the published code's number, made for comparing")
 def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     """KL of every head of a layer [..., h, n, n] from the head mean, averaged over queries.
@@ -68,6 +70,7 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     return _calls.warn_non_finite(name, checked.layers, result, int(bad.sum()), "layers")
 
 
+@memory_errors("sink_removal")
 @without_derivative("it is the published code's number, made for comparing")
 def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = False) -> SinkRemoval:
     """Return the decrease of the heads' divergence when the sink columns are zeroed and rows rescaled.

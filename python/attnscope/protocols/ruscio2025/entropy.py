@@ -8,6 +8,7 @@ import math
 import torch
 
 from attnscope import _calls, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import uniform_map
@@ -19,6 +20,7 @@ from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean
 SMALLEST = 100 * 2.0**-23
 
 
+@memory_errors("attention_entropy")
 @without_derivative("it is the published code's number, made for comparing")
 def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch.Tensor:
     """Entropy of every row of the head mean, by the value notebook (nats) or the random-matrix one (bits).

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
@@ -62,6 +63,7 @@ class GraphStatistics(NamedTuple):
     effective: Tensor
 
 
+@memory_errors("graph_statistics")
 @without_derivative("it is the published code's number, made for comparing")
 def graph_statistics(
     attention: Tensor, thresholds: Sequence[float] | Tensor | float, *, variant: Variant = "laplacian"

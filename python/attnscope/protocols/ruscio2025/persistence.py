@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from attnscope import _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import identity, ring
 from attnscope.metrics.homology.barcodes import Barcodes
@@ -25,6 +26,7 @@ _NEVER = 3.0
 RING = (identity(4) + ring()) / 2
 
 
+@memory_errors("persistence")
 @without_derivative("it is the published code's number, made for comparing")
 def persistence(attention: torch.Tensor) -> Barcodes:
     """Return the topology notebook's bars of D = 1 − A in float32: not symmetrised, with its diagonal.

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnscope import _blas, _calls, _checks, _core
+from attnscope._memory import memory_errors
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import first_key_map, identity, uniform_causal_map
@@ -35,6 +36,7 @@ class Bulk(NamedTuple):
     std: torch.Tensor
 
 
+@memory_errors("spectral_ratio")
 @without_derivative("it is the published code's number, made for comparing")
 def spectral_ratio(attention: torch.Tensor) -> torch.Tensor:
     """|λ1|/|λ2| of a head mean [..., n, n], which the random-matrix notebook calls spectral gap.
@@ -88,6 +90,7 @@ def participation_ratio(attention: torch.Tensor) -> torch.Tensor:
     return _calls.call_and_warn(_core.participation_ratio, name, checked, "eigen")
 
 
+@memory_errors("stable_rank")
 @without_derivative("it is the published code's number, made for comparing")
 def stable_rank(attention: torch.Tensor) -> torch.Tensor:
     """Return ‖A‖_F²/σ1² of a head mean [..., n, n], as the exact `stable_rank`, by the random-matrix
@@ -111,6 +114,7 @@ def stable_rank(attention: torch.Tensor) -> torch.Tensor:
     return exact.stable_rank_of(_singular_values(attention, "ruscio2025.stable_rank"))
 
 
+@memory_errors("spectral_norm")
 @without_derivative("it is the published code's number, made for comparing")
 def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
     """Return the largest singular value of a head mean [..., n, n], by the random-matrix notebook.
@@ -136,6 +140,7 @@ def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
     return _singular_values(attention, "ruscio2025.spectral_norm")[..., 0]
 
 
+@memory_errors("bulk")
 @without_derivative("it is the published code's number, made for comparing")
 def bulk(attention: torch.Tensor) -> Bulk:
     """Return the edge and moments of the bulk of |λ| of a head mean [..., n, n], by the random-matrix
@@ -165,6 +170,7 @@ def bulk(attention: torch.Tensor) -> Bulk:
     return _bulk_of(_eigenvalue_sizes(attention, "ruscio2025.bulk"))
 
 
+@memory_errors("sink_concentration")
 @without_derivative("it is the published code's number, made for comparing")
 def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
     """Return the share of a head mean [..., n, n] on the keys whose column sum reaches the 90th percentile.
@@ -195,6 +201,7 @@ def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
     return _calls.warn_non_finite(name, checked, share, int(bad.sum()))
 
 
+@memory_errors("marchenko_pastur_deviation")
 @without_derivative("it is the published code's number, made for comparing")
 def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
     """KL divergence of the eigenvalues of a head mean [..., n, n] from a Marchenko–Pastur density.

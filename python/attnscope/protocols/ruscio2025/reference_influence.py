@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _calls
+from attnscope._memory import memory_errors
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
@@ -33,6 +34,7 @@ class ReferenceInfluence(NamedTuple):
     reference: torch.Tensor
 
 
+@memory_errors("reference_influence")
 @without_derivative("it is the published code's number, made for comparing")
 def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> ReferenceInfluence:
     """Return the contribution of the reference tokens to Σ_j Ā_ij h_j.

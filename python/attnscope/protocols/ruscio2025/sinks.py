@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from attnscope import _calls
+from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.metrics.closed_forms import first_key_map
 from attnscope.metrics.information import sink_sets as exact
@@ -20,6 +21,7 @@ from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, percentile
 Rule = Literal["kl", "rmt", "reference", "topology"]
 
 
+@memory_errors("sink_tokens")
 def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float = 90) -> torch.Tensor:
     """Return the keys that are sinks, by the rule of one notebook.
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import identity, uniform_map
@@ -48,6 +49,7 @@ class Topology(NamedTuple):
     strongest_edge: torch.Tensor
 
 
+@memory_errors("topology")
 @without_derivative("it is the published code's number, made for comparing")
 def topology(
     attention: torch.Tensor, *, barcodes: Barcodes | None = None, row_entropy: torch.Tensor | None = None

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""Tables that somebody else has written or edited: another type in a column is an error in words, and a key
+without a value is a place of its own."""
+
+from contextlib import suppress
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from attnscope.errors import MissingError, ResultsError
+from attnscope.results.results import Results, load
+
+HEADS = {
+    **{"model": ["m", "m"], "revision": ["", ""], "step": [-1, -1], "sample": [0, 1], "layer": [0, 0]},
+    **{"head": [0, 0], "protocol": ["exact", "exact"], "entropy": [1.0, 2.0]},
+}
+VALUES = {
+    "texts": ["a", "b"],
+    "numbers": [0.5, 1.5],
+    "infinity": [np.inf, 1.0],
+    "missing": [np.nan, 1.0],
+    "nothing": [None, None],
+    "null": [None, 1],
+    "lists": [[1], [2]],
+    "mappings": [{"a": 1}, {"a": 2}],
+    "bytes": [b"a", b"b"],
+    "dates": pd.to_datetime(["2020-01-01", "2021-01-01"]),
+    "truth values": [True, False],
+}
+
+
+def results(**columns):
+    return Results({"heads": pd.DataFrame({**HEADS, **columns})})
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("column", HEADS)
+@pytest.mark.parametrize("stored", [False, True])
+def test_another_type_is_read_or_refused_in_words(column, kind, stored, tmp_path):
+    foreign = results(**{column: VALUES[kind]})
+    if stored:
+        foreign = foreign.save(tmp_path / "run")
+    for call in (
+        foreign.features,
+        foreign.to_xarray,
+        lambda: foreign.to_xarray(metrics=[column]),
+        lambda: foreign.compare(results()),
+        lambda: results().compare(foreign),
+    ):
+        with suppress(ResultsError):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "words"),
+    [
+        ("layer", ["a", "b"], "features: column 'layer' of table 'heads' must hold whole numbers, got texts"),
+        ("head", [None, 1], "features: column 'head' of table 'heads' has no value in row 0"),
+        (
+            "sample",
+            [0.5, 1],
+            "features: column 'sample' of table 'heads' must hold whole numbers, got numbers",
+        ),
+        (
+            "model",
+            [["a"], ["b"]],
+            "features: column 'model' of table 'heads' must hold single values, got ['a']",
+        ),
+    ],
+)
+def test_features_name_the_column_and_what_it_holds(column, values, words):
+    with pytest.raises(ResultsError) as caught:
+        results(**{column: values}).features()
+    assert str(caught.value) == words
+
+
+def test_compare_names_the_kinds_of_both_runs():
+    words = "compare: column 'step' of table 'heads' holds texts in one run and whole numbers in the other"
+    with pytest.raises(ResultsError, match=words):
+        results(step=["a", "b"]).compare(results())
+
+
+def test_a_key_without_a_value_is_a_place_of_its_own():
+    rows = {"metric": ["a", "a", "b"], "threshold": [0.1, 0.2, np.nan], "value": [1.0, 2.0, 9.0]}
+    table = Results({"baselines": pd.DataFrame(rows)}).to_xarray("baselines")
+    assert table.sizes == {"threshold": 3}
+    np.testing.assert_array_equal(table["threshold"], [0.1, 0.2, np.nan])
+    np.testing.assert_array_equal(table["value"], [1.0, 2.0, 9.0])
+
+
+def test_a_row_without_a_head_is_not_that_of_the_last_head():
+    table = Results(
+        {"heads": pd.DataFrame({"sample": [0, 1, 2], "head": [0, 1, None], "entropy": [1.0, 2.0, 9.0]})}
+    ).to_xarray()
+    np.testing.assert_array_equal(
+        table["entropy"], [[1, np.nan, np.nan], [np.nan, 2, np.nan], [np.nan, np.nan, 9]]
+    )
+
+
+def test_numbers_of_a_text_that_is_not_listed_are_not_those_of_the_next():
+    listed = pd.DataFrame({"sample": [0, 2]})
+    foreign = Results({"heads": pd.DataFrame(HEADS), "samples": listed})
+    words = "features: table 'heads' has rows of sample 1, which table 'samples' lacks"
+    with pytest.raises(ResultsError, match=words):
+        foreign.features()
+
+
+def test_a_table_whose_file_is_gone_is_named(tmp_path):
+    saved = Results({"heads": pd.DataFrame(HEADS), "graphs": pd.DataFrame(HEADS)}).save(tmp_path / "run")
+    (saved.path / "tables" / "graphs.parquet").unlink()
+    with pytest.warns(UserWarning, match="lacks table 'graphs', which its run has written$"):
+        left = load(saved.path)
+    assert left.tables() == ["heads"]
+    with pytest.raises(MissingError, match=r"lacks table 'graphs', which its run has written$"):
+        left.table("graphs")
+    (saved.path / "units").mkdir()
+    with pytest.warns(UserWarning, match="to write it again: attnscope resume "):
+        load(saved.path)
