@@ -249,10 +249,10 @@ def compare_beginnings(study: WaveletStudy, run: StageRun, batch: Batch, descrip
                     precision=study.settings.precision,
                 )
                 parts = [measured.values[quantity].flatten(2) for quantity in chosen]
-                whole = [values[long] for values in descriptions[number, names is None]]
+                of_text = [values[long] for values in descriptions[number, names is None]]
                 energy, coefficients = (
                     (1.0 - torch.nn.functional.cosine_similarity(*pair, dim=-1)).flatten().numpy()
-                    for pair in zip(whole, parts, strict=True)
+                    for pair in zip(of_text, parts, strict=True)
                 )
                 keys = {**keys_of(part, number, names), "fraction": fraction}
                 tokens = np.repeat(lengths, maps.shape[1])
