@@ -82,7 +82,8 @@ def _with_first_equal(texts: Sequence[Input]) -> list[Input]:
     read = []
     for text in texts:
         spelled = text.sentence.text
-        names = [text.encoded.ids.tobytes(), *([spelled] if spelled is not None else [])]
+        names: list[str | bytes] = [text.encoded.ids.tobytes()]
+        names += [spelled] if spelled is not None else []
         equal = min([first[name] for name in names if name in first], default=text.sentence.sample)
         for name in names:
             first.setdefault(name, equal)

@@ -18,6 +18,7 @@ from attnscope.arguments.scalars import fraction_argument, real, whole_steps
 from attnscope.statistics._arguments import check_draws, table_argument
 from attnscope.statistics.comparisons import holm
 from attnscope.statistics.intervals import bootstrap
+from attnscope.statistics.rounding import varies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,8 +142,8 @@ def emergence_splits(
         with np.errstate(invalid="ignore"):
             means.append(np.where(present, values, 0.0).sum(1) / present.sum(1))
     defined_means = [mean[~np.isnan(mean)] for mean in means]
-    # Constant curves hold no test: nothing changes, whatever the order.
-    tested = [bool(len(curve) and np.ptp(curve) > 0) for curve in defined_means]
+    # Curves that are constant but for rounding hold no test: nothing changes, whatever the order.
+    tested = [bool(len(curve) and varies(curve)) for curve in defined_means]
     family = sum(
         flag and len(curve) >= 2 * EACH_SIDE for curve, flag in zip(defined_means, tested, strict=True)
     )

@@ -237,12 +237,14 @@ def test_controls_of_a_series_are_on_the_versions_of_its_last_checkpoint(texts, 
     """They were measured on those of the first one, which an untrained model finds likely or unlikely."""
     folder = series(tmp_path / "growing", steps=(0, 2), num_hidden_layers=3)
     options = {"nulls": ["random_weights"], "random_weights": 2}
-    whole, last = (
+    series_results, last_results = (
         run(settings(path, texts, tmp_path, name=name, **options), progress=False)
-        for name, path in (("whole", folder), ("last", folder / "step2"))
+        for name, path in (("series", folder), ("last", folder / "step2"))
     )
     for name in ("controls", "control_overall"):
-        of_series, of_last = (results.table(name).drop(columns="model") for results in (whole, last))
+        of_series, of_last = (
+            results.table(name).drop(columns="model") for results in (series_results, last_results)
+        )
         pd.testing.assert_frame_equal(of_series, of_last, rtol=1e-6, atol=1e-9)
 
 

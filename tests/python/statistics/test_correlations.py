@@ -119,8 +119,8 @@ def test_what_varies_by_rounding_alone_is_constant(method):
     assert math.isnan(statistics.correlation(rounded, other, method=method).r)
     assert math.isnan(statistics.partial_correlation(rounded, other, [], method=method).r)
     # as a covariate it explains nothing
-    given = statistics.partial_correlation(other, other[::-1], rounded, method=method)
-    assert given == statistics.partial_correlation(other, other[::-1], [], method=method)
+    adjusted = statistics.partial_correlation(other, other[::-1], rounded, method=method)
+    assert adjusted == statistics.partial_correlation(other, other[::-1], [], method=method)
     assert math.isnan(statistics.within_correlation(rounded, other, [0, 0, 0, 1, 1, 1]).r)
 
 

@@ -53,6 +53,20 @@ def test_lines_hold_the_stored_means(results):
     np.testing.assert_allclose(lines["layer 1"].get_ydata(), expected, rtol=1e-12)
 
 
+def test_a_share_of_0_is_in_the_drawn_mean(results):
+    """Texts without power at a frequency were left out of its mean, which was that of the others."""
+    tables = {name: results.table(name) for name in ("samples", "spectra")}
+    spectra = tables["spectra"]
+    rows = (spectra["step"] == 4) & (spectra["layer"] == 1)
+    place = spectra.index[rows & (spectra["sample"] == 0)][0]
+    spectra.loc[place, "power_share"] = 0.0
+    study = {"study": "wavelet_heads"}
+    drawn = draw(Results(tables, study=study), ["power_spectra"])["power_spectra"]
+    lines = {line.get_label(): line for line in drawn.axes[0].get_lines()}
+    expected = spectra[rows].groupby("frequency")["power_share"].mean()
+    np.testing.assert_allclose(lines["layer 1"].get_ydata(), expected, rtol=1e-12)
+
+
 def test_points_of_uncertainty_lie_above_both_bounds(results):
     drawn = draw(results, ["uncertainty"])["uncertainty"]
     left, right = drawn.axes[:2]

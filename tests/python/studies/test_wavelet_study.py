@@ -4,6 +4,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from attnscope.results.results import Results
 from attnscope.studies.supports import visible_pairs
 from attnscope.studies.wavelet_heads.summaries import correlated, published
 from attnscope.studies.wavelet_heads.tables import WaveletOptions
-from folders import model_folder, sentences, series, tokenizer
+from folders import WORDS, model_folder, sentences, series, tokenizer
 from models import MapCount
 from placeholders import placeholders
 
@@ -158,6 +159,35 @@ def test_a_causal_beginning_is_the_leading_block_of_the_whole(finished_run):
     np.testing.assert_allclose(full_maps[..., :36, :36], part, atol=1e-5)
     # half of these sentences is shorter than a signal: no table, and no second pass
     assert "scale_sensitivity" not in results.tables()
+
+
+def test_which_beginnings_are_read_does_not_depend_on_blocks(tmp_path, finished_run):
+    """A text that is too short had rows of null where a longer one was read with it, and none alone."""
+    _, folder, _ = finished_run
+    lines = [" ".join(WORDS[at : at + n]) for at, n in enumerate((6, 9, 9, 12, 20, 9))]
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(lines) + "\n", "utf-8")
+    tables = []
+    for block in (1, 64):
+        options = {"min_keys": 7, "prefixes": [0.7, 0.5], "harmonics": False}
+        settings = study(tmp_path / str(block), folder, texts, **options)
+        settings = settings.model_copy(update={"block": block})
+        tables.append(run(settings, say=lambda text: None, progress=False).table("scale_sensitivity"))
+    keys = ["sample", "layer", "head", "fraction", "n_tokens"]
+    first, second = (table.sort_values(keys).reset_index(drop=True) for table in tables)
+    pd.testing.assert_frame_equal(first, second, rtol=1e-4, atol=1e-5)
+    assert first["n_tokens"].min() >= 7
+    sizes = first.groupby(["sample", "fraction"])["n_tokens"].first().to_dict()
+    # ten tokens with BOS: seven tenths are seven
+    assert sizes == {
+        (1, 0.7): 7,
+        (2, 0.7): 7,
+        (3, 0.5): 7,
+        (3, 0.7): 10,
+        (4, 0.5): 11,
+        (4, 0.7): 15,
+        (5, 0.7): 7,
+    }
 
 
 def test_beginnings_are_read_again(tmp_path, finished_run):

@@ -34,7 +34,7 @@ def texts(folder, lines):
     return file
 
 
-def both(tmp_path, lines, settings):
+def run_once_and_often(tmp_path, lines, settings):
     """Results of the texts, and of the same ones three times in another order."""
     repeated = [*lines, *lines[::-1], *lines]
     return [
@@ -70,7 +70,7 @@ def test_the_sink_study_takes_equal_texts_as_one(tmp_path, folder, lines):
             output, folder, file, options={"extra": ["ablation", "random_weights", "row_permutation"]}
         )
 
-    once, often = both(tmp_path, lines, settings)
+    once, often = run_once_and_often(tmp_path, lines, settings)
     assert_equal_summaries(once, often)
     assert exact(often, "layer_tests")["samples"].max() == 6
     # the authors count every text
@@ -99,7 +99,7 @@ def test_the_wavelet_study_takes_equal_texts_as_one(tmp_path, folder, lines):
             options=options,
         )
 
-    once, often = both(tmp_path, lines, settings)
+    once, often = run_once_and_often(tmp_path, lines, settings)
     assert_equal_summaries(once, often)
     assert often.table("phases")["samples"].max() <= 6
 

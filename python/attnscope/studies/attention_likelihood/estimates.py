@@ -112,7 +112,7 @@ def _surveys(run: StageRun, options: LikelihoodOptions, seed: int) -> list[Row]:
 def controls(run: StageRun, options: LikelihoodOptions) -> None:
     """Write `controls` and `control_overall`: each initialisation on the trained model's versions.
 
-    Those are the versions of the last checkpoint of a series, which the controls were measured on.
+    In a series the trained model is the last checkpoint, on whose versions the controls were measured.
     """
     if "head_mean_spans_variants" not in run.stored.tables():
         return

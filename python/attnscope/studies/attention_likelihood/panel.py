@@ -87,7 +87,7 @@ class Panel:
 def panel_of(words: pd.DataFrame, spans: pd.DataFrame) -> Panel | None:
     """Return the arrays of one checkpoint under one protocol, None where no word was measured.
 
-    Of equal texts with one word the first alone is in them: a text that is given twice has no more weight.
+    The first of equal texts with one word stands for them: a text that is given twice has no more weight.
     """
     if words.empty or spans.empty:
         return None

@@ -240,12 +240,13 @@ def power_spectra(results: Results, options: Options) -> Drawn:
     """
     spectra = in_series(require_table(results, "spectra", "power_share"), results)
     final, before = last_step(spectra), first_step(spectra)
-    final = final[final["power_share"] > 0]
-    if final.empty:
+    # a share of 0 is in the means, which a scale of logarithms leaves out where they are 0
+    above_0 = final["power_share"][final["power_share"] > 0]
+    if above_0.empty:
         raise NotDrawable("the spectra table has no power: too few tokens for a signal")
     sizes: dict[str, Any] = {"height": 2.35, "panel_width": 3.6, "margin": 0.6, "across": 3, "above": 0.35}
     drawn = Panels.by(final, "series", options, sharey=True, **sizes)
-    floor = float(final["power_share"].min())
+    floor = float(above_0.min())
     for name, (ax, rows) in zip(drawn.names, drawn.rows(final), strict=True):
         power_by_layer(rows, ax=ax)
         rows_before = where(before, series=name)

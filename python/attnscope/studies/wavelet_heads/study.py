@@ -215,16 +215,24 @@ def write_signals(
 def compare_beginnings(study: WaveletStudy, run: StageRun, batch: Batch, descriptions: Descriptions) -> None:
     """Read the first tokens of each text again, and compare their wavelet description with the full
     text's.
+
+    A text whose beginning is too short for a signal has no row.
     """
     for fraction in study.options.prefixes:
-        lengths = [max(1, math.ceil(fraction * n)) for n in batch.lengths]
-        if max(lengths) < study.options.min_keys:
+        # a product such as 0.7 · 10 may lie behind the whole number that it is
+        sizes = [math.ceil(fraction * n - 1e-9) for n in batch.lengths]
+        # whether a text is long enough must not depend on the texts beside it
+        long = [place for place, n in enumerate(sizes) if n >= study.options.min_keys]
+        if not long:
             continue
+        lengths = [sizes[place] for place in long]
         part = replace(
             batch,
+            samples=[batch.samples[place] for place in long],
+            groups=[batch.groups[place] for place in long],
             lengths=lengths,
-            token_ids=[ids[:n] for ids, n in zip(batch.token_ids, lengths, strict=True)],
-            tokens=[names[:n] for names, n in zip(batch.tokens, lengths, strict=True)],
+            token_ids=[batch.token_ids[place][: sizes[place]] for place in long],
+            tokens=[batch.tokens[place][: sizes[place]] for place in long],
         )
         for number, layer in run.layers(part):
             heads = layer.matrices()
@@ -241,9 +249,10 @@ def compare_beginnings(study: WaveletStudy, run: StageRun, batch: Batch, descrip
                     precision=study.settings.precision,
                 )
                 parts = [measured.values[quantity].flatten(2) for quantity in chosen]
+                of_text = [values[long] for values in descriptions[number, names is None]]
                 energy, coefficients = (
                     (1.0 - torch.nn.functional.cosine_similarity(*pair, dim=-1)).flatten().numpy()
-                    for pair in zip(descriptions[number, names is None], parts, strict=True)
+                    for pair in zip(of_text, parts, strict=True)
                 )
                 keys = {**keys_of(part, number, names), "fraction": fraction}
                 tokens = np.repeat(lengths, maps.shape[1])
