@@ -215,7 +215,7 @@ def test_a_residual_is_decided_by_the_input_that_says_less():
 
 
 def test_heads_without_a_test_are_no_heads_that_were_tested():
-    """Of three heads one rejects, one does not, and one is not defined."""
+    """One of three heads rejects, one does not, and one is not defined."""
     tested = heads().iloc[[0]].drop(columns="p_adjusted")
     rows = pd.concat([tested.assign(layer=1, p_adjusted=p, input="windows") for p in (0.01, 0.9, math.nan)])
     share = overall(leakage_share__windows=(0.3, 0.2, 0.4, 1e-4))

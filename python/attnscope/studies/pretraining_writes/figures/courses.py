@@ -190,7 +190,7 @@ def graded(results: Results, options: Options) -> Drawn:
 def _claimed_slope(results: Results) -> tuple[float, float, float] | None:
     """Return the slope of claim C5, mean over training runs, and its interval; None without any.
 
-    That of all dots together is another number where runs lack an arm.
+    The slope of all dots together is another number where runs lack an arm.
     """
     claims = optional(results, "claims")
     if claims is None:
