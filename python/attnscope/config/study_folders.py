@@ -79,11 +79,7 @@ def find_study(name: str) -> StudyFolder | None:
 
 
 def unknown_study(name: str) -> str:
-    """Return what is said of a study that is not installed, with the nearest names that are.
-
-    >>> unknown_study("attention_snks")
-    "study: there is no study 'attention_snks'; did you mean 'attention_sinks'?"
-    """
+    """Return the message on a study that is not installed, with the nearest names that are."""
     return f"study: there is no study {name!r}{nearest(name, list(studies()))}"
 
 

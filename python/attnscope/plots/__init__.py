@@ -7,6 +7,7 @@ reach them.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -168,6 +169,8 @@ def figures(
         ['depth.svg', 'captions.tex']
     """
     how = Options(**options)
+    if dpi is not None and not 0 < dpi < math.inf:
+        raise ValueError(f"figures: dpi must be positive, got {dpi!r}")
     if folder is None:
         home = getattr(results, "path", None)
         if home is None:

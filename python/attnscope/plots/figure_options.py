@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class Options:
         if not 2 <= inches <= 20:
             raise ValueError(f"figures: width must lie between 2 and 20 inches, got {width!r}")
         object.__setattr__(self, "width", inches)
-        if not self.font_size > 0:
+        if not 0 < self.font_size < math.inf:
             raise ValueError(f"figures: font_size must be positive, got {self.font_size!r}")
         for color in self.palette:
             if not is_color_like(color):

@@ -2,6 +2,7 @@
 """What an author changes of a figure: width, letters, words, colours, formats; captions for LaTeX."""
 
 import logging
+import math
 import re
 import warnings
 from itertools import pairwise
@@ -120,12 +121,20 @@ def test_a_font_is_taken_and_the_users_own_settings_win(results):
         ),
         ({"width": 0.5}, "between 2 and 20 inches, got 0.5"),
         ({"font_size": 0}, "font_size must be positive, got 0"),
+        ({"font_size": math.inf}, "font_size must be positive, got inf"),
         ({"palette": ["bleu"]}, "palette holds 'bleu', which is no colour"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(options, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         Options(**options)
+
+
+@pytest.mark.parametrize("dpi", [0, -5, math.nan, math.inf])
+def test_a_resolution_that_is_none_is_refused_before_anything_is_drawn(results, tmp_path, dpi):
+    with pytest.raises(ValueError, match=f"dpi must be positive, got {dpi}"):
+        figures(results, tmp_path / "figures", ["depth"], formats=["png"], dpi=dpi)
+    assert not (tmp_path / "figures").exists()
 
 
 @pytest.mark.slow

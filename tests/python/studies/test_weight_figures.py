@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from attnscope.plots.figure import Options
-from attnscope.plots.style import MUTED
+from attnscope.plots.style import INK, MUTED
 from attnscope.report.section import Page
 from attnscope.results.results import Results
 from attnscope.studies.pretraining_writes.figures import FIGURES
@@ -186,3 +186,17 @@ def test_pairs_without_a_tested_fraction_are_chosen_last():
     names, left_out = chosen_pairs(table.assign(relative=0.0), 2)
     assert names == ["none", "near"]
     assert left_out.endswith("left out: far.")
+
+
+def test_the_slope_over_negatives_is_that_of_the_claim():
+    """The mean over training runs, which its interval is about, and not the slope of all dots."""
+    run = RUNS["arms"]
+    tables = {name: run.table(name) for name in run.tables()}
+    claim = {"model": "all arms", "claim": "C5", "value": 0.7, "low": 0.5, "high": 0.9}
+    tables["claims"] = pd.DataFrame([claim])
+    drawn = FIGURES["graded"](Results(tables, study=run.study))
+    assert "Slope 0.70 [0.50, 0.90]" in drawn.caption
+    lines = drawn.figure.axes[0].get_lines()
+    (line,) = [line for line in lines if line.get_color() == INK and max(line.get_xdata()) == 256]
+    x, y = (np.log2(np.asarray(values, float)) for values in line.get_data())
+    assert (y[1] - y[0]) / (x[1] - x[0]) == pytest.approx(0.7)

@@ -264,7 +264,7 @@ def test_places_of_rank_one_that_the_model_does_not_have_are_refused(home, tmp_p
 
 
 def test_the_largest_token_is_a_share_of_all_tokens(home, results):
-    """Of the texts whose inputs are measured: the other group is a null."""
+    """The texts are those whose inputs are measured: the other group is a null."""
     squares = (inputs(home, "own.jsonl", "step0") ** 2).sum(1)
     rows = results.table("moments")
     rows = rows[(rows["revision"] == "step0") & (rows["layer"] == 1) & (rows["side"] == "in")]

@@ -119,7 +119,7 @@ def _matched(
         if row.extra["bucket"] == options.reference and row.extra["pair"]
     }
     others = [str(row.text).casefold() for row in rows if row.extra["bucket"] != "unknown"]
-    asked = {str(row.text) for row in rows}
+    in_use = {str(row.text) for row in rows}
     matching, dropped, real = [], 0, 0
     for row in rows:
         length = partners.get(row.extra["pair"])
@@ -132,13 +132,13 @@ def _matched(
                 f"{NAME}: the first of candidates is the name in the question, which row {row.source_row} "
                 f"has not: {names[0]!r} in {question[:60]!r}"
             )
-        asked.discard(question)
+        in_use.discard(question)
         variants = {question.replace(names[0], name): name for name in names} if names[0] else {question: ""}
         fitting = [q for q in variants if abs(tokens(q) - length) <= options.match_tokens]
-        invented = [q for q in fitting if q not in asked and not _mentioned(variants[q], others)]
+        invented = [q for q in fitting if q not in in_use and not _mentioned(variants[q], others)]
         if invented:
             matching.append(replace(row, text=invented[0], extra={**row.extra, "question": invented[0]}))
-            asked.add(invented[0])
+            in_use.add(invented[0])
         dropped += not fitting
         real += bool(fitting) and not invented
     if dropped:
@@ -169,12 +169,12 @@ def _check_one_bucket(rows: Sequence[Sentence]) -> None:
         if first.setdefault(str(row.text), row).extra["bucket"] != row.extra["bucket"]
     ]
     if twice:
-        one, other = twice[0]
+        earlier, later = twice[0]
         count = len({str(row.text) for _, row in twice})
         raise ConfigError(
             f"{NAME}: a question belongs to one bucket, and {count} are in two, first "
-            f"{str(one.text)[:60]!r}: {one.extra['bucket']} in row {one.source_row}, "
-            f"{other.extra['bucket']} in row {other.source_row}"
+            f"{str(earlier.text)[:60]!r}: {earlier.extra['bucket']} in row {earlier.source_row}, "
+            f"{later.extra['bucket']} in row {later.source_row}"
         )
 
 

@@ -36,7 +36,8 @@ def curves(tables: dict[str, pd.DataFrame]) -> dict[tuple[str, str, str], Curve]
         rows = where(rows, direction="boundary")
         if "k" in rows:
             rows = rows.drop_duplicates(["model", "contrast", "step", "layer"])
-        rows = rows[rows["layer"] == rows.groupby("model")["layer"].transform(_last_but_one)]
+        rows_of_models = [part for _, part in rows.groupby("model", sort=False)]
+        rows = pd.concat([where(part, layer=_last_but_one(part["layer"])) for part in rows_of_models])
         with np.errstate(divide="ignore", invalid="ignore"):
             rows = rows.assign(**{column: np.log(rows[column].astype(float))})
         curves_by_name |= _curves(

@@ -46,20 +46,13 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
         except WeightMapError as error:
             raise LoadError(str(error)) from None
         run.write("checks", sample=first, check="weight_map", value=0.0, tolerance=0.0, holds=True, reason="")
-    try:
-        tracer = Tracer(model, gradients=gradients, layers=run.settings.layers or None)
-        tracer.map.select(options.roles or None, run.settings.layers or None)
-    except ValueError as error:  # roles or layers that the model lacks
-        raise ConfigError(f"{unit.title}: {error}") from None
+    tracer = _tracer(unit, run, options, model, gradients=gradients)
     rank = rank_of(options, tracer.map)
     foreign = _foreign(unit, run, options)
     summed = {unit.variant: Moments(rank), **({"foreign": Moments(rank)} if foreign else {})}
     for batch in run.batches():
         for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
-            try:
-                check_length(f"pretraining_writes: text {sample}", len(ids), skip_first=options.skip_first)
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
+            _check_length(int(sample), len(ids), options)
             tokens = torch.as_tensor(ids, device="cpu")
             if gradients and sample == first:
                 _check_identity(tracer, tokens, run, first)
@@ -84,6 +77,24 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
             run.reduce("unembeddings", effective_unembedding(model, **_folding(options)).gram, **keys)
         except NotImplementedError:
             run.note(f"{unit.title}: no prediction subspace")
+
+
+def _tracer(unit: Unit, run: StageRun, options: WeightsOptions, model: Any, *, gradients: bool) -> Tracer:
+    """Return what follows the model's texts; ConfigError for roles or layers that it lacks."""
+    try:
+        tracer = Tracer(model, gradients=gradients, layers=run.settings.layers or None)
+        tracer.map.select(options.roles or None, run.settings.layers or None)
+    except ValueError as error:
+        raise ConfigError(f"{unit.title}: {error}") from None
+    return tracer
+
+
+def _check_length(sample: int, tokens: int, options: WeightsOptions) -> None:
+    """Raise ConfigError for a text that is too short."""
+    try:
+        check_length(f"pretraining_writes: text {sample}", tokens, skip_first=options.skip_first)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def upcast(model: Any, run: StageRun, title: str, stored: str) -> Any:

@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
+import attnscope as asc
+from attnscope.published import compare_published
 from attnscope.studies.absolute_position import anchors, sections
 from attnscope.studies.absolute_position.arms import matched_sets
 from attnscope.studies.absolute_position.claims import CLAIMS, Evidence
@@ -213,7 +215,7 @@ def test_a_residual_is_decided_by_the_input_that_says_less():
 
 
 def test_heads_without_a_test_are_no_heads_that_were_tested():
-    """Of three heads one rejects, one does not, and one is not defined."""
+    """One of three heads rejects, one does not, and one is not defined."""
     tested = heads().iloc[[0]].drop(columns="p_adjusted")
     rows = pd.concat([tested.assign(layer=1, p_adjusted=p, input="windows") for p in (0.01, 0.9, math.nan)])
     share = overall(leakage_share__windows=(0.3, 0.2, 0.4, 1e-4))
@@ -549,3 +551,27 @@ def test_the_path_of_position_0_has_every_layer(results):
     assert table.set_index("layer")["relative_step"].drop(-1).gt(0).all()
     axes = FIGURES["trajectory"](results).figure.axes
     assert axes[1].lines[0].get_xdata().tolist() == [-1, 0, 1, 2]
+
+
+def test_the_published_share_is_compared_with_the_mean_over_draws_and_its_interval():
+    """The interval of a mean over draws is narrower than the mean of their intervals."""
+    keys = {"model": "m", "revision": "", "step": -1, "arm": "token", "kind": "replacement"}
+    places = {"scope": "from_1", "layer": 1, "queries": "early", "measure": "uniform"}
+    share = "energy_removed"
+    removed = [
+        {
+            **keys,
+            **places,
+            "draw": draw,
+            share: value,
+            f"{share}_low": value - 0.5,
+            f"{share}_high": value + 0.5,
+        }
+        for draw, value in enumerate((0.2, 0.4))
+    ]
+    arms = [{**keys, "count": 2, share: 0.3, f"{share}_low": 0.1, f"{share}_high": 0.5}]
+    tables = {"removed": pd.DataFrame(removed), "removed_arms": pd.DataFrame(arms)}
+    results = asc.Results(tables, study={"study": "absolute_position", "options": {}})
+    (row,) = compare_published(results, "absolute_position").table.to_dict("records")
+    assert (row["exact"], row["exact_low"], row["exact_high"]) == (0.3, 0.1, 0.5)
+    assert row["difference"] == pytest.approx(-0.1)

@@ -469,11 +469,11 @@ def test_a_name_that_other_questions_have_is_no_invented_one(folder, tmp_path):
 
     plan = planned(folder, questions(tmp_path / "q.csv", change=change), tmp_path)
     unit = next(unit for unit in plan.units if unit.stage == "checks")
-    asked = [text.sentence for text in unit.inputs if text.sentence.extra["bucket"] == "unknown"]
-    names = {row.extra["pair"]: row.extra["question"] for row in asked}
+    unknown = [text.sentence for text in unit.inputs if text.sentence.extra["bucket"] == "unknown"]
+    names = {row.extra["pair"]: row.extra["question"] for row in unknown}
     assert names["capital-00"] == "What is the capital of Pold?"
     assert names["capital-01"] == "What is the capital of Falm?"
-    assert len({row.text for row in asked}) == len(asked) == 40
+    assert len({row.text for row in unknown}) == len(unknown) == 40
 
 
 def test_a_candidate_that_the_question_does_not_have_is_refused(folder, tmp_path):

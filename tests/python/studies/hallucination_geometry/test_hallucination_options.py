@@ -209,7 +209,7 @@ def test_steps_of_excess_gain_and_sensitivity():
 
 
 def test_the_last_layer_but_one_is_that_of_each_model():
-    """Of a model of three blocks and of one of five: layers 1 and 3."""
+    """A model of three blocks gives layer 1, and one of five layer 3."""
     rows = pd.DataFrame(
         [
             {"model": model, "contrast": "a", "direction": "boundary", "step": step, "layer": layer, "k": 4}

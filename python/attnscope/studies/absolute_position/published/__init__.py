@@ -45,9 +45,9 @@ def compare(
     """
     if "energy_removed" not in set(numbers["quantity"]):
         return _precursor(results, numbers, chosen)
-    if "removed" not in results.tables():
-        raise MissingError("compare: the run has no table 'removed'")
-    removed = where(last_step(results.table("removed")), scope="from_1", queries="early", measure="uniform")
+    if "removed_arms" not in results.tables():
+        raise MissingError("compare: the run has no table 'removed_arms'")
+    removed = last_step(results.table("removed_arms"))
     statements = [
         "The published share names neither its vector nor its statistic where they could be read: it is "
         "compared with each replacement, as energy, and none of them reproduces it.",
@@ -62,9 +62,10 @@ def compare(
     return Compared(pd.DataFrame(rows), statements)
 
 
-def _row(model: str, arm: str, draws: pd.DataFrame, number: dict[str, Any]) -> dict[str, Any]:
-    """Return the published number with that of one arm, the mean over its draws."""
-    exact = Measured(*draws[["energy_removed", "energy_removed_low", "energy_removed_high"]].mean())
+def _row(model: str, arm: str, rows: pd.DataFrame, number: dict[str, Any]) -> dict[str, Any]:
+    """Return the published number with that of one arm: the mean over its draws, with the mean's interval."""
+    columns = ["energy_removed", "energy_removed_low", "energy_removed_high"]
+    exact = Measured(*map(float, rows.iloc[0][columns]))
     return comparison_row(
         model,
         number,

@@ -162,13 +162,15 @@ def graded(results: Results, options: Options) -> Drawn:
     drawn, (ax,) = grid(1, options, 2.6, 1)
     isotropic(ax, float(contrastive[f"{label} spread"].mean()))
     ax.plot(contrastive["negatives"], contrastive[label], "o", color=PALETTE[0], markersize=4)
-    slope, level = np.polyfit(np.log2(contrastive["negatives"]), np.log2(contrastive[label]), 1)
+    across, along = np.log2(contrastive["negatives"]), np.log2(contrastive[label])
+    claimed = _claimed_slope(results)
+    slope = claimed[0] if claimed else float(np.polyfit(across, along, 1)[0])
+    level, interval = along.mean() - slope * across.mean(), claimed[1:] if claimed else None
     ends = np.array([contrastive["negatives"].min(), contrastive["negatives"].max()])
     ax.plot(ends, 2.0 ** (level + slope * np.log2(ends)), color=INK, linewidth=1.0)
-    interval = _slope_interval(results)
     if interval:
         x = np.geomspace(float(ends[0]), float(ends[1]), 30)
-        middle = np.log2(contrastive["negatives"]).mean()
+        middle = across.mean()
         centre = level + slope * middle
         lines = [2.0 ** (centre + end * (np.log2(x) - middle)) for end in interval]
         ax.fill_between(x, np.minimum(*lines), np.maximum(*lines), color=INK, alpha=0.12, linewidth=0)
@@ -185,13 +187,19 @@ def graded(results: Results, options: Options) -> Drawn:
     )
 
 
-def _slope_interval(results: Results) -> tuple[float, float] | None:
-    """Return the interval of claim C5, None without any."""
+def _claimed_slope(results: Results) -> tuple[float, float, float] | None:
+    """Return the slope of claim C5, mean over training runs, and its interval; None without any.
+
+    The slope of all dots together is another number where runs lack an arm.
+    """
     claims = optional(results, "claims")
     if claims is None:
         return None
     rows = where(claims[claims["low"].notna()], claim="C5", model="all arms")
-    return None if rows.empty else (float(rows["low"].iloc[0]), float(rows["high"].iloc[0]))
+    if rows.empty:
+        return None
+    value, low, high = (float(rows[name].iloc[0]) for name in ("value", "low", "high"))
+    return value, low, high
 
 
 #: Classes of directions in the order of the axis; the last is the null.
