@@ -150,6 +150,14 @@ def test_an_analysis_from_queries_and_keys_is_that_of_maps(name):
     )
 
 
+def test_a_block_in_two_places_runs_twice():
+    model = build("plain")
+    model.model.layers[1] = model.model.layers[0]
+    expected = captured(model, inputs_of("none"))
+    assert keys_of(captured(model, inputs_of("none"), lazy=True)) == keys_of(expected)
+    assert [(layer.index, layer.call) for layer in expected] == [(0, 0), (0, 1), (2, 0)]
+
+
 def test_attention_that_keeps_its_queries_is_named():
     inputs = {**inputs_of("none"), "decoder_input_ids": torch.arange(3, 9).expand(2, 6)}
     with pytest.warns(UserWarning, match=r"attention of model.encoder.layers.\*.self_attn is missing"):
