@@ -247,7 +247,7 @@ def test_padding_of_a_decoders_prompt_is_no_query(options):
         mask = torch.cat([real, torch.ones(2, tokens.shape[1] - 5, dtype=torch.long)], -1)
         decoder = {"decoder_input_ids": tokens[:, :-1], "decoder_attention_mask": mask}
         expected = list(recording.run(**texts, **decoder))
-    cross, other = (next(layer for layer in found if layer.cross) for found in (layers, expected))
+    cross, other = (next(layer for layer in all_layers if layer.cross) for all_layers in (layers, expected))
     assert torch.equal(cross.query_valid, mask.bool())
     assert cross.answer_start.tolist() == [4, 2]
     queries = int(mask[1].sum())

@@ -427,13 +427,7 @@ def _lazy(
     real = rule.real
     if real is None:
         real = torch.ones(query.shape[0], keys, dtype=torch.bool, device="cpu")
-    positions = None
-    if not cross and count == keys:
-        real_queries = real
-    elif not cross:
-        positions, real_queries = _places_of_last_queries(real, count)
-    elif real_queries is None:
-        real_queries = torch.ones(query.shape[0], count, dtype=torch.bool, device="cpu")
+    positions, real_queries = _query_places(real, count, cross=cross, real_queries=real_queries)
     if not bool(real.all()):
         options["lengths"] = real.sum(-1).clamp(min=1).cpu()
     orders = _Orders(_order(real_queries), _order(real))
@@ -446,14 +440,37 @@ def _lazy(
     for name in ("mask", "bias"):
         if isinstance(options.get(name), Tensor):
             options[name] = _gather_pairs(options[name], orders)
-    if positions is None and (cross or count != keys) and not (bool(real.all()) and bool(real_queries.all())):
-        positions = torch.zeros(real_queries.shape, dtype=torch.int64, device="cpu")
     if positions is not None:
-        # a query behind the last key is padding
-        positions = torch.where(real_queries, positions, keys)
         in_order = positions if orders.queries is None else positions.gather(-1, orders.queries)
         options["query_positions"] = in_order
     return LazyAttention(query.detach(), key.detach(), **options), real, orders
+
+
+def _query_places(
+    real: Tensor, count: int, *, cross: bool, real_queries: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    """Return the keys at which queries stand, and which queries are no padding.
+
+    The keys are int64 [batch, count], behind the last key for padding; None where the queries stand at the
+    last keys and none is padding, or where queries are the keys. Those of cross attention stand at no key.
+
+    Args:
+        real: keys that are no padding, bool [batch, k].
+        count: of the queries.
+        cross, real_queries: as of `_lazy`.
+    """
+    keys, positions = real.shape[-1], None
+    if not cross:
+        if count == keys:
+            return None, real
+        positions, real_queries = _places_of_last_queries(real, count)
+    elif real_queries is None:
+        real_queries = torch.ones(real.shape[0], count, dtype=torch.bool, device="cpu")
+    if positions is None:
+        if bool(real.all()) and bool(real_queries.all()):
+            return None, real_queries
+        positions = torch.zeros(real_queries.shape, dtype=torch.int64, device="cpu")
+    return torch.where(real_queries, positions, keys), real_queries
 
 
 def _places_of_last_queries(real: Tensor, count: int) -> tuple[Tensor | None, Tensor]:
