@@ -452,7 +452,7 @@ def _query_places(
     """Return the keys at which queries stand, and which queries are no padding.
 
     The keys are int64 [batch, count], behind the last key for padding; None where the queries stand at the
-    last keys and none is padding, or where queries are the keys. Those of cross attention stand at no key.
+    last keys and none is padding, or where queries are the keys. Queries of cross attention have no key.
 
     Args:
         real: keys that are no padding, bool [batch, k].
