@@ -460,9 +460,9 @@ def enlarged(model: str, config: str, options: dict[str, Any], factor: float = 3
     if not hasattr(transformers, model):
         pytest.skip(f"this transformers has no {model}")
     torch.manual_seed(0)
-    built = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
+    instance = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
     with torch.no_grad():
-        for parameter in built.parameters():
+        for parameter in instance.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(factor)
-    return built
+    return instance

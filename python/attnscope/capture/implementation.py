@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +32,24 @@ class _Held:
     depth: int = 0
 
 
+# Whose run the code of this context belongs to: the thread that a run's layers go to, also in its worker.
+_OWNER: ContextVar[int | None] = ContextVar("attnscope_owner", default=None)
 _condition = threading.Condition()
 _held: dict[int, _Held] = {}
+
+
+def run_owner() -> int:
+    """Return the thread whose run this code is part of."""
+    owner = _OWNER.get()
+    return threading.get_ident() if owner is None else owner
+
+
+def belong_to(owner: int) -> None:
+    """Make what runs in this context part of a thread's run.
+
+    A run that begins inside another, in a hook or a logits processor, would wait for that one to end.
+    """
+    _OWNER.set(owner)
 
 
 def configs(model: nn.Module) -> list[Any]:
@@ -61,7 +78,7 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
     It runs as written: compiled code would not look at hooks added later.
     """
     held_configs = configs(model) if name else []
-    me = threading.get_ident()
+    me = run_owner()
     with _condition:
         _condition.wait_for(lambda: all(_held[id(c)].owner == me for c in held_configs if id(c) in _held))
         for current in (c._attn_implementation_internal for c in held_configs if id(c) in _held):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope.arguments.modules import model_hint
 from attnscope.capture import module_tracing
 from attnscope.capture.capture_plan import CapturePlan
 from attnscope.capture.edits.edit import ACTIVE, CACHE
-from attnscope.capture.implementation import attention_outputs, capture_eager_weights, implementation
+from attnscope.capture.implementation import attention_outputs, capture_eager_weights, configs, implementation
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.layer import Layer
 from attnscope.capture.preservation import Effects, preserved, remember
@@ -165,6 +166,50 @@ def trial_inputs(model: nn.Module, tokens: int = TOKENS) -> dict[str, Tensor] | 
     if module_tracing.takes(model, "decoder_input_ids"):
         inputs["decoder_input_ids"] = ids.flip(1)
     return inputs
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise for what holds no model of transformers, or one without weights."""
+    from transformers import PreTrainedModel
+
+    name = type(model).__name__
+    if not any(isinstance(module, PreTrainedModel) for module in model.modules()):
+        raise TypeError(
+            f"capture: {name} holds no transformers model{model_hint(model)}; pass attention tensors of "
+            "other frameworks to measure(...) directly"
+        )
+    if lacks_weights(model):
+        raise RuntimeError(
+            f"capture: {name} has parameters on the meta device, which hold no weights; load them first"
+        )
+    if not configs(model):
+        raise RuntimeError(f"capture: {name} has no configuration that names its attention")
+
+
+def run_inputs(model: nn.Module, unnamed: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a captured run by name, without a cache unless one is given or asked for.
+
+    Raises:
+        TypeError: for an input without a name, and for a text.
+        ValueError: for inputs without a token, and for `output_attentions`.
+    """
+    if unnamed:
+        raise TypeError(
+            "run: give the model's inputs by name, as run(input_ids=...) or run(**tokenizer(...)), got "
+            + ", ".join(type(value).__name__ for value in unnamed)
+        )
+    if text := next((name for name, value in inputs.items() if isinstance(value, str)), ""):
+        raise TypeError(
+            f"run: {text} is a text; a tokenizer makes inputs of it: "
+            'run(**tokenizer(text, return_tensors="pt"))'
+        )
+    for name, value in inputs.items():
+        if name.endswith(("input_ids", "inputs_embeds")) and 0 in getattr(value, "shape", ()):
+            raise ValueError(f"run: {name} holds no token, got shape {tuple(value.shape)}")
+    if "output_attentions" in inputs:
+        raise ValueError("run: output_attentions is what the recording is for, leave it out")
+    without_cache = not any(name in inputs for name in CACHE) and module_tracing.takes(model, "use_cache")
+    return {"use_cache": False, **inputs} if without_cache else dict(inputs)
 
 
 def lacks_weights(model: nn.Module) -> bool:

@@ -19,14 +19,12 @@ import torch
 from torch import nn
 
 from attnscope._warn import warn
-from attnscope.arguments.modules import model_hint, module_argument
-from attnscope.capture import module_tracing, preflight
+from attnscope.arguments.modules import module_argument
+from attnscope.capture import preflight
 from attnscope.capture.capture_plan import CapturePlan
-from attnscope.capture.edits.edit import CACHE
 from attnscope.capture.implementation import (
     attention_outputs,
     capture_eager_weights,
-    configs,
     float_masks,
     implementation,
 )
@@ -171,21 +169,7 @@ class Recording:
         return {} if self._plan is None else dict(self._plan.stacks)
 
     def __enter__(self) -> Recording:
-        from transformers import PreTrainedModel
-
-        if not any(isinstance(m, PreTrainedModel) for m in self._model.modules()):
-            raise TypeError(
-                f"capture: {self._name} holds no transformers model"
-                f"{model_hint(self._model)}; pass attention tensors of other frameworks to "
-                "measure(...) directly"
-            )
-        if preflight.lacks_weights(self._model):
-            raise RuntimeError(
-                f"capture: {self._name} has parameters on the meta device, which hold no "
-                "weights; load them first"
-            )
-        if not configs(self._model):
-            raise RuntimeError(f"capture: {self._name} has no configuration that names its attention")
+        preflight.check_model(self._model)
         self._mode = EvaluationMode(self._model)
         try:
             self._settle(preflight.plan_for(self._model))
@@ -217,25 +201,9 @@ class Recording:
             RuntimeError: when no attention module ran, and outside of the ``with`` block.
         """
         self._check("run")
-        if unnamed:
-            raise TypeError(
-                "run: give the model's inputs by name, as run(input_ids=...) or run(**tokenizer(...)), got "
-                + ", ".join(type(value).__name__ for value in unnamed)
-            )
-        if text := next((name for name, value in inputs.items() if isinstance(value, str)), ""):
-            raise TypeError(
-                f"run: {text} is a text; a tokenizer makes inputs of it: "
-                'run(**tokenizer(text, return_tensors="pt"))'
-            )
-        for name, value in inputs.items():
-            if name.endswith(("input_ids", "inputs_embeds")) and 0 in getattr(value, "shape", ()):
-                raise ValueError(f"run: {name} holds no token, got shape {tuple(value.shape)}")
-        if "output_attentions" in inputs:
-            raise ValueError("run: output_attentions is what the recording is for, leave it out")
+        inputs = preflight.run_inputs(self._model, unnamed, inputs)
         plan = self._plan_for(inputs)
         assert plan is not None  # there are inputs to find it on
-        if not any(name in inputs for name in CACHE) and module_tracing.takes(self._model, "use_cache"):
-            inputs.setdefault("use_cache", False)
         return self._start(plan, self._model, inputs)
 
     def generate(self, **inputs: Any) -> Iterator[Layer]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from attnscope.capture.implementation import belong_to, run_owner
 from attnscope.capture.layer import End, Layer
 from attnscope.capture.recorder import LIVE, Recorder
 
@@ -115,10 +116,12 @@ class Stream:
         # This thread's settings, which torch keeps per thread.
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+        owner = run_owner()
         cuda = torch.cuda.current_stream() if torch.cuda.is_available() else None
 
         def work() -> None:
             LIVE.set(recorder)
+            belong_to(owner)
             with ExitStack() as stack:
                 for kind, dtype in autocast.items():
                     stack.enter_context(torch.autocast(kind, dtype=dtype))

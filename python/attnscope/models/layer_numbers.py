@@ -84,8 +84,9 @@ class LayerNumbers:
         """
         stack = name_pattern(core)
         if id(self._modules[core]) in self._shared:
-            blocks = [self._block_around(place) for place in self._places[id(self._modules[core])]]
-            return 1 + max(numbers_in_stack(name, self._blocks)[name] for name in blocks if name)
+            around = [self._block_around(place) for place in self._places[id(self._modules[core])]]
+            if blocks := [name for name in around if name]:  # none where the blocks are shared themselves
+                return 1 + max(numbers_in_stack(name, self._blocks)[name] for name in blocks)
         cores = [name for name in self._modules if name_pattern(name) == stack]
         block, _ = self._place(core)
         if block in self.single and all(

@@ -48,7 +48,9 @@ def stacks_of_recording(
         maps = [_maps_of(layer, number) for layer in layers]
         queries, keys = maps[0].shape[-2:]
         is_read = layers[0].answer_start is None and len(stacks) > 1  # of an encoder, whose tokens are others
-        of_queries = _fitting(tokens, written, queries, padded=not bool(layers[0].valid[number].all()))
+        real = layers[0].query_valid if layers[0].cross else layers[0].valid
+        is_padded = real is not None and not bool(real[number].all())
+        of_queries = _fitting(tokens, written, queries, padded=is_padded)
         of_keys = [str(place) for place in range(keys)]
         title = "" if len(stacks) == 1 else name
         shown.append(
@@ -68,7 +70,8 @@ def stacks_of_recording(
 def _maps_of(layer: Layer, sample: int) -> Tensor:
     """Return the maps of a sequence without its padding, [heads, q, k] on the CPU."""
     if layer.cross:
-        return layer.attention[sample][..., layer.valid[sample]].float().cpu()
+        maps = layer.attention[sample][..., layer.valid[sample]]
+        return (maps if layer.query_valid is None else maps[:, layer.query_valid[sample]]).float().cpu()
     return layer.samples()[sample].float().cpu()
 
 

@@ -376,3 +376,39 @@ def test_mixed_implementations_are_restored_one_by_one():
     with capture(model) as recording:
         assert len(list(recording.run(**models.text(model)))) == 7
     assert [c._attn_implementation_internal for c in configs(model)] == before
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_capture_in_a_hook_of_a_captured_run(model, lazy):
+    """It is part of that run: it waits for no other one, and asks for the attention function that runs."""
+    ids = torch.arange(3, 9)[None]
+    inner, outcome = [], []
+
+    def hook(*_):
+        if not inner:
+            inner.append(None)
+            with capture(model, lazy=lazy) as recording:
+                inner.extend(layer.index for layer in recording.run(input_ids=ids))
+
+    def work():
+        try:
+            with capture(model) as recording:
+                handle = model.model.layers[1].register_forward_pre_hook(hook)
+                outcome.extend(layer.attention for layer in recording.run(input_ids=ids))
+        except RuntimeError as error:
+            outcome.append(error)
+        finally:
+            handle.remove()
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join(60)
+    assert not worker.is_alive()
+    if lazy:
+        assert "being run with attention 'attnscope' further up" in str(outcome[-1])
+        return
+    with capture(model) as recording:
+        expected = [layer.attention for layer in recording.run(input_ids=ids)]
+    assert inner[1:] == list(range(LAYERS))
+    assert all(map(torch.equal, outcome, expected))
+    assert len(outcome) == len(expected)

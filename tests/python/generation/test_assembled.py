@@ -20,6 +20,7 @@ from transformers import (
 )
 
 import attnscope as asc
+from attnscope.view.generated import stacks_of_recording
 
 PROMPT, ANSWER, WORDS = 7, 6, 64
 SMALL = {
@@ -229,6 +230,34 @@ def test_an_encoder_decoder_gives_its_encoder_its_decoder_and_what_is_between():
     np.testing.assert_allclose(share.uniform, torch.tensor([[1 / 7, 1 / 7], [1 / 5, 1 / 5]]))
 
 
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"num_beams": 3}])
+def test_padding_of_a_decoders_prompt_is_no_query(options):
+    """Its rows of cross attention are left out, as those of one forward pass over prompt and answer are."""
+    model, texts = bart(), prompt(2, left=0)
+    real = torch.ones(2, 4, dtype=torch.long)
+    real[1, :2] = 0
+    ids = torch.tensor([[2, 5, 6, 7], [0, 0, 2, 8]])
+    with asc.capture(model) as recording:
+        list(recording.run(**texts, decoder_input_ids=ids))
+        decoder = {"decoder_input_ids": ids, "decoder_attention_mask": real}
+        for _ in recording.generate(**texts, **decoder, max_new_tokens=4, eos_token_id=None, **options):
+            pass
+        layers, tokens = list(recording.assembled()), recording.output[:, -8:]
+        (shown,) = (stack for stack in stacks_of_recording(recording, None, None, 1) if stack.cross)
+        mask = torch.cat([real, torch.ones(2, tokens.shape[1] - 5, dtype=torch.long)], -1)
+        decoder = {"decoder_input_ids": tokens[:, :-1], "decoder_attention_mask": mask}
+        expected = list(recording.run(**texts, **decoder))
+    cross, other = (next(layer for layer in all_layers if layer.cross) for all_layers in (layers, expected))
+    assert torch.equal(cross.query_valid, mask.bool())
+    assert cross.answer_start.tolist() == [4, 2]
+    queries = int(mask[1].sum())
+    assert shown.layers[0].shape[-2] == queries
+    assert shown.answer == (2, queries)
+    for name in ("sink_share", "incoming_attention"):
+        ours, theirs = (layer.measure(name)[name] for layer in (cross, other))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -306,7 +335,8 @@ def test_steps_that_do_not_follow_each_other_are_refused():
             tensors={},
             valid=torch.ones(1, keys, dtype=torch.bool),
         )
-        return StepRows(layer, torch.zeros(1, 1, queries, keys), layer.valid, None)
+        real_queries = torch.ones(1, queries, dtype=torch.bool)
+        return StepRows(layer, torch.zeros(1, 1, queries, keys), layer.valid, None, real_queries)
 
     assert assemble([step(0, 4, 4), step(1, 1, 5)]).attention.shape[-1] == 5
     with pytest.raises(

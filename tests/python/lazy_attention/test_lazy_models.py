@@ -6,6 +6,7 @@ import torch
 
 import attnscope as asc
 from attnscope.capture.lazy.mask_rules import MaskRules, StandIn
+from attnscope.capture.preflight import refuse
 from models import enlarged
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
@@ -149,6 +150,14 @@ def test_an_analysis_from_queries_and_keys_is_that_of_maps(name):
     )
 
 
+def test_a_block_in_two_places_runs_twice():
+    model = build("plain")
+    model.model.layers[1] = model.model.layers[0]
+    expected = captured(model, inputs_of("none"))
+    assert keys_of(captured(model, inputs_of("none"), lazy=True)) == keys_of(expected)
+    assert [(layer.index, layer.call) for layer in expected] == [(0, 0), (0, 1), (2, 0)]
+
+
 def test_attention_that_keeps_its_queries_is_named():
     inputs = {**inputs_of("none"), "decoder_input_ids": torch.arange(3, 9).expand(2, 6)}
     with pytest.warns(UserWarning, match=r"attention of model.encoder.layers.\*.self_attn is missing"):
@@ -162,3 +171,42 @@ def test_a_text_without_a_token_has_no_numbers():
     for options in ({}, {"lazy": True}):
         with pytest.raises(ValueError, match=r"got 0|text 1 of the batch has no token"):
             captured(build("plain"), inputs, **options)[0].measure("attention_entropy")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_run_ends_with_its_block(lazy):
+    """The model is as it was, though its layers were not all taken."""
+    model = build("plain")
+    before = model.config._attn_implementation
+    with asc.capture(model, lazy=lazy) as recording:
+        run = recording.run(**inputs_of("none"))
+        next(run)
+    assert model.config._attn_implementation == before
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert next(run, None) is None
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_inputs_that_are_none_are_refused_by_both_captures_alike(lazy):
+    model, ids = build("plain"), inputs_of("none")["input_ids"]
+    with asc.capture(model, lazy=lazy) as recording:
+        with pytest.raises(TypeError, match=r"^run: give the model's inputs by name.* got Tensor"):
+            recording.run(ids)
+        with pytest.raises(TypeError, match=r"^run: input_ids is a text"):
+            recording.run(input_ids="a text")
+        with pytest.raises(ValueError, match=r"^run: input_ids holds no token, got shape \(1, 0\)"):
+            recording.run(input_ids=ids[:1, :0])
+        with pytest.raises(ValueError, match=r"^run: output_attentions is what the recording is for"):
+            recording.run(input_ids=ids, output_attentions=True)
+        list(recording.run(input_ids=ids, use_cache=True))
+        assert recording.output.past_key_values.get_seq_length() == ids.shape[1]
+    with pytest.raises(TypeError, match=r"^capture: Linear holds no transformers model"):
+        asc.capture(torch.nn.Linear(2, 2), lazy=lazy).__enter__()
+
+
+def test_a_model_whose_maps_were_found_wrong_is_refused_by_both_captures():
+    model = build("plain")
+    refuse(model, "its maps differ")
+    for lazy in (False, True):
+        with pytest.raises(RuntimeError, match=r"LlamaForCausalLM: its maps differ"):
+            asc.capture(model, lazy=lazy).__enter__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is no model, no layer or no folder is refused by its name, before anything runs."""
+"""Arguments that are no model, no layer or no folder are refused by their type, before anything runs."""
 
 import pytest
 import torch

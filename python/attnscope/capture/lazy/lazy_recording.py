@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from attnscope._warn import warn
 from attnscope.arguments.modules import module_argument
 from attnscope.capture import module_tracing
-from attnscope.capture.implementation import configs, implementation
+from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import INERT
 from attnscope.capture.lazy.lazy_layer import LazyLayer
 from attnscope.capture.lazy.mask_rules import MaskRule, MaskRules
-from attnscope.capture.preflight import check_not_refused
+from attnscope.capture.preflight import check_model, check_not_refused, run_inputs
 from attnscope.capture.preservation import EvaluationMode, preserved, preserved_run, remember
 from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.stream import Stream
@@ -63,6 +63,7 @@ class LazyRecording:
         self._heads = heads
         self._precision = precision
         self._inside = False
+        self._open: weakref.WeakSet[Generator[LazyLayer, None, None]] = weakref.WeakSet()
         self.output: Any = None
         self.depths: dict[str, int] = {}
 
@@ -71,8 +72,8 @@ class LazyRecording:
         return f"LazyRecording({self._name})"
 
     def __enter__(self) -> LazyRecording:
-        if not configs(self._model):
-            raise RuntimeError(f"capture: {self._name} has no configuration that names its attention")
+        check_model(self._model)
+        check_not_refused(self._model)
         register()
         self._mode = EvaluationMode(self._model)
         self._inside = True
@@ -80,15 +81,20 @@ class LazyRecording:
 
     def __exit__(self, *_: object) -> None:
         self._inside = False
+        for run in list(self._open):
+            run.close()
         self._mode.put_back()
 
-    def run(self, **inputs: Any) -> Iterator[LazyLayer]:
+    def run(self, *unnamed: Any, **inputs: Any) -> Iterator[LazyLayer]:
         """Run the model on ``inputs`` and yield its layers in the order they are computed.
 
         Args:
+            unnamed: nothing; a model's inputs are given by name.
             inputs: what the model takes, e.g. ``**tokenizer(text, return_tensors="pt")``.
 
         Raises:
+            TypeError: for an input without a name, and for a text.
+            ValueError: for inputs without a token, and for layers or heads that the model lacks.
             NotImplementedError: an argument of the model's attention that is not understood, by its name.
             RuntimeError: when no attention function of transformers ran, and outside of the ``with`` block.
         """
@@ -96,9 +102,9 @@ class LazyRecording:
             raise RuntimeError(
                 "run: the recording is closed; use it inside 'with capture(...) as recording:'"
             )
-        if module_tracing.takes(self._model, "use_cache"):
-            inputs.setdefault("use_cache", False)
-        return self._stream(inputs)
+        stream = self._stream(run_inputs(self._model, unnamed, inputs))
+        self._open.add(stream)
+        return stream
 
     def _stream(self, inputs: dict[str, Any]) -> Generator[LazyLayer, None, None]:
         self.output = None
@@ -144,9 +150,7 @@ def modules_without_queries(model: nn.Module, inputs: Mapping[str, Any]) -> list
     check_not_refused(model)
     register()
     collector = _Collector(model, lambda layer: None, None, None, None)
-    arguments = dict(inputs)
-    if module_tracing.takes(model, "use_cache"):
-        arguments.setdefault("use_cache", False)
+    arguments = run_inputs(model, (), inputs)
     mode, token = EvaluationMode(model), _COLLECTOR.set(collector)
     try:
         with preserved(model) as effects, torch.no_grad(), implementation(model, NAME), collector.watch:
@@ -423,13 +427,7 @@ def _lazy(
     real = rule.real
     if real is None:
         real = torch.ones(query.shape[0], keys, dtype=torch.bool, device="cpu")
-    positions = None
-    if not cross and count == keys:
-        real_queries = real
-    elif not cross:
-        positions, real_queries = _places_of_last_queries(real, count)
-    elif real_queries is None:
-        real_queries = torch.ones(query.shape[0], count, dtype=torch.bool, device="cpu")
+    positions, real_queries = _query_places(real, count, cross=cross, real_queries=real_queries)
     if not bool(real.all()):
         options["lengths"] = real.sum(-1).clamp(min=1).cpu()
     orders = _Orders(_order(real_queries), _order(real))
@@ -442,14 +440,37 @@ def _lazy(
     for name in ("mask", "bias"):
         if isinstance(options.get(name), Tensor):
             options[name] = _gather_pairs(options[name], orders)
-    if positions is None and (cross or count != keys) and not (bool(real.all()) and bool(real_queries.all())):
-        positions = torch.zeros(real_queries.shape, dtype=torch.int64, device="cpu")
     if positions is not None:
-        # a query behind the last key is padding
-        positions = torch.where(real_queries, positions, keys)
         in_order = positions if orders.queries is None else positions.gather(-1, orders.queries)
         options["query_positions"] = in_order
     return LazyAttention(query.detach(), key.detach(), **options), real, orders
+
+
+def _query_places(
+    real: Tensor, count: int, *, cross: bool, real_queries: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    """Return the keys at which queries stand, and which queries are no padding.
+
+    The keys are int64 [batch, count], behind the last key for padding; None where the queries stand at the
+    last keys and none is padding, or where queries are the keys. Queries of cross attention have no key.
+
+    Args:
+        real: keys that are no padding, bool [batch, k].
+        count: of the queries.
+        cross, real_queries: as of `_lazy`.
+    """
+    keys, positions = real.shape[-1], None
+    if not cross:
+        if count == keys:
+            return None, real
+        positions, real_queries = _places_of_last_queries(real, count)
+    elif real_queries is None:
+        real_queries = torch.ones(real.shape[0], count, dtype=torch.bool, device="cpu")
+    if positions is None:
+        if bool(real.all()) and bool(real_queries.all()):
+            return None, real_queries
+        positions = torch.zeros(real_queries.shape, dtype=torch.int64, device="cpu")
+    return torch.where(real_queries, positions, keys), real_queries
 
 
 def _places_of_last_queries(real: Tensor, count: int) -> tuple[Tensor | None, Tensor]:

@@ -24,12 +24,17 @@ SHARE_OF_MEMORY = 0.25
 
 @dataclass(frozen=True, eq=False)
 class StepRows:
-    """The attention of a layer in one step, and what belongs to it."""
+    """The attention of a layer in one step, and what belongs to it.
+
+    Attributes:
+        real_queries: queries that are no padding, bool [B, q].
+    """
 
     layer: Layer
     attention: Tensor
     valid: Tensor
     mask: Tensor | None
+    real_queries: Tensor
 
 
 class GeneratedRows:
@@ -77,7 +82,11 @@ class GeneratedRows:
             tensors={},
             sink_logits=layer.sink_logits,
         )
-        rows = StepRows(bare, attention, layer.valid, layer.mask)
+        real_queries = layer.query_valid
+        if real_queries is None:
+            shape = (attention.shape[0], attention.shape[-2])
+            real_queries = torch.ones(shape, dtype=torch.bool, device=layer.valid.device)
+        rows = StepRows(bare, attention, layer.valid, layer.mask, real_queries)
         self._rows.setdefault((layer.stack, layer.index, layer.call), []).append(rows)
 
     def layers(self) -> Iterator[Layer]:
@@ -191,8 +200,11 @@ def _stack_rows(rows: Sequence[StepRows], prompt: int | None) -> Layer:
             f"assembled: the cross attention of {rows[0].layer.stack} has {sorted(sizes)} keys in its steps"
         )
     maps = torch.cat([step.attention for step in rows], -2)
-    starts = None if prompt is None else torch.full((len(maps),), prompt, device="cpu")
-    return _layer_of(rows[0].layer, maps, rows[0].valid, None, starts)
+    real_queries = torch.cat([step.real_queries for step in rows], -1)
+    starts = None if prompt is None else real_queries[:, :prompt].sum(-1).cpu()
+    layer = _layer_of(rows[0].layer, maps, rows[0].valid, None, starts)
+    layer.query_valid = None if bool(real_queries.all()) else real_queries
+    return layer
 
 
 def _last_query(step: StepRows) -> StepRows:
@@ -200,7 +212,7 @@ def _last_query(step: StepRows) -> StepRows:
     mask = step.mask
     if mask is not None and mask.ndim == 4 and mask.shape[2] > 1:
         mask = mask[:, :, -1:]
-    return StepRows(step.layer, step.attention[:, :, -1:], step.valid, mask)
+    return StepRows(step.layer, step.attention[:, :, -1:], step.valid, mask, step.real_queries[:, -1:])
 
 
 def _repeated(step: StepRows, sequences: int) -> StepRows:
@@ -209,8 +221,10 @@ def _repeated(step: StepRows, sequences: int) -> StepRows:
     mask = step.mask
     if mask is not None and len(mask) > 1:
         mask = mask.repeat_interleave(times, 0)
-    attention = step.attention.repeat_interleave(times, 0)
-    return StepRows(step.layer, attention, step.valid.repeat_interleave(times, 0), mask)
+    attention, valid, real_queries = (
+        part.repeat_interleave(times, 0) for part in (step.attention, step.valid, step.real_queries)
+    )
+    return StepRows(step.layer, attention, valid, mask, real_queries)
 
 
 def _follow(step: StepRows, at: int, beams: Tensor) -> StepRows:
@@ -219,11 +233,14 @@ def _follow(step: StepRows, at: int, beams: Tensor) -> StepRows:
     runs = at_rows >= 0
     chosen = at_rows.clamp(min=0)
     attention = step.attention[chosen] * runs[:, None, None, None]
-    valid = step.valid[chosen.to(step.valid.device)] & runs.to(step.valid.device)[:, None]
+    valid, real_queries = (
+        part[chosen.to(part.device)] & runs.to(part.device)[:, None]
+        for part in (step.valid, step.real_queries)
+    )
     mask = step.mask
     if mask is not None and len(mask) > 1:
         mask = mask[chosen.to(mask.device)]
-    return StepRows(step.layer, attention, valid, mask)
+    return StepRows(step.layer, attention, valid, mask, real_queries)
 
 
 def _layer_of(
