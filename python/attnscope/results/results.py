@@ -444,8 +444,8 @@ def load(path: str | Path) -> Results:
             raise ResultsError(f"load: {file} {fault_of(error)}") from error
         facts.append(content)
     results = Results(study=facts[0], provenance=facts[1], path=folder, files=files)
-    if gone := [name for name in facts[1].get("tables", {}) if name not in results]:
-        warn(f"load: {folder} {_lacks(gone)}{_again(folder)}", UserWarning)
+    if lost := [name for name in facts[1].get("tables", {}) if name not in results]:
+        warn(f"load: {folder} {_lacks(lost)}{_again(folder)}", UserWarning)
     return results
 
 
