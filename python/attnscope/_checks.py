@@ -337,9 +337,7 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
             f"{function}: {name} is a masked array with {hidden} hidden entries, which a tensor cannot hide; "
             "fill it, or say by lengths or support what is no attention"
         )
-    if dtype is not None and isinstance(value, torch.Tensor) and not is_transformed(value):
-        # before its entries are read into another type
-        _refuse_without_memory(function, name, value, value)
+    _refuse_conversion(function, name, value, dtype)
     # such are columns of pandas's tables; torch warns of them, and nothing here writes into an argument
     read_only = isinstance(value, np.ndarray) and not value.flags.writeable
     try:
@@ -372,6 +370,12 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
             )
     _refuse_without_memory(function, name, tensor, value)
     return tensor
+
+
+def _refuse_conversion(function: str, name: str, value: Any, dtype: torch.dtype | None) -> None:
+    """Raise TypeError for a tensor without entries before they are read into another type."""
+    if dtype is not None and isinstance(value, torch.Tensor) and not is_transformed(value):
+        _refuse_without_memory(function, name, value, value)
 
 
 def _refuse_without_memory(function: str, name: str, tensor: torch.Tensor, value: Any) -> None:

@@ -301,7 +301,11 @@ def opened(folder: Path) -> Results:
     from attnscope.results.results import load
     from attnscope.study_api.unfinished import unfinished
 
-    results = load(folder)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = load(folder)
+    for warning in caught:
+        say(f"warning: {warning.message}")
     if missing := unfinished(results):
         say(missing)
     return results

@@ -18,6 +18,7 @@ import torch
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.git_state import ask_git, git_state
 from attnscope.errors import DocumentError, ResultsError
+from attnscope.results.files import fault_of
 from attnscope.results.schema import check_provenance
 from attnscope.untrusted.documents import read_json
 
@@ -86,7 +87,7 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     """Return the provenance that a folder holds, empty where it holds none.
 
     Raises:
-        ResultsError: the file is damaged.
+        ResultsError: the file is damaged, or cannot be read.
     """
     file = folder / "provenance.json"
     if not os.path.lexists(file):
@@ -97,7 +98,7 @@ def read_provenance(folder: Path) -> dict[str, Any]:
             raise DocumentError(f"expected keys and values, got {type(facts).__name__}")
         check_provenance(facts)
     except (DocumentError, OSError) as error:
-        raise ResultsError(f"{file} is damaged: {error}") from error
+        raise ResultsError(f"{file} {fault_of(error)}") from error
     return facts
 
 

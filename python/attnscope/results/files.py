@@ -168,6 +168,17 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def fault_of(error: Exception) -> str:
+    """Return what an error says of a file: that the system does not give it, or that its content is damaged.
+
+    >>> fault_of(PermissionError(13, "Permission denied")), fault_of(ValueError("no keys"))
+    ('cannot be read: Permission denied', 'is damaged: no keys')
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"cannot be read: {error.strerror}"
+    return f"is damaged: {error}"
+
+
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a regular file, read a megabyte at a time.
 

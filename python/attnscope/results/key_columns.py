@@ -69,15 +69,15 @@ def check_whole(function: str, table: str, frame: pd.DataFrame, keys: Sequence[s
 
 
 def check_same_kind(
-    function: str, table: str, here: pd.DataFrame, there: pd.DataFrame, columns: Sequence[str]
+    function: str, table: str, rows: pd.DataFrame, other_rows: pd.DataFrame, columns: Sequence[str]
 ) -> None:
     """Raise where a column holds values of two kinds in two runs, of which no row can be equal."""
     for name in columns:
-        first, second = kind_of(here[name]), kind_of(there[name])
+        first, second = kind_of(rows[name]), kind_of(other_rows[name])
         # in a column of numbers with a point some may be whole
-        has_point = here[name].dtype.kind == there[name].dtype.kind == "f"
+        has_point = rows[name].dtype.kind == other_rows[name].dtype.kind == "f"
         kinds = {kind.removeprefix("whole ") if has_point else kind for kind in (first, second)}
-        if len(kinds) > 1 and len(here) and len(there):
+        if len(kinds) > 1 and len(rows) and len(other_rows):
             raise ResultsError(
                 f"{function}: {_column(name, table)} holds {first} in one run and {second} in the other"
             )

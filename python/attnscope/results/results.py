@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope._nearest import nearest
 from attnscope._warn import warn
 from attnscope.errors import DocumentError, MissingError, ResultsError, command
-from attnscope.results.files import atomic_file, hash_file, remove, write_bytes
+from attnscope.results.files import atomic_file, fault_of, hash_file, remove, write_bytes
 from attnscope.results.schema import AXES, check_columns, check_provenance, keys_in, with_keys
 from attnscope.untrusted.documents import read_json, read_yaml
 from attnscope.untrusted.names import file_name_fault
@@ -371,6 +371,8 @@ class Results(Mapping[str, "pd.DataFrame"]):
             check_columns(name, columns or (), stored.schema.names)
             return stored.to_table(columns=None if columns is None else list(columns))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise ResultsError(f"{error.filename or files[0]} {fault_of(error)}") from error
             raise ResultsError(f"{files[0]} is not a readable Parquet file: {error}") from error
 
     def _verify(self, file: Path) -> None:
@@ -439,11 +441,11 @@ def load(path: str | Path) -> Results:
             if name == "provenance.json":
                 check_provenance(content)
         except (DocumentError, OSError) as error:
-            raise ResultsError(f"load: {file} is damaged: {error}") from error
+            raise ResultsError(f"load: {file} {fault_of(error)}") from error
         facts.append(content)
     results = Results(study=facts[0], provenance=facts[1], path=folder, files=files)
-    if gone := [name for name in facts[1].get("tables", {}) if name not in results]:
-        warn(f"load: {folder} {_lacks(gone)}{_again(folder)}", UserWarning)
+    if lost := [name for name in facts[1].get("tables", {}) if name not in results]:
+        warn(f"load: {folder} {_lacks(lost)}{_again(folder)}", UserWarning)
     return results
 
 

@@ -16,7 +16,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -193,19 +193,12 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
 
     rows_here, rows_there = results.table(table), other.table(table)
     keys = [key for key in results.key_columns(table) if key in rows_there]
-    for rows_of_one in (rows_here, rows_there):
-        check_single("compare", table, rows_of_one, keys)
+    _check_comparable(table, rows_here, rows_there, keys, kinds_of(results, table))
     one_model_each = "model" in keys and rows_here["model"].nunique() == rows_there["model"].nunique() == 1
     if one_model_each and not set(rows_here["model"]) & set(rows_there["model"]):
         keys.remove("model")
     if not keys:
         raise ResultsError(f"compare: table {table!r} has no key columns to match its rows by")
-    check_same_kind("compare", table, rows_here, rows_there, keys)
-    for name in kinds_of(results, table):
-        if name in rows_there and (kind := kind_of(rows_there[name])) not in NUMERIC:
-            raise ResultsError(
-                f"compare: column {name!r} of table {table!r} must hold numbers in both runs, got {kind}"
-            )
     try:
         matched = rows_here.merge(rows_there, on=keys, suffixes=("", "\0other"), validate="one_to_one")
     except (pd.errors.MergeError, TypeError) as error:
@@ -245,6 +238,20 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
             }
         )
     return pd.DataFrame(rows)
+
+
+def _check_comparable(
+    table: str, rows: pd.DataFrame, other_rows: pd.DataFrame, keys: Sequence[str], numbers: Iterable[str]
+) -> None:
+    """Raise where keys of two runs hold other things than single values of one kind, or numbers none."""
+    for frame in (rows, other_rows):
+        check_single("compare", table, frame, keys)
+    check_same_kind("compare", table, rows, other_rows, keys)
+    for name in numbers:
+        if name in other_rows and (kind := kind_of(other_rows[name])) not in NUMERIC:
+            raise ResultsError(
+                f"compare: column {name!r} of table {table!r} must hold numbers in both runs, got {kind}"
+            )
 
 
 def _other_sentences(results: StoredTables, other: StoredTables, numbers: set[int]) -> list[int]:

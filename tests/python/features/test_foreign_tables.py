@@ -2,6 +2,9 @@
 """Tables that somebody else has written or edited: another type in a column is an error in words, and a key
 without a value is a place of its own."""
 
+import errno
+import os
+import re
 from contextlib import suppress
 
 import numpy as np
@@ -118,3 +121,19 @@ def test_a_table_whose_file_is_gone_is_named(tmp_path):
     (saved.path / "units").mkdir()
     with pytest.warns(UserWarning, match="to write it again: attnscope resume "):
         load(saved.path)
+
+
+@pytest.mark.parametrize("name", ["study.yaml", "provenance.json", "tables/heads.parquet"])
+def test_a_file_that_may_not_be_read_is_not_called_damaged(name, tmp_path, monkeypatch):
+    saved = Results({"heads": pd.DataFrame(HEADS)}).save(tmp_path / "run")
+    file, opened = saved.path / name, os.open
+
+    def refusing(path, *arguments, **options):
+        # the administrator, who may be running this, reads whatever the modes of files say
+        if os.fspath(path) == str(file):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with pytest.raises(ResultsError, match=rf"{re.escape(str(file))} cannot be read: Permission denied$"):
+        load(saved.path).table("heads")
