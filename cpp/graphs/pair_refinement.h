@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "graphs/simple_laplacian.h"
 #include "linalg/refinement/ritz_corrections.h"
@@ -135,20 +136,20 @@ class PairRefinement {
   void allow_shares(const double* delta, double next, const float* units, Index padded,
                     double* share) const {
     const auto nodes = static_cast<double>(order_);
-    double steps[2], squares = 0.0;
+    double steps[2], parts[2];
     for (Index k = 0; k < targets_; ++k) {
       if (delta[k] < 0.0) {
         // B⁻¹ is large just above σ, where (L − μ)⁻¹ is not.
         steps[k] = lengths_[k] / (values_[1] - values_[0]);
-        squares += lengths_[k] * steps[k];
-        continue;
+        parts[k] = lengths_[k] * steps[k];
+      } else {
+        const float* z = units + k * padded;
+        const double* r = residual(k);
+        parts[k] = std::max(0.0, std::inner_product(r, r + order_, z, 0.0) * lengths_[k]);
+        steps[k] = lengths_[k] * std::sqrt(static_cast<double>(inner_product<float>(z, z, padded)));
       }
-      const float* z = units + k * padded;
-      double square = 0.0;
-      for (Index i = 0; i < order_; ++i) square += residual(k)[i] * static_cast<double>(z[i]);
-      squares += std::max(0.0, square * lengths_[k]);
-      steps[k] = lengths_[k] * std::sqrt(static_cast<double>(inner_product<float>(z, z, padded)));
     }
+    const double squares = std::reduce(parts, parts + targets_);
     for (Index k = 0; k < targets_; ++k) {
       const double apart = std::max(0.0, 1.0 - delta[k] * next), distance = std::abs(delta[k]);
       const double error = std::max(1e-13 * values_[k], 2e-16 * nodes);

@@ -30,9 +30,10 @@ void widen_entries(const Scalar* from, Index stride, Index count, double* to) {
   }
 }
 
-// Copies a contiguous row to float64 and returns Σ x²; NaN or infinite where an entry is.
-template <class Scalar>
-double widen_row_and_square(const Scalar* from, Index width, double* to) {
+// Σ x² of a contiguous row, NaN or infinite where an entry is; calls put(k, x) for each vector of x
+// and each number x behind the last vector.
+template <class Scalar, class Put>
+double squares_of(const Scalar* from, Index width, Put&& put) {
   constexpr Index kChains = 4;  // since each sum waits for the last
   Lanes squares[kChains] = {};
   Index k = 0;
@@ -40,25 +41,48 @@ double widen_row_and_square(const Scalar* from, Index width, double* to) {
 #pragma GCC unroll 4
     for (Index v = 0; v < kChains; ++v) {
       const Lanes x = load(from + k + v * kPackWidth);
-      store(to + k + v * kPackWidth, x);
+      put(k + v * kPackWidth, x);
       squares[v] += x * x;
     }
   }
   for (; k + kPackWidth <= width; k += kPackWidth) {
     const Lanes x = load(from + k);
-    store(to + k, x);
+    put(k, x);
     squares[0] += x * x;
   }
   double sum = sum_by_halves((squares[0] + squares[1]) + (squares[2] + squares[3]));
   for (; k < width; ++k) {
-    to[k] = static_cast<double>(from[k]);
-    sum += to[k] * to[k];
+    const auto x = static_cast<double>(from[k]);
+    put(k, x);
+    sum += x * x;
   }
   return sum;
 }
 
-// The same bits for a row that is wide already.
-double squares_of(double* row, Index width) { return widen_row_and_square(row, width, row); }
+template <class Scalar>
+double squares_of(const Scalar* row, Index width) {
+  return squares_of(row, width, [](Index, auto) {});
+}
+
+// Copies a contiguous row to float64 as well.
+template <class Scalar>
+double widen_row_and_square(const Scalar* from, Index width, double* to) {
+  return squares_of(from, width, [to]<class Numbers>(Index k, Numbers x) {
+    if constexpr (std::is_same_v<Numbers, double>) {
+      to[k] = x;
+    } else {
+      store(to + k, x);
+    }
+  });
+}
+
+// Copies a contiguous row to float64, times `scale`.
+template <class Scalar>
+void widen_scaled(const Scalar* from, double scale, Index width, double* to) {
+  Index k = 0;
+  for (; k + kPackWidth <= width; k += kPackWidth) store(to + k, load(from + k) * scale);
+  for (; k < width; ++k) to[k] = static_cast<double>(from[k]) * scale;
+}
 
 // Scales a row to norm 1 by its largest entry first, so that no square over- or underflows; a row
 // of zeros stays 0. Returns whether all entries are finite.
@@ -211,6 +235,8 @@ template <class Scalar>
 bool widen_states(const Scalar* states, Index row_stride, Index column_stride, Index width,
                   Index begin, Index end, bool unit, double* out) {
   bool finite = true;
+  // Rows are read twice where they are scaled, which takes less time than to write them twice.
+  const bool reads_twice = unit && column_stride == 1;
   // A pack of rows at a time, whose roots and quotients are taken together.
   for (Index first = begin; first < end; first += kPackWidth) {
     const Index count = std::min(kPackWidth, end - first);
@@ -218,7 +244,9 @@ bool widen_states(const Scalar* states, Index row_stride, Index column_stride, I
     for (Index r = 0; r < count; ++r) {
       double* row = out + (first + r) * width;
       const Scalar* from = states + (first + r) * row_stride;
-      if (column_stride == 1) {
+      if (reads_twice) {
+        squares[r] = squares_of(from, width);
+      } else if (column_stride == 1) {
         squares[r] = widen_row_and_square(from, width, row);
       } else {
         widen_entries(from, column_stride, width, row);
@@ -228,9 +256,15 @@ bool widen_states(const Scalar* states, Index row_stride, Index column_stride, I
     const Lanes scales = 1.0 / square_root(squares);
     for (Index r = 0; r < count; ++r) {
       double* row = out + (first + r) * width;
+      const Scalar* from = states + (first + r) * row_stride;
       if (squares[r] > kSmallest && squares[r] < kLargest) {
-        if (unit) scale_vector(row, scales[r], width);
+        if (reads_twice) {
+          widen_scaled(from, scales[r], width, row);
+        } else if (unit) {
+          scale_vector(row, scales[r], width);
+        }
       } else {
+        if (reads_twice) widen_entries(from, column_stride, width, row);
         finite = scale_far_row(row, width, unit) && finite;
       }
     }

@@ -33,6 +33,9 @@ class NullLaw {
 
   static NullLaw trapezoid(double aspect) { return {Kind::trapezoid, aspect, nullptr}; }
 
+  // Its table, null for a law that has none.
+  const TriangularTable* table() const { return table_; }
+
   // A place on the axis: F(x), and ∫_0^x F, which goes on past the edge, to 1e-13 (5e-12 with a
   // table).
   struct Point {

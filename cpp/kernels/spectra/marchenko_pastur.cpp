@@ -268,8 +268,8 @@ void by_singular_values(std::span<const MatrixView<Scalar>> matrices,
       const double aspect = static_cast<double>(rows_of_law) / static_cast<double>(scale);
       const NullLaw law = law_of(causal, aspect, options);
       result.edge = law.edge();
-      result.ks = kolmogorov_smirnov(workspace.spectrum, law, kResolvedShare * law.edge(),
-                                     causal && aspect >= 1.0 ? options.triangular : nullptr);
+      result.ks =
+          kolmogorov_smirnov(workspace.spectrum, law, kResolvedShare * law.edge(), law.table());
       if (options.all_fields) result.wasserstein = wasserstein(workspace.spectrum, law);
     }
     if (options.all_fields) sum_up(workspace.spectrum, size.least(), result);
@@ -316,7 +316,7 @@ Index by_row_spectra(std::span<const MatrixView<Scalar>> matrices,
       const double* end = rows.values.data() + (at + 1) * n;
       workspace.distances[at] =
           certified_kolmogorov_smirnov({end - rows.varying_rows[at], end}, rows.errors[at], law,
-                                       kResolvedShare * law.edge(), options.triangular);
+                                       kResolvedShare * law.edge(), law.table());
     }
     if (!(workspace.distances[at].uncertain <= (by_values ? kFastKsError : kKsError))) {
       doubted.push_back(matrices[at]);
@@ -369,7 +369,7 @@ std::vector<std::size_t> in_float32(std::span<const MatrixView<Scalar>> matrices
     const NullLaw law = law_of(causal, aspect, options);
     const RootError error = float_row_error(n, spectrum.back());
     const CertifiedDistance ks = certified_kolmogorov_smirnov(
-        spectrum, error, law, kResolvedShare * law.edge(), causal ? options.triangular : nullptr);
+        spectrum, error, law, kResolvedShare * law.edge(), law.table());
     if (!(ks.uncertain <= kFastKsError) ||
         (options.all_fields && outliers_are_open(spectrum, error, n, law.edge()))) {
       open.push_back(at);

@@ -252,7 +252,10 @@ Cosines cosines_of(std::span<const AlignedHead<Scalar>> heads, const Float* unit
       std::max(in_tiles<Float>(block.columns), begin + in_tiles<Float>(rows)) + kPackWidth;
   const Cosines result{workspace.cosines.resize(rows * ld), ld};
   double* packed = result.packed;
-  BlockCosines<Float> cosines(units, queries, width, begin, block.end, workspace.tiles);
+  const bool square_alone =
+      block.one_state && begin == 0 && (block.causal || block.columns <= block.end);
+  BlockCosines<Float> cosines(units, queries, width, begin, block.end, square_alone,
+                              workspace.tiles);
   const auto add_keys = [&](Index from, Index to, bool causal, Index shift) {
     for (Index first = from; first < to; first += kPanelKeys) {
       const Index last = std::min(first + kPanelKeys, to);

@@ -13,24 +13,24 @@ namespace attnscope {
 inline constexpr Index kPanelKeys = 64;
 
 // Cosines of a block of queries with keys: the queries' states stand side by side in tiles, and
-// those of the keys are read as they are.
+// those of the keys are read as they are. Where `square` alone is asked for, one tile after another
+// is made in the same memory, when it is needed: it stays in the first-level cache.
 template <class Float>
 class BlockCosines {
  public:
   BlockCosines(const Float* units, const Float* queries, Index width, Index begin, Index end,
-               AlignedBuffer& buffer)
+               bool square_alone, AlignedBuffer& buffer)
       : units_(units),
+        queries_(queries),
         width_(width),
         begin_(begin),
         rows_(end - begin),
-        ld_(in_tiles<Float>(rows_)) {
-    turned_ = buffer.resize(ld_ * (width + kPanelKeys));
+        ld_(in_tiles<Float>(rows_)),
+        square_alone_(square_alone) {
+    turned_ = buffer.resize(ld_ * kPanelKeys + (square_alone ? kWidth * kDepth : ld_ * width));
     tiles_ = reinterpret_cast<Float*>(turned_ + ld_ * kPanelKeys);
-    for (Index c = 0; c < rows_; c += kWidth) {
-      for (Index k = 0; k < width; k += kDepth) {
-        Tile<Float>::pack_rows(queries + (begin + c) * width + k, std::min(kWidth, rows_ - c),
-                               width, std::min(kDepth, width - k), tile(c, k));
-      }
+    for (Index c = 0; c < rows_ && !square_alone; c += kWidth) {
+      for (Index k = 0; k < width; k += kDepth) pack(c, k);
     }
   }
 
@@ -54,6 +54,7 @@ class BlockCosines {
   void square(double* out, Index ld) {
     for (Index k = 0; k < width_; k += kDepth) {
       for (Index c = 0; c < rows_; c += kWidth) {
+        if (square_alone_) pack(c, k);
         for (Index i = c; i < rows_; i += kTileRows) {
           // Columns behind the last of these rows are not wanted.
           const Index columns = std::min(rows_, i + kTileRows) - c;
@@ -67,7 +68,15 @@ class BlockCosines {
   static constexpr Index kWidth = Tile<Float>::kWidth;
   static constexpr Index kDepth = Tile<Float>::kDepth;
 
-  Float* tile(Index c, Index k) { return tiles_ + c * width_ + k * kWidth; }
+  Float* tile(Index c, Index k) {
+    return square_alone_ ? tiles_ : tiles_ + c * width_ + k * kWidth;
+  }
+
+  // Terms [k, k + kDepth) of the queries of tile c.
+  void pack(Index c, Index k) {
+    Tile<Float>::pack_rows(queries_ + (begin_ + c) * width_ + k, std::min(kWidth, rows_ - c),
+                           width_, std::min(kDepth, width_ - k), tile(c, k));
+  }
 
   // Terms [k, k + kDepth) of the products of keys [first, last) with the queries of tile c.
   void multiply(Index first, Index last, Index c, Index k, double* out, Index ld) {
@@ -83,10 +92,12 @@ class BlockCosines {
   }
 
   const Float* units_;
+  const Float* queries_;
   Index width_;
   Index begin_;
   Index rows_;
   Index ld_;
+  bool square_alone_;
   Float* tiles_;
   double* turned_;
 };

@@ -28,8 +28,6 @@ class ColumnFields {
   double* at(Index field, Index j) { return fields_ + field * stride_ + j; }
   const double* at(Index field, Index j) const { return fields_ + field * stride_ + j; }
 
-  void add(Index field, Index j, Lanes x) { store(at(field, j), load(at(field, j)) + x); }
-
  private:
   double* fields_;
   Index stride_;
@@ -73,11 +71,18 @@ class CosineSums {
     }
   }
 
-  // The same of one row of one vector, whose `counted` lanes alone have pairs.
-  void add_some(const double* cosines, LaneMask counted, Index j) {
-    const Lanes y = masked_by(counted, load(cosines) - load(first(j)));
-    fields_.add(kC, j, y);
-    fields_.add(kCC, j, y * y);
+  // The same of one vector, of which in row i the lanes counted(i) alone have pairs.
+  template <class Counted>
+  void add_some(const double* cosines, Index ld, Index count, Index j, Counted&& counted) {
+    const Lanes cosine = load(first(j));
+    Lanes c = load(fields_.at(kC, j)), cc = load(fields_.at(kCC, j));
+    for (Index i = 0; i < count; ++i) {
+      const Lanes y = masked_by(counted(i), load(cosines + i * ld) - cosine);
+      c += y;
+      cc += y * y;
+    }
+    store(fields_.at(kC, j), c);
+    store(fields_.at(kCC, j), cc);
   }
 
   const double* first(Index j) const { return fields_.at(kFirst, j); }
@@ -136,15 +141,27 @@ class EntrySums {
     }
   }
 
-  template <class Entry>
-  void add_some(const Entry* row, const double* cosines, const CosineSums& of_cosines,
-                LaneMask counted, Index j, Index readable) {
-    const Lanes entry = readable >= kPackWidth ? load(row) : head_of(row, readable);
-    const Lanes x = masked_by(counted, entry - load(fields_.at(kFirst, j)));
-    const Lanes y = masked_by(counted, load(cosines) - load(of_cosines.first(j)));
-    fields_.add(kA, j, x);
-    fields_.add(kAA, j, x * x);
-    fields_.add(kAC, j, x * y);
+  // The same of one vector, of which in row i the lanes counted(i) alone have pairs.
+  template <class Entry, class Counted>
+  void add_some(const Entry* rows, Index row_stride, const double* cosines, Index ld,
+                const CosineSums& of_cosines, Index count, Index j, Index readable,
+                Counted&& counted) {
+    const Lanes entry = load(fields_.at(kFirst, j));
+    const Lanes cosine = load(of_cosines.first(j));
+    Lanes a = load(fields_.at(kA, j)), aa = load(fields_.at(kAA, j)), ac = load(fields_.at(kAC, j));
+    for (Index i = 0; i < count; ++i) {
+      const Entry* from = rows + i * row_stride;
+      const Lanes read = readable >= kPackWidth ? load(from) : head_of(from, readable);
+      const LaneMask lanes = counted(i);
+      const Lanes x = masked_by(lanes, read - entry);
+      const Lanes y = masked_by(lanes, load(cosines + i * ld) - cosine);
+      a += x;
+      aa += x * x;
+      ac += x * y;
+    }
+    store(fields_.at(kA, j), a);
+    store(fields_.at(kAA, j), aa);
+    store(fields_.at(kAC, j), ac);
   }
 
   // The moments of `counts` pairs of the columns from j on, a vector of them.
@@ -187,10 +204,15 @@ struct PairRange {
   Index shift;
 
   bool operator==(const PairRange&) const = default;
+
+  // Which of the keys from j on have a pair with query i, which stands among them.
+  LaneMask counted(Index j, Index i) const {
+    return causal ? first_lanes(i + shift - j) : lanes_but(j, i + shift);
+  }
 };
 
 // Calls add<kVectors>(j, from, to) for keys from j on and rows [from, to) of the range, of which
-// all lanes have pairs, and add_some(j, i, lanes) where only some of row i have.
+// all lanes have pairs, and add_some(j, from, to) where only those of `counted` have.
 template <class Add, class AddSome>
 void visit_pairs(const PairRange& range, Add&& add, AddSome&& add_some) {
   const auto [first, last, columns, causal, shift] = range;
@@ -200,10 +222,10 @@ void visit_pairs(const PairRange& range, Add&& add, AddSome&& add_some) {
     to = std::min(to, last);
     if (from < to) add.template operator()<kVectors>(j, from, to);
   };
-  const auto add_beside = [&, first = first, last = last, causal = causal, shift = shift](Index j) {
-    const Index end = std::min(j + kPackWidth - shift, last);
-    for (Index i = std::max(j - shift, first); i < end; ++i)
-      add_some(j, i, causal ? first_lanes(i + shift - j) : lanes_but(j, i + shift));
+  const auto add_beside = [&, first = first, last = last, shift = shift](Index j) {
+    const Index from = std::max(j - shift, first);
+    const Index to = std::min(j + kPackWidth - shift, last);
+    if (from < to) add_some(j, from, to);
   };
   constexpr Index kPair = 2 * kPackWidth;
   Index j = 0;
@@ -233,7 +255,10 @@ inline void add_cosines(const PairRange& range, const double* cosines, Index ld,
       [&]<Index kVectors>(Index j, Index from, Index to) {
         sums.add<kVectors>(row(from) + j, ld, to - from, j);
       },
-      [&](Index j, Index i, LaneMask counted) { sums.add_some(row(i) + j, counted, j); });
+      [&](Index j, Index from, Index to) {
+        sums.add_some(row(from) + j, ld, to - from, j,
+                      [&](Index i) { return range.counted(j, from + i); });
+      });
 }
 
 // Adds the entries of a range of pairs beside their cosines; `rows`: its first row, of `keys`
@@ -248,10 +273,10 @@ void add_entries(const PairRange& range, const Entry* rows, Index row_stride, In
         sums.add<kVectors>(rows + r * row_stride + j, row_stride, cosines + r * ld + j, ld,
                            of_cosines, to - from, j, keys - j);
       },
-      [&](Index j, Index i, LaneMask counted) {
-        const Index r = i - range.first;
-        sums.add_some(rows + r * row_stride + j, cosines + r * ld + j, of_cosines, counted, j,
-                      keys - j);
+      [&](Index j, Index from, Index to) {
+        const Index r = from - range.first;
+        sums.add_some(rows + r * row_stride + j, row_stride, cosines + r * ld + j, ld, of_cosines,
+                      to - from, j, keys - j, [&](Index i) { return range.counted(j, from + i); });
       });
 }
 
