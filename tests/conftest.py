@@ -113,9 +113,19 @@ def pytest_xdist_make_scheduler(config, log):
     return InOrder(config, log)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def session_of_one_thread():
+    """Fixtures of a whole session are made before those of a file, with one thread too."""
+    _use_one_thread()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """A file begins with one thread: the last bits of a forward pass may depend on how many there are."""
+    _use_one_thread()
+
+
+def _use_one_thread():
     import torch
 
     torch.set_num_threads(1)
