@@ -36,7 +36,9 @@ def stored(maps, lengths, tokens=None, parts=1):
     tokens = tokens or [[f"w{text}.{key}" for key in range(n)] for text, n in enumerate(lengths)]
     written = []
     for texts_of_part in np.array_split(np.arange(texts), parts):
-        run = SimpleNamespace(write=lambda name, **rows: written.append(pd.DataFrame(rows)))
+        run = SimpleNamespace(
+            write=lambda name, **rows: written.append(pd.DataFrame(rows)), unit=SimpleNamespace(inputs=())
+        )
         sums = SinkSums(run)
         # two batches of a unit, the later texts first
         for group in (texts_of_part[1:], texts_of_part[:1]):

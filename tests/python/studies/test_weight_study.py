@@ -383,7 +383,7 @@ def test_settings_that_make_no_study(home, tmp_path, overrides, message):
     ("overrides", "message"),
     [
         ({"options": {"roles": ["query"]}}, "no matrix has the role 'query'"),
-        ({"layers": [7]}, "layer 7 is outside the model"),
+        ({"layers": [7]}, r"layers: base has layers 0 to 2, got \[7\]"),
         ({"options": {"k": 48}, "max_tokens": 3}, "24 tokens, too few for k = 48"),
         (
             {"options": {"k": 20, "groups": 2}, "texts": {"samples": 2}},
