@@ -153,12 +153,16 @@ def layer_share(profile: PositionProfile, *, queries: Queries = (2, 32)) -> Leak
 
     def mean(groups: np.ndarray[Any, Any]) -> Array:
         values = share(groups)
-        defined = np.isfinite(values)
-        count = defined.sum(-1)
-        total = np.where(defined, values, 0.0).sum(-1)
-        return np.where(count > 0, total / np.maximum(count, 1), math.nan)
+        return _mean_of(values, np.isfinite(values))
 
     return LeakageShare(*jackknife_bounds(np.arange(len(profile.present)), mean)[:3])
+
+
+def _mean_of(values: Array, defined: np.ndarray[Any, Any]) -> Array:
+    """Return the mean over the last axis of what has a value; NaN where nothing has."""
+    count = np.broadcast_to(defined, values.shape).sum(-1)
+    total = np.where(defined, values, 0.0).sum(-1)
+    return np.where(count > 0, total / np.maximum(count, 1), math.nan)
 
 
 def overall_share(
@@ -193,9 +197,8 @@ def overall_share(
     share = _share(profile, queries, ())
 
     def mean(groups: np.ndarray[Any, Any]) -> Array:
-        values = share(groups)[later]
-        defined = np.isfinite(values)
-        return np.asarray(np.where(defined, values, 0.0).sum() / defined.sum() if defined.any() else math.nan)
+        values = share(groups)[later].ravel()
+        return _mean_of(values, np.isfinite(values))
 
     estimate, low, high, _ = jackknife_bounds(np.arange(len(profile.present)), mean)
     rows = profile.rows_of(queries, attention_stored=False)
@@ -211,7 +214,8 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
     """Return how the share changes with the length of texts: the slope of its logarithm on that of the
     length.
 
-    Queries are 2 … m − 1 of every length, and the share is the mean over the heads of a layer.
+    Queries are 2 … m − 1 of every length, and the share is the mean over the heads of a layer that have one at
+    every length, so that what differs is the length and not the heads.
 
     Args:
         profiles: of two lengths or more, with the same groups, layers and heads; a group should hold the
@@ -219,7 +223,8 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
         confidence: of the jackknife intervals.
 
     Returns:
-        LeakageSlope, float64; a slope is NaN where a share is not above 0.
+        LeakageSlope, float64; a slope is NaN where a share is not above 0, and a layer without a head whose
+        scores vary at every length is NaN and left out of `overall`.
 
     Raises:
         ValueError: fewer than two lengths, a length below 6, other groups or heads, or as `residual_size`.
@@ -259,8 +264,9 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
     at = np.log(lengths) - np.log(lengths).mean()
 
     def statistics(groups: np.ndarray[Any, Any]) -> Array:
-        means = np.stack([share(groups).mean(-1) for share in shares])
-        means = np.concatenate([means, means.mean(-1, keepdims=True)], axis=-1)
+        values = np.stack([share(groups) for share in shares])
+        means = _mean_of(values, np.isfinite(values).all(0))
+        means = np.concatenate([means, _mean_of(means, np.isfinite(means))[..., None]], axis=-1)
         with np.errstate(invalid="ignore", divide="ignore"):
             logs = np.where(means > 0, np.log(means), math.nan)
         return np.concatenate([means, (at @ logs / (at @ at))[None]])

@@ -143,7 +143,7 @@ def _prompts(page: Page) -> None:
         "tokens": number_cells("tokens"),
         "surprisal": number_cells("surprisal"),
     }
-    page.words("The prompts as the model reads them; the surprisal is of all their tokens but the first.")
+    page.words("The prompts as the model reads them; the surprisal is of the questions’ tokens.")
     show(page, "prompts", "Prompts of each bucket.", means.reset_index(), ["model", "bucket"], cells)
 
 

@@ -89,6 +89,21 @@ def test_states_are_those_of_the_prompts_last_tokens(results, folder):
             np.testing.assert_allclose(row, hidden[layer + 1][0, -1].numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_the_surprisal_is_of_the_questions_letters(results, folder):
+    """Not of the words around them, which are the same in every prompt."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    prompts = results.table("prompts").set_index("sample")
+    samples = results.table("samples").drop_duplicates("sample").set_index("sample")
+    for sample in (3, 77):
+        ids = torch.tensor(np.asarray(samples.loc[sample, "token_ids"]))
+        letters = len(prompts.loc[sample, "question"])
+        end = len(ids) - len("\nAnswer:")
+        with torch.no_grad():
+            log_p = model(input_ids=ids[None]).logits[0].double().log_softmax(-1)
+        of_letters = log_p[torch.arange(end - letters - 1, end - 1), ids[end - letters : end]]
+        assert prompts.loc[sample, "surprisal"] == pytest.approx(-float(of_letters.mean()), rel=1e-5)
+
+
 def test_clouds_boundaries_and_contrasts_by_hand(results):
     reference, other = clouds(results, 0)
     rows = results.table("clouds")
