@@ -158,7 +158,7 @@ def layer_share(profile: PositionProfile, *, queries: Queries = (2, 32)) -> Leak
     return LeakageShare(*jackknife_bounds(np.arange(len(profile.present)), mean)[:3])
 
 
-def _mean_of(values: Array, defined: np.ndarray[Any, Any]) -> Array:
+def _mean_of(values: Array, defined: Any) -> Array:
     """Return the mean over the last axis of what has a value; NaN where nothing has."""
     count = np.broadcast_to(defined, values.shape).sum(-1)
     total = np.where(defined, values, 0.0).sum(-1)
@@ -214,8 +214,8 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
     """Return how the share changes with the length of texts: the slope of its logarithm on that of the
     length.
 
-    Queries are 2 … m − 1 of every length, and the share is the mean over the heads of a layer that have one at
-    every length, so that what differs is the length and not the heads.
+    Queries are 2 … m − 1 of every length, and the share is the mean over the heads of a layer that have one
+    at every length, so that what differs is the length and not the heads.
 
     Args:
         profiles: of two lengths or more, with the same groups, layers and heads; a group should hold the
