@@ -168,8 +168,10 @@ def _detection(page: Page) -> None:
     _greyed(page)
     page.figure("detection_by_depth")
     table = page.tables.get("detection")
+    # where no fold leaves both buckets to be fitted, no area has a value
+    table = None if table is None else table[table["auc"].notna()]
     if table is not None and not table.empty:
-        best = table.loc[table.groupby(["model", "contrast", "score"], sort=False)["auc"].idxmax().dropna()]
+        best = table.loc[table.groupby(["model", "contrast", "score"], sort=False)["auc"].idxmax()]
         names = {heading: text_cells(heading) for heading in ("contrast", "score")}
         names["best layer"] = text_cells("layer")
         cells = {"AUC": number_cells("auc"), "95 % interval": interval_cells(), "n": text_cells("n")}

@@ -99,6 +99,44 @@ def test_tokens_are_drawn_from_the_tempered_distribution():
     assert Choice().tokens(logits, generator).tolist() == [2, 2]
 
 
+def generated(model, ids, tokens):
+    """The likeliest next tokens [B, tokens] by the model's own generation."""
+    return model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
+    )[:, ids.shape[1] :]
+
+
+def test_answers_are_the_likeliest_tokens_whatever_the_models_generation_settings(folder):
+    """Interventions start from them: with a penalty on repetition none of the two agreed."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.stack([torch.arange(4, 20), torch.arange(30, 46)])
+    likeliest = generated(model, ids, 6)
+    torch.testing.assert_close(continued(model, ids, 6)[:, : likeliest.shape[1]], likeliest)
+    model.generation_config.repetition_penalty = 3.0
+    assert not torch.equal(generated(model, ids, 6), likeliest), "the penalty shows"
+    assert torch.equal(continued(model, ids, 6)[:, : likeliest.shape[1]], likeliest)
+    model.generation_config.eos_token_id = [int(likeliest[0, 2]), 1]
+    ends = continued(model, ids, 6)[0].tolist()
+    assert ends == [*likeliest[0, :2].tolist(), *[int(likeliest[0, 2])] * 4]
+
+
+def test_nothing_is_done_to_prompts_without_other_folds_of_both_buckets(folder, tmp_path):
+    """One fold for all: nothing can be fitted, and a probe without a value forced every refusal."""
+
+    def one_fold(row):
+        return {**row, "template": "one", "fold": "0"}
+
+    texts = questions(tmp_path / "q.csv", pairs=4, slots=5, change=one_fold)
+    kept = {**QUICK["interventions"], "target": "u"}
+    other = {k: v for k, v in FAST.items() if k != "interventions"}
+    results = run(settings(folder, texts, tmp_path, interventions=kept, **other), progress=False)
+    assert "interventions" not in results.tables()
+    notes = [note for note in results.provenance["notes"] if "no interventions" in note]
+    assert len(notes) == 2
+    assert "in 6 of 6 prompts of the contrast 'impossible'" in notes[0]
+    assert results.report().exists()
+
+
 def test_every_step_moves_what_follows_too(folder):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.arange(4, 20)
@@ -106,11 +144,11 @@ def test_every_step_moves_what_follows_too(folder):
     _, new = steered(model, ids, 0, move, 5, always=torch.tensor([True, False]))
     for row, steps in ((0, "all"), (1, "first")):
         with asc.edit(model, asc.edits.AddDirection(0, move[row], steps=steps)):
-            assert torch.equal(new[row], continued(model, ids[None], 5)[0])
+            assert torch.equal(new[row], generated(model, ids[None], 5)[0])
     raised = torch.zeros(2, 100)
     raised[1, 7] = 1e4
     _, new = steered(model, ids, 0, torch.zeros(2), 5, raised=raised)
-    assert torch.equal(new[0], continued(model, ids[None], 5)[0])
+    assert torch.equal(new[0], generated(model, ids[None], 5)[0])
     assert new[1].tolist() == [7] * 5
 
 

@@ -227,13 +227,15 @@ def test_a_constant_detector_is_the_diagonal(results):
 
 
 def test_steering_by_nothing_changes_nothing(folder):
-    from attnscope.studies.hallucination_geometry.answers import continued
     from attnscope.studies.hallucination_geometry.interventions import steered
 
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.arange(4, 20)
     logits, new = steered(model, ids, 0, torch.zeros(3, 32), 5)
-    assert torch.equal(new, continued(model, ids[None], 5).expand(3, -1))
+    generated = model.generate(
+        ids[None], attention_mask=torch.ones_like(ids)[None], max_new_tokens=5, do_sample=False
+    )
+    assert torch.equal(new, generated[:, len(ids) :].expand(3, -1))
     with torch.no_grad():
         torch.testing.assert_close(
             logits[1], model(input_ids=ids[None]).logits[0, -1].double(), rtol=1e-4, atol=1e-5
