@@ -22,7 +22,7 @@ from attnscope.studies.hallucination_geometry.answer_claims import (
     compression_refuses,
     steering_changes,
 )
-from attnscope.studies.hallucination_geometry.contrasts import buckets
+from attnscope.studies.hallucination_geometry.contrasts import buckets, with_outcomes
 from attnscope.studies.hallucination_geometry.evidence import (
     NOT_MEASURED,
     Evidence,
@@ -64,7 +64,9 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
         rows = {
             name: matching(table, keys) for name, table in tables.items() if not name.endswith("_variants")
         }
-        rows["prompts"] = _with_outcomes(prompts, rows) if options.bucket_by == "outcome" else prompts
+        if options.bucket_by == "outcome":
+            prompts = with_outcomes(prompts, rows["answers"])
+        rows["prompts"] = prompts
         controls = {
             name.removesuffix("_variants"): matching(table, {"model": keys["model"]})
             for name, table in tables.items()
@@ -72,12 +74,6 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
         }
         evidence = {other: Evidence(other, reference, rows, controls, options) for other in others}
         CLAIMS.write(run, evidence, options, **keys)
-
-
-def _with_outcomes(prompts: pd.DataFrame, tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return prompts in the buckets that their answers put them into."""
-    right = tables["answers"].set_index("sample")["correct"].reindex(prompts["sample"])
-    return prompts.assign(bucket=np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong"))
 
 
 def confound_reason(evidence: Evidence) -> str:

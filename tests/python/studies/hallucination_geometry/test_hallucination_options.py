@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import attnscope as asc
 from attnscope.engine.run_study import run
@@ -14,6 +14,7 @@ from attnscope.studies.hallucination_geometry import training
 from attnscope.studies.hallucination_geometry.answers import Choice, continued
 from attnscope.studies.hallucination_geometry.clouds import near, null_draws
 from attnscope.studies.hallucination_geometry.direction_sensitivity import exact_model
+from attnscope.studies.hallucination_geometry.figures import FIGURES
 from attnscope.studies.hallucination_geometry.interventions import steered
 from knowing_study import FAST, QUICK, questions, settings
 
@@ -135,6 +136,49 @@ def test_nothing_is_done_to_prompts_without_other_folds_of_both_buckets(folder, 
     assert len(notes) == 2
     assert "in 6 of 6 prompts of the contrast 'impossible'" in notes[0]
     assert results.report().exists()
+
+
+def test_figures_of_outcomes_draw_the_buckets_that_answers_make(folder, tmp_path):
+    """The file calls all of these prompts factual; the figures of states that were moved were empty."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def judged(row):
+        """Every other answer of the model is the right one."""
+        if row["bucket"] != "factual":
+            return None
+        ids = tokenizer(f"Question: {row['question']}\nAnswer:", return_tensors="pt")["input_ids"]
+        said = tokenizer.decode(generated(model, ids, 3)[0], skip_special_tokens=True)
+        first = said.strip().split("\n")[0]
+        known = int(row["pair"][-1]) % 2 and any(letter.isalnum() for letter in first)
+        return {**row, "answer": first if known else "no such answer"}
+
+    texts = questions(tmp_path / "judged.csv", slots=8, change=judged)
+    options = {
+        **FAST,
+        "answers": {"tokens": 3},
+        "bucket_by": "outcome",
+        "least": 12,
+        "lens": True,
+        "sensitivity": {"prompts": 4, "directions": 2, "refusal": ["u"]},
+        "interventions": {**QUICK["interventions"], "target": "u", "prompts": 4},
+    }
+    results = run(settings(folder, texts, tmp_path, name="outcomes", **options), progress=False)
+    right = results.table("answers").set_index("sample")["correct"]
+    rows = results.table("interventions")
+    rows = rows[(rows["arm"] == "bypass") & (rows["control"] == "constant")]
+    rates = rows.assign(right=right.reindex(rows["sample"]).to_numpy()).groupby(["right", "strength"])[
+        "forced"
+    ]
+    rates = rates.mean()
+    (ax, *_) = FIGURES["bypass_curve"](results).figure.axes
+    line = next(line for line in ax.lines if line.get_label() == "constant")
+    np.testing.assert_allclose(line.get_xdata(), rates[True])
+    np.testing.assert_allclose(line.get_ydata(), rates[False])
+    for name in ("compression_curve", "lens", "sensitivity_by_depth"):
+        drawn = FIGURES[name](results).figure
+        shown = {text.get_text() for legend in drawn.legends for text in legend.get_texts()}
+        assert name == "compression_curve" or {"right", "wrong"} <= shown, name
 
 
 def test_every_step_moves_what_follows_too(folder):
