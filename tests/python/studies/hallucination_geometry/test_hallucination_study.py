@@ -104,6 +104,15 @@ def test_the_surprisal_is_of_the_questions_letters(results, folder):
         assert prompts.loc[sample, "surprisal"] == pytest.approx(-float(of_letters.mean()), rel=1e-5)
 
 
+def test_duplicates_are_counted_where_neighbours_are_and_null_elsewhere(results):
+    """A count of 0 would say that a cloud had been looked through."""
+    rows = results.table("clouds")
+    counted = (rows["quantity"] == "local_dimension") & (rows["protocol"] == "exact") & (rows["null"] == "")
+    assert counted.any()
+    for name in ("duplicates", "tied"):
+        assert rows[name].notna().equals(counted)
+
+
 def test_clouds_boundaries_and_contrasts_by_hand(results):
     reference, other = clouds(results, 0)
     rows = results.table("clouds")
