@@ -191,7 +191,11 @@ def _bypass(
     logits = np.stack([prompt.logits.numpy() for prompt in prompts])
     gap = float(np.median(logits.max(1) - logits[:, target]))
     random = _random_chances(run, contrast, layer)
-    detectors_by_name = detectors(contrast, states, run.settings.seed, random)
+    detectors_by_name = {
+        name: chances
+        for name, chances in detectors(contrast, states, run.settings.seed, random).items()
+        if np.isfinite(chances[rows]).all()
+    }
     arms = [("bypass", gain) for gain in how.gains] + [("bypass_gap", gap * factor) for factor in GAP_GAINS]
     texts: dict[tuple[str, str, float], list[str]] = {}
     if how.every_step:

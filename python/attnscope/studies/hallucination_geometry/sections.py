@@ -20,6 +20,7 @@ from attnscope.report.report_tables import (
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.hallucination_geometry.claims import CLAIMS
+from attnscope.studies.hallucination_geometry.evidence import in_blocks
 from attnscope.study_api.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED, ClaimRow
 from attnscope.study_api.number_text import number
 from attnscope.study_api.rows import first_as
@@ -169,7 +170,7 @@ def _detection(page: Page) -> None:
     page.figure("detection_by_depth")
     table = page.tables.get("detection")
     # where no fold leaves both buckets to be fitted, no area has a value
-    table = None if table is None else table[table["auc"].notna()]
+    table = None if table is None else in_blocks(table[table["auc"].notna()])
     if table is not None and not table.empty:
         best = table.loc[table.groupby(["model", "contrast", "score"], sort=False)["auc"].idxmax()]
         names = {heading: text_cells(heading) for heading in ("contrast", "score")}

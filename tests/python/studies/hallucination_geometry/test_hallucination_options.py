@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import attnscope as asc
 from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
+from attnscope.results.results import Results
 from attnscope.studies.hallucination_geometry import training
 from attnscope.studies.hallucination_geometry.answers import Choice, continued
 from attnscope.studies.hallucination_geometry.clouds import near, null_draws
@@ -288,6 +289,45 @@ def test_steps_of_excess_gain_and_sensitivity():
         assert row["p_adjusted"] <= 0.05
     assert steps["log_relative_fisher"]["difference"] == pytest.approx(3 * (level[-1] - level[0]))
     assert not training.curves({"detection": detection[detection["step"] == 0]})
+
+
+def test_the_best_layer_of_every_page_is_one_behind_a_block():
+    """As in the claims: the states that enter the first block are all alike, and their area is chance."""
+    rows = pd.DataFrame(
+        [
+            {
+                "model": "a",
+                "revision": "",
+                "step": step,
+                "contrast": "unknown",
+                "layer": layer,
+                "score": score,
+                "auc": area - (0.7 if score == "auc_excess" else 0.0),
+                "low": area - 0.1,
+                "high": area + 0.1,
+                "n": 40,
+            }
+            for step in range(3)
+            for layer, area in ((-1, 0.5), (0, 0.4), (1, 0.45))
+            for score in ("auc", "auc_excess")
+        ]
+    )
+    ((_, values),) = training.curves({"detection": rows}).values()
+    assert values[:, 0] == pytest.approx([0.45 - 0.7] * 3)
+    drawn = FIGURES["confounds"](Results({"detection": rows})).figure
+    assert "layer 1" in [label.get_text() for label in drawn.axes[0].get_xticklabels()]
+
+
+def test_a_detector_without_a_value_is_no_control(folder, texts, tmp_path, monkeypatch):
+    """A raised logit that is NaN would be the largest: it forced every refusal."""
+    from attnscope.studies.hallucination_geometry import interventions
+
+    monkeypatch.setattr(interventions, "_random_chances", lambda run, contrast, _: np.full(80, np.nan))
+    kept = {**QUICK["interventions"], "target": "u"}
+    other = {k: v for k, v in FAST.items() if k != "interventions"}
+    results = run(settings(folder, texts, tmp_path, interventions=kept, **other), progress=False)
+    rows = results.table("interventions")
+    assert set(rows[rows["arm"] == "bypass"]["control"]) == {"probe", "constant", "shuffled", "length"}
 
 
 def test_the_last_layer_but_one_is_that_of_each_model():
