@@ -149,18 +149,16 @@ def layer_share(profile: PositionProfile, *, queries: Queries = (2, 32)) -> Leak
         [1.0]
     """
     require_groups("layer_share", profile)
-    share = _share(profile, queries, ())
-
-    def mean(groups: np.ndarray[Any, Any]) -> Array:
-        values = share(groups)
-        return _mean_of(values, np.isfinite(values))
-
-    return LeakageShare(*jackknife_bounds(np.arange(len(profile.present)), mean)[:3])
+    share, groups = _share(profile, queries, ()), np.arange(len(profile.present))
+    # of all groups: a mean over other heads where a group is left out would differ by these
+    has_share = np.isfinite(share(groups))
+    return LeakageShare(*jackknife_bounds(groups, lambda kept: _mean_of(share(kept), has_share))[:3])
 
 
 def _mean_of(values: Array, defined: Any) -> Array:
-    """Return the mean over the last axis of what has a value; NaN where nothing has."""
-    count = np.broadcast_to(defined, values.shape).sum(-1)
+    """Return the mean over the last axis of those that have a value; NaN where none has."""
+    defined = defined & np.isfinite(values)
+    count = defined.sum(-1)
     total = np.where(defined, values, 0.0).sum(-1)
     return np.where(count > 0, total / np.maximum(count, 1), math.nan)
 
@@ -196,11 +194,11 @@ def overall_share(
         return OverallShare(*[math.nan] * 4)
     share = _share(profile, queries, ())
 
-    def mean(groups: np.ndarray[Any, Any]) -> Array:
-        values = share(groups)[later].ravel()
-        return _mean_of(values, np.isfinite(values))
-
-    estimate, low, high, _ = jackknife_bounds(np.arange(len(profile.present)), mean)
+    groups = np.arange(len(profile.present))
+    has_share = np.isfinite(share(groups))[later].ravel()
+    estimate, low, high, _ = jackknife_bounds(
+        groups, lambda kept: _mean_of(share(kept)[later].ravel(), has_share)
+    )
     rows = profile.rows_of(queries, attention_stored=False)
     variance = profile.group_means("body_variance")[..., rows].mean(-1).numpy().mean(0)[later]
     gram = profile.gram(queries).numpy()[later]
@@ -263,15 +261,16 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
     shares = [_share(profile, (2, profile.m - 1), ()) for profile in ordered]
     at = np.log(lengths) - np.log(lengths).mean()
 
-    def statistics(groups: np.ndarray[Any, Any]) -> Array:
-        values = np.stack([share(groups) for share in shares])
-        means = _mean_of(values, np.isfinite(values).all(0))
+    groups = np.arange(len(first.present))
+    has_share = np.isfinite([share(groups) for share in shares]).all(0)
+
+    def statistics(kept: np.ndarray[Any, Any]) -> Array:
+        means = _mean_of(np.stack([share(kept) for share in shares]), has_share)
         means = np.concatenate([means, _mean_of(means, np.isfinite(means))[..., None]], axis=-1)
         with np.errstate(invalid="ignore", divide="ignore"):
             logs = np.where(means > 0, np.log(means), math.nan)
         return np.concatenate([means, (at @ logs / (at @ at))[None]])
 
-    groups = np.arange(len(first.present))
     bounds = jackknife_bounds(groups, statistics, confidence=confidence)[:3]
     return LeakageSlope(
         lengths,
