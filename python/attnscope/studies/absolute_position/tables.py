@@ -166,9 +166,12 @@ TABLES = (
     Table(
         "trajectories",
         (*CHECKPOINT_KEYS, "arm", "sample", "layer"),
-        tuple(
-            Column(name)
-            for name in ("norm", "cosine", "gap", "across", "largest", "other_05", "other_50", "other_95")
+        (
+            *(
+                Column(name)
+                for name in ("norm", "cosine", "gap", "across", "largest", "other_05", "other_50", "other_95")
+            ),
+            Column("texts", kind="count", meaning="Of the batch that begins with the sample."),
         ),
         about=STATES,
     ),
@@ -182,7 +185,12 @@ TABLES = (
             Column("largest", label="share of the largest coordinate", low=0, high=1),
             Column("gap", label="gap to the first token alone", low=0),
             Column("tolerance", low=0),
-            Column("across", label="distance between texts", low=0),
+            Column(
+                "across",
+                label="distance between texts",
+                meaning="The largest of two texts that were read together.",
+                low=0,
+            ),
         ),
         about=STATES,
     ),
