@@ -152,7 +152,7 @@ def layer_share(profile: PositionProfile, *, queries: Queries = (2, 32)) -> Leak
     share, groups = _share(profile, queries, ()), np.arange(len(profile.present))
     # of all groups: a mean over other heads where a group is left out would differ by these
     has_share = np.isfinite(share(groups))
-    return LeakageShare(*jackknife_bounds(groups, lambda kept: _mean_of(share(kept), has_share))[:3])
+    return LeakageShare(*jackknife_bounds(groups, lambda chosen: _mean_of(share(chosen), has_share))[:3])
 
 
 def _mean_of(values: Array, defined: Any) -> Array:
@@ -197,7 +197,7 @@ def overall_share(
     groups = np.arange(len(profile.present))
     has_share = np.isfinite(share(groups))[later].ravel()
     estimate, low, high, _ = jackknife_bounds(
-        groups, lambda kept: _mean_of(share(kept)[later].ravel(), has_share)
+        groups, lambda chosen: _mean_of(share(chosen)[later].ravel(), has_share)
     )
     rows = profile.rows_of(queries, attention_stored=False)
     variance = profile.group_means("body_variance")[..., rows].mean(-1).numpy().mean(0)[later]
@@ -264,8 +264,8 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
     groups = np.arange(len(first.present))
     has_share = np.isfinite([share(groups) for share in shares]).all(0)
 
-    def statistics(kept: np.ndarray[Any, Any]) -> Array:
-        means = _mean_of(np.stack([share(kept) for share in shares]), has_share)
+    def statistics(chosen: np.ndarray[Any, Any]) -> Array:
+        means = _mean_of(np.stack([share(chosen) for share in shares]), has_share)
         means = np.concatenate([means, _mean_of(means, np.isfinite(means))[..., None]], axis=-1)
         with np.errstate(invalid="ignore", divide="ignore"):
             logs = np.where(means > 0, np.log(means), math.nan)

@@ -76,8 +76,8 @@ def test_a_head_that_one_length_lacks_is_in_no_length():
     texts = [torch.randn(GROUPS, TEXTS, 2, n, n, generator=drawn, dtype=torch.float64) for n in (8, 12)]
     texts[0][:, :, 1] = 0
     slopes = leakage_slope([profile_of(scores) for scores in texts])
-    alone = leakage_slope([profile_of(scores[:, :, :1]) for scores in texts])
-    np.testing.assert_allclose(slopes.share.estimate, alone.share.estimate, rtol=1e-12)
+    single = leakage_slope([profile_of(scores[:, :, :1]) for scores in texts])
+    np.testing.assert_allclose(slopes.share.estimate, single.share.estimate, rtol=1e-12)
 
 
 def profiles_with_and_without_a_head_that_lacks_a_group():
@@ -122,8 +122,8 @@ def test_shares_that_an_arm_removes_are_of_the_same_heads_before_and_after():
     arm = 0.5 * base + torch.randn(base.shape, generator=drawn, dtype=torch.float64)
     arm[:, :, 2] *= 9
     base[1, :, 2] = torch.nan
-    found, expected = (
+    shares, expected = (
         removal_intervals(removal_replicates(base[:, :, :heads], arm[:, :, :heads], [0, 1]))
         for heads in (3, 2)
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(shares, expected, rtol=1e-9)

@@ -193,9 +193,9 @@ def test_a_mean_over_matrices_strays_as_far_as_under_one_rotation_of_all_their_s
         row = rows.loc[key]
         assert row["matrices"] == 4
         assert row["deviation"] == pytest.approx(np.std(shares[key[0]]), rel=0.05)
-        alone = fractions[fractions["role"].isin(roles) & (fractions["side"] == key[0])]
-        alone = alone[alone["subspace"] == key[1]]["deviation"] * 48 / 3
-        assert row["deviation"] > 1.1 * math.sqrt((alone**2).sum()) / 4
+        single = fractions[fractions["role"].isin(roles) & (fractions["side"] == key[0])]
+        single = single[single["subspace"] == key[1]]["deviation"] * 48 / 3
+        assert row["deviation"] > 1.1 * math.sqrt((single**2).sum()) / 4
     pair = next(
         pair
         for pair in pairs_of({name: results.table(name) for name in results.tables()})

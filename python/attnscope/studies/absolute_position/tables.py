@@ -252,6 +252,7 @@ TABLES = (
             Column("r2_full", kind="ratio", low=0, high=1, meaning="Of the offset and the position."),
             Column("leakage", kind="ratio", low=0, high=1, meaning="Their difference, of one text."),
         ),
+        version=2,
     ),
     Table(
         "leakage_tests",
@@ -261,6 +262,7 @@ TABLES = (
             *columns("ratio", "p_value", "p_adjusted"),
             Column("correction", "string", "text"),
         ),
+        version=2,
     ),
     Table(
         "bands",

@@ -197,29 +197,7 @@ def _bypass(
         if np.isfinite(chances[rows]).all()
     }
     arms = [("bypass", gain) for gain in how.gains] + [("bypass_gap", gap * factor) for factor in GAP_GAINS]
-    texts: dict[tuple[str, str, float], list[str]] = {}
-    if how.every_step:
-        model = run.model().model
-        for prompt, row in zip(prompts, rows, strict=True):
-            keys = [(name, arm, gain) for name in detectors_by_name for arm, gain in arms]
-            raised = torch.zeros(len(keys), prompt.logits.shape[-1], dtype=torch.float32, device="cpu")
-            raised[:, target] = torch.tensor(
-                [gain * detectors_by_name[name][row] for name, _, gain in keys], device="cpu"
-            )
-            new = steered(
-                model,
-                prompt.ids,
-                layer,
-                torch.zeros(len(keys), dtype=torch.float32, device="cpu"),
-                how.tokens,
-                prompt.choice,
-                raised=raised,
-            )[1]
-            for key, ids in zip(keys, new, strict=True):
-                left = ids[
-                    int((ids != target).long().argmax()) if bool((ids != target).any()) else len(ids) :
-                ]
-                texts.setdefault(key, []).append(decoded(run.encoder.tokenizer, left))
+    texts = _raised_texts(run, prompts, rows, detectors_by_name, arms, layer, target, how)
     for name, chances in detectors_by_name.items():
         for arm, gain in arms:
             forced = bypassed(logits, target, gain * chances[rows]) & (gain > 0)
@@ -238,6 +216,42 @@ def _bypass(
                 strength=gain,
                 forced=forced,
             )
+
+
+def _raised_texts(
+    run: StageRun,
+    prompts: list[AskedPrompt],
+    rows: list[int],
+    detectors_by_name: dict[str, Array],
+    arms: list[tuple[str, float]],
+    layer: int,
+    target: int,
+    how: InterventionOptions,
+) -> dict[tuple[str, str, float], list[str]]:
+    """Return answers by detector, arm and gain where every token's logit is raised; {} where the first is."""
+    texts: dict[tuple[str, str, float], list[str]] = {}
+    if not how.every_step:
+        return texts
+    model = run.model().model
+    for prompt, row in zip(prompts, rows, strict=True):
+        keys = [(name, arm, gain) for name in detectors_by_name for arm, gain in arms]
+        raised = torch.zeros(len(keys), prompt.logits.shape[-1], dtype=torch.float32, device="cpu")
+        raised[:, target] = torch.tensor(
+            [gain * detectors_by_name[name][row] for name, _, gain in keys], device="cpu"
+        )
+        new = steered(
+            model,
+            prompt.ids,
+            layer,
+            torch.zeros(len(keys), dtype=torch.float32, device="cpu"),
+            how.tokens,
+            prompt.choice,
+            raised=raised,
+        )[1]
+        for key, ids in zip(keys, new, strict=True):
+            left = ids[int((ids != target).long().argmax()) if bool((ids != target).any()) else len(ids) :]
+            texts.setdefault(key, []).append(decoded(run.encoder.tokenizer, left))
+    return texts
 
 
 def _random_chances(run: StageRun, contrast: Contrast, layer: int) -> Array | None:

@@ -30,6 +30,7 @@ TABLES = (
                 low=0.0,
             ),
         ),
+        version=2,
     ),
     Table("states", (*C, "sample", "layer"), (Column("state", "list<float>"),), about=STATES),
     Table(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How far a mean over matrices strays when the subspaces that they share are turned at random.
+"""The deviation of a mean over matrices when the subspaces that they share are turned at random.
 
 Matrices that read or write one residual stream are measured in subspaces of one space: q and k of a layer
 share their inputs, those of other layers read much of the same directions, and every o and down writes to one
@@ -25,7 +25,7 @@ SHARING: dict[tuple[str, str], tuple[str, ...]] = {
     ("out", "prediction"): ("o", "down"),
 }
 #: Widths up to which changes are kept whole: a float32 [512, 512] of every layer takes 1 MB.
-WHOLE = 512
+EXACT_WIDTH = 512
 #: Random directions in which wider changes are seen: traces are then known up to √(2/256) = 9 %, deviations
 #: up to half of that.
 PROBES = 256
@@ -63,12 +63,12 @@ class SharedSubspaces:
         # E of the same product: tr M = ‖ΔW‖², known without probes
         energy = float(matrix.energy() if isinstance(matrix, LowRank) else matrix.double().square().sum())
         change = ((written / energy - probes.double() / d) * (d / k)).float()
-        own = (d, layer if side == "in" else 0)
+        key = (d, layer if side == "in" else 0)
         shared = self._subspaces.setdefault(family, {})
-        if own in shared:
-            shared[own].changes += change
+        if key in shared:
+            shared[key].changes += change
         else:
-            shared[own] = _Subspace(basis.double(), change)
+            shared[key] = _Subspace(basis.double(), change)
         self._matrices[family] = self._matrices.get(family, 0) + 1
 
     def _probes_of(self, d: int) -> Tensor:
@@ -76,7 +76,7 @@ class SharedSubspaces:
             generator = torch.Generator().manual_seed(0)
             self._probes[d] = (
                 torch.eye(d, dtype=torch.float32, device="cpu")
-                if d <= WHOLE
+                if d <= EXACT_WIDTH
                 else torch.randn(d, PROBES, generator=generator, dtype=torch.float32, device="cpu")
                 / math.sqrt(PROBES)
             )
@@ -103,13 +103,13 @@ class SharedSubspaces:
 def _variance(shared: dict[tuple[int, int], _Subspace]) -> float:
     """Return the variance of the sum of relative fractions; spaces of other widths turn independently."""
     total = 0.0
-    for (d, _), one in shared.items():
+    for (d, _), first in shared.items():
         if d < 2:
             return math.nan
         for (width, _), other in shared.items():
             if width == d:
-                projections = float((one.basis.mT @ other.basis).square().sum())
-                projections -= one.basis.shape[1] * other.basis.shape[1] / d
-                changes = float((one.changes * other.changes).sum(dtype=torch.float64))
+                projections = float((first.basis.mT @ other.basis).square().sum())
+                projections -= first.basis.shape[1] * other.basis.shape[1] / d
+                changes = float((first.changes * other.changes).sum(dtype=torch.float64))
                 total += 2 * projections * changes / ((d - 1) * (d + 2))
     return max(total, 0.0)

@@ -125,13 +125,13 @@ def test_answers_are_the_likeliest_tokens_whatever_the_models_generation_setting
 def test_nothing_is_done_to_prompts_without_other_folds_of_both_buckets(folder, tmp_path):
     """One fold for all: nothing can be fitted, and a probe without a value forced every refusal."""
 
-    def one_fold(row):
+    def in_a_single_fold(row):
         return {**row, "template": "one", "fold": "0"}
 
-    texts = questions(tmp_path / "q.csv", pairs=4, slots=5, change=one_fold)
-    kept = {**QUICK["interventions"], "target": "u"}
+    texts = questions(tmp_path / "q.csv", pairs=4, slots=5, change=in_a_single_fold)
+    intervened = {**QUICK["interventions"], "target": "u"}
     other = {k: v for k, v in FAST.items() if k != "interventions"}
-    results = run(settings(folder, texts, tmp_path, interventions=kept, **other), progress=False)
+    results = run(settings(folder, texts, tmp_path, interventions=intervened, **other), progress=False)
     assert "interventions" not in results.tables()
     notes = [note for note in results.provenance["notes"] if "no interventions" in note]
     assert len(notes) == 2
@@ -149,10 +149,10 @@ def test_figures_of_outcomes_draw_the_buckets_that_answers_make(folder, tmp_path
         if row["bucket"] != "factual":
             return None
         ids = tokenizer(f"Question: {row['question']}\nAnswer:", return_tensors="pt")["input_ids"]
-        said = tokenizer.decode(generated(model, ids, 3)[0], skip_special_tokens=True)
-        first = said.strip().split("\n")[0]
-        known = int(row["pair"][-1]) % 2 and any(letter.isalnum() for letter in first)
-        return {**row, "answer": first if known else "no such answer"}
+        answered = tokenizer.decode(generated(model, ids, 3)[0], skip_special_tokens=True)
+        first = answered.strip().split("\n")[0]
+        is_right = int(row["pair"][-1]) % 2 and any(letter.isalnum() for letter in first)
+        return {**row, "answer": first if is_right else "no such answer"}
 
     texts = questions(tmp_path / "judged.csv", slots=8, change=judged)
     options = {
@@ -323,9 +323,9 @@ def test_a_detector_without_a_value_is_no_control(folder, texts, tmp_path, monke
     from attnscope.studies.hallucination_geometry import interventions
 
     monkeypatch.setattr(interventions, "_random_chances", lambda run, contrast, _: np.full(80, np.nan))
-    kept = {**QUICK["interventions"], "target": "u"}
+    intervened = {**QUICK["interventions"], "target": "u"}
     other = {k: v for k, v in FAST.items() if k != "interventions"}
-    results = run(settings(folder, texts, tmp_path, interventions=kept, **other), progress=False)
+    results = run(settings(folder, texts, tmp_path, interventions=intervened, **other), progress=False)
     rows = results.table("interventions")
     assert set(rows[rows["arm"] == "bypass"]["control"]) == {"probe", "constant", "shuffled", "length"}
 
