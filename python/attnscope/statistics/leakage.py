@@ -149,16 +149,18 @@ def layer_share(profile: PositionProfile, *, queries: Queries = (2, 32)) -> Leak
         [1.0]
     """
     require_groups("layer_share", profile)
-    share = _share(profile, queries, ())
+    share, groups = _share(profile, queries, ()), np.arange(len(profile.present))
+    # of all groups: a mean over other heads where a group is left out would differ by these
+    has_share = np.isfinite(share(groups))
+    return LeakageShare(*jackknife_bounds(groups, lambda chosen: _mean_of(share(chosen), has_share))[:3])
 
-    def mean(groups: np.ndarray[Any, Any]) -> Array:
-        values = share(groups)
-        defined = np.isfinite(values)
-        count = defined.sum(-1)
-        total = np.where(defined, values, 0.0).sum(-1)
-        return np.where(count > 0, total / np.maximum(count, 1), math.nan)
 
-    return LeakageShare(*jackknife_bounds(np.arange(len(profile.present)), mean)[:3])
+def _mean_of(values: Array, defined: Any) -> Array:
+    """Return the mean over the last axis of those that have a value; NaN where none has."""
+    defined = defined & np.isfinite(values)
+    count = defined.sum(-1)
+    total = np.where(defined, values, 0.0).sum(-1)
+    return np.where(count > 0, total / np.maximum(count, 1), math.nan)
 
 
 def overall_share(
@@ -192,12 +194,11 @@ def overall_share(
         return OverallShare(*[math.nan] * 4)
     share = _share(profile, queries, ())
 
-    def mean(groups: np.ndarray[Any, Any]) -> Array:
-        values = share(groups)[later]
-        defined = np.isfinite(values)
-        return np.asarray(np.where(defined, values, 0.0).sum() / defined.sum() if defined.any() else math.nan)
-
-    estimate, low, high, _ = jackknife_bounds(np.arange(len(profile.present)), mean)
+    groups = np.arange(len(profile.present))
+    has_share = np.isfinite(share(groups))[later].ravel()
+    estimate, low, high, _ = jackknife_bounds(
+        groups, lambda chosen: _mean_of(share(chosen)[later].ravel(), has_share)
+    )
     rows = profile.rows_of(queries, attention_stored=False)
     variance = profile.group_means("body_variance")[..., rows].mean(-1).numpy().mean(0)[later]
     gram = profile.gram(queries).numpy()[later]
@@ -211,7 +212,8 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
     """Return how the share changes with the length of texts: the slope of its logarithm on that of the
     length.
 
-    Queries are 2 … m − 1 of every length, and the share is the mean over the heads of a layer.
+    Queries are 2 … m − 1 of every length, and the share is the mean over the heads of a layer that have one
+    at every length, so that what differs is the length and not the heads.
 
     Args:
         profiles: of two lengths or more, with the same groups, layers and heads; a group should hold the
@@ -219,7 +221,8 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
         confidence: of the jackknife intervals.
 
     Returns:
-        LeakageSlope, float64; a slope is NaN where a share is not above 0.
+        LeakageSlope, float64; a slope is NaN where a share is not above 0, and a layer without a head whose
+        scores vary at every length is NaN and left out of `overall`.
 
     Raises:
         ValueError: fewer than two lengths, a length below 6, other groups or heads, or as `residual_size`.
@@ -258,14 +261,16 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
     shares = [_share(profile, (2, profile.m - 1), ()) for profile in ordered]
     at = np.log(lengths) - np.log(lengths).mean()
 
-    def statistics(groups: np.ndarray[Any, Any]) -> Array:
-        means = np.stack([share(groups).mean(-1) for share in shares])
-        means = np.concatenate([means, means.mean(-1, keepdims=True)], axis=-1)
+    groups = np.arange(len(first.present))
+    has_share = np.isfinite([share(groups) for share in shares]).all(0)
+
+    def statistics(chosen: np.ndarray[Any, Any]) -> Array:
+        means = _mean_of(np.stack([share(chosen) for share in shares]), has_share)
+        means = np.concatenate([means, _mean_of(means, np.isfinite(means))[..., None]], axis=-1)
         with np.errstate(invalid="ignore", divide="ignore"):
             logs = np.where(means > 0, np.log(means), math.nan)
         return np.concatenate([means, (at @ logs / (at @ at))[None]])
 
-    groups = np.arange(len(first.present))
     bounds = jackknife_bounds(groups, statistics, confidence=confidence)[:3]
     return LeakageSlope(
         lengths,

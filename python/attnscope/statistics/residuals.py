@@ -229,7 +229,8 @@ def removal_replicates(base: Tensor, arm: Tensor, layers: Sequence[int]) -> Arra
 
     Returns:
         [1 + G, 3, L + 1]: with all groups, then without each; energy, size and pattern; of each layer, then
-        of the layers from 1 on. NaN where the lower bound of the base's size is not above 0.
+        of the layers from 1 on. NaN where the lower bound of the base's size is not above 0. Heads that have
+        no number in every group, of the base or of the arm, are left out of both.
     """
     first, second = base.permute(1, 2, 0, 3), arm.permute(1, 2, 0, 3)
     grams = [
@@ -237,15 +238,17 @@ def removal_replicates(base: Tensor, arm: Tensor, layers: Sequence[int]) -> Arra
         for first_vectors, second_vectors in ((first, first), (second, second), (first, second))
     ]
     groups = grams[0].shape[-1]
+    has_all = np.isfinite(np.stack(grams)).all((0, -2, -1))
     later = [place for place, layer in enumerate(layers) if layer >= 1]
     scopes = [[place] for place in range(len(layers))] + [later]
 
     def sizes(groups: np.ndarray) -> Array:
         """Return the mean over the heads of each scope, of base, arm and their product, [scopes, 3]."""
         means = np.stack([mean_product(_among_groups(gram, groups)) for gram in grams], -1)
-        heads = np.stack([(~np.isnan(means[scope])).sum((0, 1)) for scope in scopes])
+        means = np.where(has_all[..., None], means, 0.0)
+        heads = np.array([has_all[scope].sum() for scope in scopes])
         with np.errstate(invalid="ignore"):  # 0/0 where a scope has no head
-            rows: Array = np.stack([np.nansum(means[scope], (0, 1)) for scope in scopes]) / heads
+            rows: Array = np.stack([means[scope].sum((0, 1)) for scope in scopes]) / heads[:, None]
         return rows
 
     all_groups = np.arange(groups)

@@ -255,26 +255,41 @@ def test_the_slope_over_negatives(slopes, verdict):
     assert row.value == pytest.approx(np.mean(slopes))
 
 
-def test_what_is_true_by_construction_is_no_finding():
-    classes = (("prediction", 0.07), ("complement", 0.035))
-    rows = pd.DataFrame(
+def rank_one_rows(layer, predicted=1.0, moved=1.0):
+    """Changes of down whose divergences are twice as large along directions of predictions."""
+    return pd.DataFrame(
         [
             {
                 "sample": sample,
-                "layer": 1,
+                "layer": layer,
                 "role": "down",
                 "direction": name,
-                "kl": kl * (1 + 0.1 * sample),
-                "predicted_kl": kl,
+                "kl": moved * kl * (1 + 0.1 * sample),
+                "predicted_kl": predicted * kl,
             }
             for sample in range(4)
-            for name, kl in classes
+            for name, kl in (("prediction", 0.07), ("complement", 0.035))
         ]
     )
-    row = BASE_CLAIMS.decide({"": rows}, OPTIONS)[0]
+
+
+def test_what_is_true_by_construction_is_no_finding():
+    row = BASE_CLAIMS.decide({"": rank_one_rows(1)}, OPTIONS)[0]
     assert row.verdict == NOT_TESTABLE
-    assert row.reason.startswith("true by construction, of any base")
+    assert row.reason.startswith("down of layer 1: true by construction, of any base")
     assert row.value == pytest.approx(2.0)
+
+
+def test_changes_before_the_last_block_are_called_by_their_layer():
+    """Nothing is true by construction there: later blocks read the change too."""
+    rows = pd.concat([rank_one_rows(0, math.nan), rank_one_rows(2, math.nan)])
+    row = BASE_CLAIMS.decide({"": rows}, OPTIONS)[0]
+    assert row.reason.startswith("down of layer 2: more than the unembedding reads this change")
+    assert "construction" not in row.reason
+    assert "nan" not in row.reason
+    still = BASE_CLAIMS.decide({"": rank_one_rows(2, moved=0.0)}, OPTIONS)[0]
+    assert math.isnan(still.value)
+    assert still.reason == "down of layer 2: predictions of fewer than two texts moved"
 
 
 class Run:

@@ -149,6 +149,16 @@ def test_nulls_are_drawn_and_words_stay_apart(run, name, width):
         assert name not in ("asymmetry", "depth") or "null" in ids
 
 
+def test_changes_of_rank_one_are_those_of_one_base():
+    """A run whose pairs have other bases each (options.base=previous) holds those of all."""
+    table = RUNS["pair"].table("rank_one")
+    other = table.assign(model="another", kl=1e3)
+    drawn = FIGURES["rank_one"](Results({"rank_one": pd.concat([table, other])}))
+    assert "base; the run holds 1 more" in drawn.caption
+    heights = [y for ax in drawn.figure.axes for line in ax.lines for y in line.get_ydata()]
+    assert max(heights) < 1
+
+
 def test_what_reads_and_what_writes_share_an_axis_each():
     axes = {ax.get_title(loc="left"): ax for ax in FIGURES["rank_one"](RUNS["pair"]).figure.axes}
     assert list(axes) == [f"layer 3, {role}" for role in ("q", "k", "o", "down")]

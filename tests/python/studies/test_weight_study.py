@@ -160,7 +160,7 @@ def test_training_is_concentrated_and_noise_is_not(results):
     assert noise.loc["C1b", "verdict"] == "undecided"
     assert "neither pathway is concentrated" in noise.loc["C1b", "reason"]
     assert noise.loc["C1", "low"] < 1 < noise.loc["C1", "high"]
-    assert claims.loc[("base", "C6"), "reason"].startswith("true by construction")
+    assert claims.loc[("base", "C6"), "reason"].startswith("down of layer 2: true by construction")
     inputs = of(results, "fractions", "noise", tested=True, subspace="inputs")
     assert (inputs["p_adjusted"] > 0.001).all()
     assert any("neither pathway is concentrated" in sentence for sentence in findings(results))
@@ -387,7 +387,8 @@ def test_settings_that_make_no_study(home, tmp_path, overrides, message):
         ({"options": {"k": 48}, "max_tokens": 3}, "24 tokens, too few for k = 48"),
         (
             {"options": {"k": 20, "groups": 2}, "texts": {"samples": 2}},
-            r"19 tokens, too few for k = 20, one group of texts left out \(options.groups\)",
+            # in layer 0 equal tokens have equal inputs
+            r"layer 0 q has 16 directions, got k = 20, one group of texts left out \(options.groups\)",
         ),
         ({"max_tokens": 2}, "text 0 has 2 tokens, of which 1 behind the first, and two are needed"),
     ],

@@ -15,8 +15,11 @@ import attnscope as asc
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
+from attnscope.metrics.weights.low_rank import LowRank
 from attnscope.models import LoadError
+from attnscope.studies.pretraining_writes.evidence import pairs_of
 from attnscope.studies.pretraining_writes.figures import FIGURES
+from attnscope.studies.pretraining_writes.shared_subspaces import SharedSubspaces
 from folders import sums_on_disk
 from placeholders import placeholders
 from weight_models import tiny
@@ -143,6 +146,84 @@ def test_every_reference_and_control_is_the_arithmetic_that_it_names(results, ho
     assert of_q(fractions, "own_weights") == pytest.approx(relative(delta, singular), rel=1e-4)
     prediction = asc.prediction_subspace(home / "growing" / "step10", 3).basis.numpy()
     assert of_q(fractions, "prediction_last") == pytest.approx(relative(delta, prediction), rel=1e-4)
+
+
+def all_inputs(home, step):
+    """What the attention of each layer reads, position 0 left out, [layers][tokens, 48]."""
+    model = tiny("qwen2")
+    model.load_state_dict(load_file(home / "growing" / step / "model.safetensors"), strict=False)
+    seen = [[], []]
+    for layer, block in enumerate(model.model.layers):
+        block.self_attn.q_proj.register_forward_pre_hook(
+            lambda _, args, layer=layer: seen[layer].append(args[0][0, 1:])
+        )
+    with torch.no_grad():
+        for line in (home / "own.jsonl").read_text().splitlines():
+            model(input_ids=torch.tensor([json.loads(line)["token_ids"]]))
+    return [torch.cat(parts).double().numpy() for parts in seen]
+
+
+def test_a_mean_over_matrices_strays_as_far_as_under_one_rotation_of_all_their_subspaces(results, home):
+    """Against rotations drawn here: independent subspaces would make both deviations too small."""
+    seen, prediction = all_inputs(home, "step0"), asc.prediction_subspace(home / "growing" / "step0", 3).basis
+    names = {
+        "in": ("self_attn.q_proj", "self_attn.k_proj"),
+        "out": ("self_attn.o_proj", "mlp.down_proj"),
+    }
+    rng, shares = np.random.default_rng(0), {"in": [], "out": []}
+    grams = {}
+    for side, layer, name in ((s, n, m) for s in names for n in (0, 1) for m in names[s]):
+        full = f"model.layers.{layer}.{name}.weight"
+        delta = weights(home, "step10", full) - weights(home, "step0", full)
+        gram = delta.T @ delta if side == "in" else delta @ delta.T
+        basis = main_directions(seen[layer]) if side == "in" else prediction.numpy()
+        grams.setdefault(side, []).append((gram / np.trace(gram), basis))
+    for _ in range(4000):
+        turn = np.linalg.qr(rng.standard_normal((48, 48)))[0]
+        for side, pairs in grams.items():
+            shares[side].append(np.mean([np.trace((turn @ b).T @ g @ (turn @ b)) * 48 / 3 for g, b in pairs]))
+    rows = results.table("mean_deviations")
+    rows = rows[rows["step"] == 10].set_index(["side", "subspace", "roles"])
+    fractions = results.table("fractions")
+    fractions = fractions[(fractions["step"] == 10) & fractions["tested"]]
+    for key, roles in (
+        (("in", "inputs", "q k"), ["q", "k"]),
+        (("out", "prediction", "o down"), ["o", "down"]),
+    ):
+        row = rows.loc[key]
+        assert row["matrices"] == 4
+        assert row["deviation"] == pytest.approx(np.std(shares[key[0]]), rel=0.05)
+        single = fractions[fractions["role"].isin(roles) & (fractions["side"] == key[0])]
+        single = single[single["subspace"] == key[1]]["deviation"] * 48 / 3
+        assert row["deviation"] > 1.1 * math.sqrt((single**2).sum()) / 4
+    pair = next(
+        pair
+        for pair in pairs_of({name: results.table(name) for name in results.tables()})
+        if pair.keys["step"] == 10
+    )
+    mean = pair.mean(("o", "down"), "out", "prediction")
+    expected = rows.loc[("out", "prediction", "o down")]["deviation"] / math.log(2)
+    assert mean.deviation == pytest.approx(expected, rel=1e-12)
+
+
+def test_wide_changes_are_seen_in_probes():
+    """A common direction in changes of width 640: the variance of the sum within the error of probes."""
+    d, k, rng = 640, 40, np.random.default_rng(1)
+    shared, total = SharedSubspaces(), np.zeros((d, d))
+    basis = torch.from_numpy(np.linalg.qr(rng.standard_normal((d, k)))[0]).float()
+    common = rng.standard_normal((d, 1)) @ rng.standard_normal((1, 50))
+    for layer in range(3):
+        change = 3 * common + rng.standard_normal((d, 50))
+        total += change @ change.T / np.square(change).sum()
+        shared.add(torch.from_numpy(change).float(), basis, side="out", subspace="prediction", layer=layer)
+    ratio = np.trace(total) ** 2 / np.square(total).sum()
+    (row,) = shared.rows()
+    assert row["deviation"] == pytest.approx(float(asc.haar_deviation(ratio, k, d)), rel=0.06)
+    low_rank = SharedSubspaces()
+    low_rank.add(
+        LowRank(torch.ones(d, 1), torch.ones(1, 5), 2.0), basis, side="out", subspace="prediction", layer=0
+    )
+    assert low_rank.rows()[0]["deviation"] == pytest.approx(float(asc.haar_deviation(1, k, d)), rel=0.12)
 
 
 def test_biases_are_given_by_the_size_of_their_change(results, home):

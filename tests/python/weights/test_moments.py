@@ -158,3 +158,20 @@ def test_participation():
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_directions_of_little_energy_are_those_of_the_inputs():
+    """Down to 1e-10 of the largest energy, in inputs of float32 that are added in parts."""
+    draw, d = torch.Generator().manual_seed(0), 64
+    axes = torch.linalg.qr(torch.randn(d, d, generator=draw, dtype=torch.float64)).Q
+    scale = 10.0 ** torch.linspace(0, -5, d, dtype=torch.float64)
+    x = ((torch.randn(600, d, generator=draw, dtype=torch.float64) * scale) @ axes.T).float()
+    moments = asc.Moments()
+    for part in x.split(100):
+        moments.add(part, layer=0, role="q")
+    values, vectors = np.linalg.eigh(x.double().numpy().T @ x.double().numpy() / len(x))
+    np.testing.assert_allclose(moments.energies(0, "q"), values[::-1], rtol=1e-5)
+    assert moments.basis(0, "q", k=d).shape == (d, d)
+    matrix = torch.randn(32, d, generator=draw, dtype=torch.float64) @ (axes * scale**0.3) @ axes.T
+    exact = asc.concentration(matrix, torch.from_numpy(vectors[:, ::-1].copy()))
+    assert float(asc.concentration(matrix, moments.basis(0, "q"))) == pytest.approx(float(exact), abs=1e-9)

@@ -104,15 +104,14 @@ class Moments:
         """Add the tokens of one text.
 
         Args:
-            x: [tokens, d]; products are formed in float32, float64 where x is, and summed in float64.
+            x: [tokens, d]; products are formed and summed in float64.
             layer: of the site.
             role: one of those that read it.
             side: "in", or "out" for gradients at the output.
             group: of the text.
         """
         key = (layer, site_of(role, side), side)
-        x = x.detach()
-        x = x if x.dtype == torch.float64 else x.float()
+        x = x.detach().double()
         width = self._widths.setdefault(key, x.shape[1])
         if width != x.shape[1]:
             raise ValueError(f"Moments: layer {layer} {role} has {width} inputs, got {x.shape[1]}")
@@ -124,7 +123,7 @@ class Moments:
         batch.add(x)
 
     def _close(self, key: Key, group: int) -> None:
-        """Add the sums in the dtype of the inputs to the sums in float64."""
+        """Add the sums of the last texts to those of their group."""
         batch = self._batches.pop((key, group), None)
         if batch is not None:
             self._keep(key, group, batch.sums())

@@ -176,6 +176,8 @@ def control_statistics(run: StageRun, model: str, seed: int, options: Any) -> di
     means = {name: np.asarray(value.mean) for (name,), value in sums.items()}
     reads = {name: mean[:-1].reshape(-1, 2) for name, mean in means.items()}
     first = reads["as_read"][:, 0]
+    if not np.isfinite(first).any():
+        return {}
     readers = first > options.reader
     readers[np.nanargmax(first)] = True
     moved, as_read = (reads[name][readers].mean(0) for name in ("moved", "as_read"))

@@ -141,7 +141,7 @@ def over_heads(
     means = {name: _mean(values) for name, values in columns.items() if not name.endswith(apart)}
     for column, weights in SIZES.items():
         if column in columns:
-            value, low, high = _interval(profile.gram(chosen, weights=weights).mean(1).numpy())
+            value, low, high = _interval(_mean_products(profile.gram(chosen, weights=weights).numpy()))
             means |= {column: value, f"{column}_low": low, f"{column}_high": high}
     share = layer_share(profile, queries=chosen)
     return means | {f"leakage_share{end}": getattr(share, name) for end, name in _ENDS.items()}
@@ -156,7 +156,9 @@ def _offsets(run: StageRun, profile: PositionProfile, arm: str, kind: str, score
         columns, products, ends = _at_offset(profile, queries, offset)
         columns = without_log_sums(columns, scores)
         means: dict[str, Any] = {name: _mean(values) for name, values in columns.items()}
-        means |= zip(("residual", "residual_low", "residual_high"), _interval(products.mean(1)), strict=True)
+        means |= zip(
+            ("residual", "residual_low", "residual_high"), _interval(_mean_products(products)), strict=True
+        )
         means |= ends
         keys: dict[str, Any] = {"arm": arm, "input": kind, "offset": offset}
         for at, layer in enumerate(profile.layers):
@@ -207,10 +209,13 @@ def _at_offset(
         "cross": -2 * _covariance(whole_mask, bracket_mean),
     }
 
+    # a head that lacks a group is left out where that group is, too: means are over one set of heads
+    has_value = np.isfinite([columns["mask"], columns["cross"]])
+
     def parts(groups: Array) -> Array:
         mask_kept, bracket_kept = mask[groups].mean(0), bracket[groups].mean(0)
         variances = np.stack([mask_kept.var(-1), -2 * _covariance(mask_kept, bracket_kept)])
-        return np.stack([_mean(part) for part in variances])
+        return np.stack([_mean(part) for part in np.where(has_value, variances, np.nan)])
 
     _, lows, highs, _ = jackknife_bounds(np.arange(len(mask)), parts)
     ends = {
@@ -227,6 +232,14 @@ def _interval(products: Array) -> tuple[Array, Array, Array]:
         np.arange(products.shape[-1]), lambda groups: mean_product(products[..., groups, :][..., groups])
     )
     return value, low, high
+
+
+def _mean_products(products: Array) -> Array:
+    """Return the mean over heads of products of groups [L, h, G, G], without heads that lack one."""
+    has_all = np.isfinite(products).all((-2, -1), keepdims=True)
+    count = has_all.sum(1)
+    total = np.where(has_all, products, 0.0).sum(1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def _mean(values: Array) -> Array:

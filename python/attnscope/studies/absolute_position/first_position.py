@@ -134,6 +134,7 @@ def trajectories(run: StageRun, batch: Batch, arm: Arm, options: Any) -> None:
         arm=arm.name,
         sample=batch.samples[0],
         layer=np.arange(len(states)) - 1,
+        texts=len(batch.samples),
         norm=path.norm,
         cosine=path.cosine,
         gap=path.gap,
@@ -150,9 +151,13 @@ def trajectory(run: StageRun) -> None:
     paths = run.read("trajectories")
     tolerance = TOLERANCES.get(str(run.model().dtype).removeprefix("torch."), 1e-5)
     worst = paths.groupby(["arm", "layer"])[["gap", "across"]].max()
-    means = paths.groupby(["arm", "layer"]).mean(numeric_only=True)
+    averaged = ["norm", "other_05", "other_50", "other_95", "cosine", "largest"]
+    # a row is of a batch, and the last batch of a block may hold fewer texts
+    weighted = paths[averaged].mul(paths["texts"], axis=0).assign(arm=paths["arm"], layer=paths["layer"])
+    present = paths[averaged].notna().mul(paths["texts"], axis=0).groupby([paths["arm"], paths["layer"]])
+    means = weighted.groupby(["arm", "layer"])[averaged].sum() / present.sum().replace(0, np.nan)
     means[["gap", "across"]] = worst
-    columns = ("norm", "other_05", "other_50", "other_95", "cosine", "largest", "gap", "across")
+    columns = (*averaged, "gap", "across")
     for row in means.reset_index().to_dict("records"):
         run.write(
             "trajectory",

@@ -12,39 +12,74 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.capture.sites import INTERFACE
 from attnscope.metrics.positions.offset_fit import offset_fit
 from attnscope.protocols import ruscio2025once
 from attnscope.statistics.leakage import leakage_test
+from attnscope.studies.absolute_position.sums import softmax_of
 from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnscope.capture import Layer
     from attnscope.study_api.stage_run import StageRun
 
 INPUTS = ("windows", "rotated")
 
 
-def add(run: StageRun, scores: Tensor, *, input: str, samples: Sequence[int], layer: int) -> None:
+#: Sites of the notebook's scores, which no softcap, bias or mask has changed.
+PRODUCTS = ("query", "key")
+
+
+def products(layer: Layer) -> Tensor:
+    """Return the notebook's scores [B, h, n, n]: unscaled q·k behind the rotation."""
+    keys = layer.tensors["key"][:, list(layer.kv_heads)]
+    scores: Tensor = layer.tensors["query"].double() @ keys.double().mT
+    return scores
+
+
+def has_products(run: StageRun, tier: int) -> bool:
+    """Return True if the notebook's scores can be had; else note that its numbers are left out."""
+    if tier == INTERFACE:
+        return True
+    run.note(
+        "absolute_position: no leakage of ruscio2025once: it is of q·k, and the model's queries are out of "
+        "reach"
+    )
+    return False
+
+
+def add(run: StageRun, layer: Layer, tier: int, *, input: str, samples: Sequence[int]) -> None:
     """Write the rows of one layer under both protocols.
 
     Args:
-        scores: [B, h, n, n].
+        run: of the pass.
+        layer: with what `softmax_of` reads, and queries and keys for the notebook's protocol.
+        tier: of the capture.
         input: windows, or the same with their tokens turned round.
+        samples: numbers of the texts.
     """
+    scores, _ = softmax_of(layer)
     fits: dict[str, tuple[Any, ...]] = {}
     if "exact" in run.settings.protocols:
         exact = offset_fit(scores, precision=run.settings.precision)
         fits["exact"] = (exact.r2, exact.r2 + exact.added, exact.added)
-    if "ruscio2025once" in run.settings.protocols:
-        fits["ruscio2025once"] = ruscio2025once.leakage(scores)
+    if "ruscio2025once" in run.settings.protocols and has_products(run, tier):
+        fits["ruscio2025once"] = ruscio2025once.leakage(products(layer))
     heads = np.arange(scores.shape[1])
     for at, sample in enumerate(samples):
         for protocol, fit in fits.items():
             values = [part[at] for part in fit]
             columns: dict[str, Any] = dict(zip(("r2_relative", "r2_full", "leakage"), values, strict=True))
             run.write(
-                "leakage", input=input, sample=sample, layer=layer, head=heads, protocol=protocol, **columns
+                "leakage",
+                input=input,
+                sample=sample,
+                layer=layer.index,
+                head=heads,
+                protocol=protocol,
+                **columns,
             )
 
 

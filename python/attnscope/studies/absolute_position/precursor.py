@@ -23,6 +23,7 @@ from attnscope.protocols.ruscio2025once.softmax_statistics import TEMPERATURES
 from attnscope.statistics.leakage import leakage_slope
 from attnscope.studies.absolute_position.arms import Arm, imposed, token_ids
 from attnscope.studies.absolute_position.encodings import rotary_dimensions
+from attnscope.studies.absolute_position.leakage import PRODUCTS, has_products, products
 from attnscope.studies.absolute_position.sums import softmax_of
 
 if TYPE_CHECKING:
@@ -36,10 +37,12 @@ RANK = "over the head's rank (no q-value)"
 
 def significance(run: StageRun, options: Any, tier: int) -> None:
     """Write the notebook's test of every head, on texts drawn from all with replacement."""
+    if not has_products(run, tier):
+        return
     texts = [row for batch in run.batches() for row in token_ids(run, batch, BARE)]
 
     def scores(ids: Tensor) -> Tensor:
-        return torch.cat([softmax_of(layer)[0] for layer in _layers(run, ids[None], options, tier, ())])
+        return torch.cat([products(layer) for layer in _ends(run, ids[None], options)])
 
     test = ruscio2025once.leakage_significance(
         lambda text: scores(texts[text][:MOST_TOKENS]),
@@ -225,7 +228,7 @@ def scaling_of(model: Any, layer: int, d: int) -> float:
 
 def _ends(run: StageRun, ids: Tensor, options: Any) -> Any:
     """Return layers with queries and keys behind the rotation."""
-    return _layers(run, ids, options, INTERFACE, ("query", "key"))
+    return _layers(run, ids, options, INTERFACE, PRODUCTS)
 
 
 def _heads(layer: Layer) -> tuple[Tensor, Tensor]:

@@ -314,11 +314,13 @@ def add_pass(study: AbsolutePosition, run: StageRun, batch: Batch, arm: Arm) -> 
     groups = [sample * options.groups // run.samples for sample in batch.samples]
     profile = PositionProfile(max(batch.lengths), groups=options.groups)
     sites = first_position.SITES if about_0 else mlp_shares.SITES if filtered else ()
+    if arm.kind == "leakage":
+        sites = leakage.PRODUCTS if "ruscio2025once" in study.settings.protocols else ()
+        for layer in layers_of_pass(study, run, batch, arm, sites):
+            leakage.add(run, layer, tier_of(run), input=arm.input, samples=batch.samples)
+        return
     for layer in layers_of_pass(study, run, batch, arm, sites):
         scores, _ = softmax_of(layer)
-        if arm.kind == "leakage":
-            leakage.add(run, scores, input=arm.input, samples=batch.samples, layer=layer.index)
-            continue
         profile.add(scores, groups, layer=layer.index, sink_logit=layer.sink_logits)
         if unit.variant and is_whole:
             keys = {"model": unit.checkpoint.model, "seed": unit.seed, "layer": layer.index}
@@ -327,8 +329,6 @@ def add_pass(study: AbsolutePosition, run: StageRun, batch: Batch, arm: Arm) -> 
             mlp_shares.add(run, layer, groups)
         if about_0:
             first_position.add(run, batch, arm, layer, groups, options)
-    if arm.kind == "leakage":
-        return
     if profile.left_out:
         run.note(f"absolute_position: {profile.left_out} maps of the arm {arm.label} are not finite")
     profiles = PROFILES if is_whole else tuple(name for name in PROFILES if name not in ("cut", "rows"))

@@ -166,9 +166,12 @@ TABLES = (
     Table(
         "trajectories",
         (*CHECKPOINT_KEYS, "arm", "sample", "layer"),
-        tuple(
-            Column(name)
-            for name in ("norm", "cosine", "gap", "across", "largest", "other_05", "other_50", "other_95")
+        (
+            *(
+                Column(name)
+                for name in ("norm", "cosine", "gap", "across", "largest", "other_05", "other_50", "other_95")
+            ),
+            Column("texts", kind="count", meaning="Of the batch that begins with the sample."),
         ),
         about=STATES,
     ),
@@ -182,7 +185,12 @@ TABLES = (
             Column("largest", label="share of the largest coordinate", low=0, high=1),
             Column("gap", label="gap to the first token alone", low=0),
             Column("tolerance", low=0),
-            Column("across", label="distance between texts", low=0),
+            Column(
+                "across",
+                label="distance between texts",
+                meaning="The largest of two texts that were read together.",
+                low=0,
+            ),
         ),
         about=STATES,
     ),
@@ -244,6 +252,7 @@ TABLES = (
             Column("r2_full", kind="ratio", low=0, high=1, meaning="Of the offset and the position."),
             Column("leakage", kind="ratio", low=0, high=1, meaning="Their difference, of one text."),
         ),
+        version=2,
     ),
     Table(
         "leakage_tests",
@@ -253,6 +262,7 @@ TABLES = (
             *columns("ratio", "p_value", "p_adjusted"),
             Column("correction", "string", "text"),
         ),
+        version=2,
     ),
     Table(
         "bands",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from attnscope.capture.edits.edit import cache_name
 from attnscope.studies.hallucination_geometry.options import REFUSALS
 
 if TYPE_CHECKING:
@@ -77,16 +78,34 @@ def answer(unit: Unit, run: StageRun, options: HallucinationOptions) -> None:
 
 
 def continued(model: Any, ids: Tensor, tokens: int) -> Tensor:
-    """Return the likeliest next tokens [B, tokens] of prompts of one length [B, n]."""
-    generated: Tensor = model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=tokens,
-        do_sample=False,
-        pad_token_id=_pad(model),
-        use_cache=True,
-    )
-    return generated[:, ids.shape[1] :]
+    """Return the likeliest next tokens [B, tokens] of prompts of one length [B, n].
+
+    Nothing else that a model's generation settings ask for takes part, such as a penalty on repetition:
+    interventions start from the same answers.
+    """
+    cache_argument = cache_name(model)
+    mask, outputs, new = torch.ones_like(ids), None, []
+    with torch.no_grad():
+        for _ in range(tokens):
+            if outputs is None:
+                outputs = model(input_ids=ids, attention_mask=mask, use_cache=True)
+            else:
+                mask = torch.cat([mask, mask[:, :1]], 1)
+                cache = {cache_argument: getattr(outputs, cache_argument)}
+                outputs = model(input_ids=new[-1][:, None], attention_mask=mask, use_cache=True, **cache)
+            new.append(outputs.logits[:, -1].argmax(-1))
+    return ended(torch.stack(new, 1), model)
+
+
+def ended(new: Tensor, model: Any) -> Tensor:
+    """Return tokens in which all behind the first that ends an answer are that token, which is not shown."""
+    ends = model.generation_config.eos_token_id
+    if ends is None:
+        return new
+    stops = torch.isin(new, torch.tensor(ends, device=new.device).reshape(-1))
+    behind = stops.long().cumsum(1) > 0
+    first = torch.tensor(ends, device="cpu").reshape(-1)[0].to(new)
+    return torch.where(behind, first, new)
 
 
 @dataclass(frozen=True)
@@ -117,10 +136,3 @@ class Choice:
 def decoded(tokenizer: Any, ids: Tensor) -> str:
     """Return the text of an answer, without its ending."""
     return tokenizer.decode(ids.tolist(), skip_special_tokens=True)
-
-
-def _pad(model: Any) -> int:
-    config = model.generation_config
-    token = config.pad_token_id if config.pad_token_id is not None else config.eos_token_id
-    token = token[0] if isinstance(token, list) else token
-    return 0 if token is None else int(token)

@@ -22,11 +22,12 @@ from attnscope.studies.hallucination_geometry.answer_claims import (
     compression_refuses,
     steering_changes,
 )
-from attnscope.studies.hallucination_geometry.contrasts import buckets
+from attnscope.studies.hallucination_geometry.contrasts import buckets, with_outcomes
 from attnscope.studies.hallucination_geometry.evidence import (
     NOT_MEASURED,
     Evidence,
     exceedance,
+    in_blocks,
     smallest,
     widen,
 )
@@ -64,7 +65,9 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
         rows = {
             name: matching(table, keys) for name, table in tables.items() if not name.endswith("_variants")
         }
-        rows["prompts"] = _with_outcomes(prompts, rows) if options.bucket_by == "outcome" else prompts
+        if options.bucket_by == "outcome":
+            prompts = with_outcomes(prompts, rows["answers"])
+        rows["prompts"] = prompts
         controls = {
             name.removesuffix("_variants"): matching(table, {"model": keys["model"]})
             for name, table in tables.items()
@@ -72,12 +75,6 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
         }
         evidence = {other: Evidence(other, reference, rows, controls, options) for other in others}
         CLAIMS.write(run, evidence, options, **keys)
-
-
-def _with_outcomes(prompts: pd.DataFrame, tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return prompts in the buckets that their answers put them into."""
-    right = tables["answers"].set_index("sample")["correct"].reindex(prompts["sample"])
-    return prompts.assign(bucket=np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong"))
 
 
 def confound_reason(evidence: Evidence) -> str:
@@ -141,12 +138,12 @@ def states_tell(evidence: Evidence, options: HallucinationOptions) -> Measured:
     """Measure the largest excess of detection; the states that enter the first block are all alike."""
     rows = evidence.rows("detection", score="auc_excess")
     rows = rows[rows["auc"].notna() & (rows["layer"] >= 0)] if len(rows) else rows
-    test = smallest(_in_blocks(evidence.rows("contrasts", quantity="auc_direction")))
+    test = smallest(in_blocks(evidence.rows("contrasts", quantity="auc_direction")))
     if rows.empty or test is None:
         return Untestable("one template, or states that are not finite")
     top = rows.iloc[int(rows["auc"].argmax())]
     layer = int(top["layer"])
-    areas = _in_blocks(evidence.rows("detection", score="auc")).set_index("layer")["auc"]
+    areas = in_blocks(evidence.rows("detection", score="auc")).set_index("layer")["auc"]
     control = _random_weights(
         evidence, evidence.largest_of_seeds("detection", "auc", score="auc"), float(areas.max())
     )
@@ -161,11 +158,6 @@ def states_tell(evidence: Evidence, options: HallucinationOptions) -> Measured:
     )
 
 
-def _in_blocks(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of states behind a block."""
-    return rows[rows["layer"] >= 0] if len(rows) else rows
-
-
 def _dimension(evidence: Evidence, options: HallucinationOptions, layer: int | None) -> Estimate | None:
     """Return the log ratio of dimensions with an interval that holds those of every k.
 
@@ -174,7 +166,7 @@ def _dimension(evidence: Evidence, options: HallucinationOptions, layer: int | N
         options: of the study.
         layer: None takes the layer of the largest ratio, and widens the interval for the choice.
     """
-    rows = _in_blocks(evidence.rows("contrasts", quantity="log_dimension_ratio"))
+    rows = in_blocks(evidence.rows("contrasts", quantity="log_dimension_ratio"))
     tested = matching(rows, {"k": options.primary_k}).dropna(subset=["value"]) if len(rows) else rows
     if tested.empty:
         return None
@@ -234,7 +226,7 @@ def twice_the_dimension(evidence: Evidence, options: HallucinationOptions) -> Me
 )
 def higher_dimension(evidence: Evidence, options: HallucinationOptions) -> Measured:
     """Measure the ratio of dimensions of the layer that differs most."""
-    rows = _in_blocks(evidence.rows("contrasts", quantity="log_dimension_ratio"))
+    rows = in_blocks(evidence.rows("contrasts", quantity="log_dimension_ratio"))
     best = smallest(matching(rows, {"k": options.primary_k}))
     if best is None:
         return Untestable(NOT_MEASURED)
@@ -258,7 +250,7 @@ def _two_sided(estimate: Estimate) -> Estimate:
 )
 def wider_spectrum(evidence: Evidence, options: HallucinationOptions) -> Measured:
     """Measure the largest ratio of effective ranks."""
-    rows = _in_blocks(evidence.rows("contrasts", quantity="log_rank_ratio"))
+    rows = in_blocks(evidence.rows("contrasts", quantity="log_rank_ratio"))
     rows = rows.dropna(subset=["value"]) if len(rows) else rows
     if rows.empty:
         return Untestable(NOT_MEASURED)
@@ -289,7 +281,7 @@ def wider_spectrum(evidence: Evidence, options: HallucinationOptions) -> Measure
 )
 def more_pieces(evidence: Evidence, options: HallucinationOptions) -> Measured:
     """Measure the difference of fragmentation."""
-    best = smallest(_in_blocks(evidence.rows("contrasts", quantity="fragmentation_gap")))
+    best = smallest(in_blocks(evidence.rows("contrasts", quantity="fragmentation_gap")))
     if best is None:
         return Untestable(NOT_MEASURED)
     largest = evidence.largest_of_seeds("contrasts", "value", quantity="fragmentation_gap")
@@ -376,7 +368,7 @@ def _log_change(rows: pd.DataFrame) -> pd.Series[float]:
 def read_little(evidence: Evidence, options: HallucinationOptions) -> Measured:
     """Measure the readout gain of the boundary among directions of its covariance; 1 is isotropic."""
     rows = evidence.rows("readout", direction="boundary")
-    test = smallest(_in_blocks(evidence.rows("contrasts", quantity="log_gain_ratio")))
+    test = smallest(in_blocks(evidence.rows("contrasts", quantity="log_gain_ratio")))
     if rows.empty or test is None:
         return Untestable(NOT_MEASURED)
     layer = int(test["layer"])
@@ -489,7 +481,7 @@ def expressed(evidence: Evidence, options: HallucinationOptions) -> Measured:
 
     Two kinds of directions must agree: isotropic ones, and differences of exchanged labels.
     """
-    best = smallest(_in_blocks(evidence.rows("contrasts", quantity="log_transport_ratio")))
+    best = smallest(in_blocks(evidence.rows("contrasts", quantity="log_transport_ratio")))
     if best is None:
         return Untestable(evidence.check_reason("sensitivity") or "options.sensitivity is off")
     return Estimate(

@@ -221,8 +221,8 @@ def _null(
         low=low,
         high=high,
         n=len(points),
-        duplicates=0,
-        tied=0,
+        duplicates=None,
+        tied=None,
     )
 
 
@@ -263,8 +263,8 @@ def _cloud(
             low=ends[0, at],
             high=ends[1, at],
             n=len(points),
-            duplicates=int(local.duplicates[at]) if at < len(ks) else 0,
-            tied=int(local.tied[at]) if at < len(ks) else 0,
+            duplicates=int(local.duplicates[at]) if at < len(ks) else None,
+            tied=int(local.tied[at]) if at < len(ks) else None,
         )
     spectrum = asc.cloud_spectrum(points)
     for name in ("effective_rank", "participation_ratio", "isotropy", "pca_dimension"):
@@ -278,8 +278,8 @@ def _cloud(
             protocol="exact",
             value=float(getattr(spectrum, name)),
             n=len(points),
-            duplicates=0,
-            tied=0,
+            duplicates=None,
+            tied=None,
         )
 
 
@@ -304,8 +304,8 @@ def _published(run: StageRun, layer: int, bucket: str, points: Tensor) -> None:
             protocol="ruscio2026",
             value=value,
             n=len(points),
-            duplicates=0,
-            tied=0,
+            duplicates=None,
+            tied=None,
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.statistics.exchange import Exchange, exchange_labels
 from attnscope.studies.hallucination_geometry.questions import FOLDS, apart
 from attnscope.study_api.selection import where, without
@@ -104,6 +105,13 @@ def buckets(options: HallucinationOptions) -> tuple[str, list[str]]:
     if options.bucket_by == "outcome":
         return "right", ["wrong"]
     return options.reference, list(options.others)
+
+
+def with_outcomes(prompts: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFrame:
+    """Return prompts of any checkpoints in the buckets that their answers put them into."""
+    keys = [key for key in (*CHECKPOINT_KEYS, "sample") if key in prompts and key in answers]
+    right = prompts[keys].merge(answers[[*keys, "correct"]], on=keys, how="left")["correct"]
+    return prompts.assign(bucket=np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong"))
 
 
 def balanced(table: pd.DataFrame, options: HallucinationOptions, rng: np.random.Generator) -> pd.DataFrame:

@@ -50,7 +50,7 @@ class Evidence:
     def largest_of_seeds(self, table: str, column: str, **keys: Any) -> list[float]:
         """Return each initialisation's largest value over layers, as the trained model's is chosen."""
         rows = matching(self.controls.get(table, pd.DataFrame()), {"contrast": self.contrast, **keys})
-        rows = rows[rows["layer"] >= 0] if len(rows) else rows
+        rows = in_blocks(rows)
         if rows.empty:
             return []
         return [float(value) for value in rows.groupby("seed")[column].max().dropna()]
@@ -59,6 +59,11 @@ class Evidence:
         """Return why a check of the model does not apply, "" if it does."""
         rows = matching(self.tables.get("checks", pd.DataFrame()), {"check": check})
         return "" if rows.empty else str(rows["reason"].fillna("").iloc[0])
+
+
+def in_blocks(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of states behind a block: those that enter the first one are all alike."""
+    return rows[rows["layer"] >= 0] if len(rows) else rows
 
 
 def smallest(rows: pd.DataFrame, column: str = "p_adjusted") -> pd.Series[Any] | None:

@@ -22,7 +22,7 @@ from attnscope.capture import Forward
 from attnscope.capture.edits import AddDirection
 from attnscope.capture.edits.edit import cache_name
 from attnscope.statistics.detection import narrowed, probe_scores
-from attnscope.studies.hallucination_geometry.answers import Choice, correct, decoded, loops, refused
+from attnscope.studies.hallucination_geometry.answers import Choice, correct, decoded, ended, loops, refused
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
 from attnscope.studies.hallucination_geometry.direction_sensitivity import (
     KINDS,
@@ -76,7 +76,11 @@ def intervene(run: StageRun, table: pd.DataFrame, options: HallucinationOptions)
     layers = sorted({blocks[min(len(blocks) - 1, int(depth * len(blocks)))] for depth in how.depths})
     answers: dict[int, AskedPrompt] = {}
     for contrast in contrasts(table, options, run.rng("contrasts")):
-        chosen = chosen_prompts(contrast, how.prompts, run.rng("interventions"))
+        chosen = _fitted_elsewhere(
+            run, contrast, chosen_prompts(contrast, how.prompts, run.rng("interventions"))
+        )
+        if chosen.empty:
+            continue
         for sample in chosen["sample"]:
             if int(sample) not in answers:
                 answers[int(sample)] = ask(run, model, int(sample), table, target, how)
@@ -101,6 +105,23 @@ def intervene(run: StageRun, table: pd.DataFrame, options: HallucinationOptions)
             if target is not None:
                 _bypass(run, contrast, chosen, layer, states, answers, target, how)
             _move(run, model, contrast, chosen, layer, states, answers, how)
+
+
+def _fitted_elsewhere(run: StageRun, contrast: Contrast, chosen: pd.DataFrame) -> pd.DataFrame:
+    """Return the prompts whose other folds hold both buckets: nothing is fitted to the others."""
+    fitted = [
+        int(fold)
+        for fold in np.unique(contrast.folds)
+        if len(set(contrast.labels[contrast.folds != fold].tolist())) == 2
+    ]
+    held_out = where(chosen, sample=contrast.table["sample"][np.isin(contrast.folds, fitted)].tolist())
+    if len(held_out) < len(chosen):
+        run.note(
+            f"hallucination_geometry: no interventions in {len(chosen) - len(held_out)} of {len(chosen)} "
+            f"prompts of the contrast {contrast.name!r}: the other folds lack a bucket, so that nothing can "
+            "be fitted without them (options.fold)"
+        )
+    return held_out
 
 
 def ask(
@@ -170,31 +191,13 @@ def _bypass(
     logits = np.stack([prompt.logits.numpy() for prompt in prompts])
     gap = float(np.median(logits.max(1) - logits[:, target]))
     random = _random_chances(run, contrast, layer)
-    detectors_by_name = detectors(contrast, states, run.settings.seed, random)
+    detectors_by_name = {
+        name: chances
+        for name, chances in detectors(contrast, states, run.settings.seed, random).items()
+        if np.isfinite(chances[rows]).all()
+    }
     arms = [("bypass", gain) for gain in how.gains] + [("bypass_gap", gap * factor) for factor in GAP_GAINS]
-    texts: dict[tuple[str, str, float], list[str]] = {}
-    if how.every_step:
-        model = run.model().model
-        for prompt, row in zip(prompts, rows, strict=True):
-            keys = [(name, arm, gain) for name in detectors_by_name for arm, gain in arms]
-            raised = torch.zeros(len(keys), prompt.logits.shape[-1], dtype=torch.float32, device="cpu")
-            raised[:, target] = torch.tensor(
-                [gain * detectors_by_name[name][row] for name, _, gain in keys], device="cpu"
-            )
-            new = steered(
-                model,
-                prompt.ids,
-                layer,
-                torch.zeros(len(keys), dtype=torch.float32, device="cpu"),
-                how.tokens,
-                prompt.choice,
-                raised=raised,
-            )[1]
-            for key, ids in zip(keys, new, strict=True):
-                left = ids[
-                    int((ids != target).long().argmax()) if bool((ids != target).any()) else len(ids) :
-                ]
-                texts.setdefault(key, []).append(decoded(run.encoder.tokenizer, left))
+    texts = _raised_texts(run, prompts, rows, detectors_by_name, arms, layer, target, how)
     for name, chances in detectors_by_name.items():
         for arm, gain in arms:
             forced = bypassed(logits, target, gain * chances[rows]) & (gain > 0)
@@ -213,6 +216,42 @@ def _bypass(
                 strength=gain,
                 forced=forced,
             )
+
+
+def _raised_texts(
+    run: StageRun,
+    prompts: list[AskedPrompt],
+    rows: list[int],
+    detectors_by_name: dict[str, Array],
+    arms: list[tuple[str, float]],
+    layer: int,
+    target: int,
+    how: InterventionOptions,
+) -> dict[tuple[str, str, float], list[str]]:
+    """Return answers by detector, arm and gain where every token's logit is raised; {} where the first is."""
+    texts: dict[tuple[str, str, float], list[str]] = {}
+    if not how.every_step:
+        return texts
+    model = run.model().model
+    for prompt, row in zip(prompts, rows, strict=True):
+        keys = [(name, arm, gain) for name in detectors_by_name for arm, gain in arms]
+        raised = torch.zeros(len(keys), prompt.logits.shape[-1], dtype=torch.float32, device="cpu")
+        raised[:, target] = torch.tensor(
+            [gain * detectors_by_name[name][row] for name, _, gain in keys], device="cpu"
+        )
+        new = steered(
+            model,
+            prompt.ids,
+            layer,
+            torch.zeros(len(keys), dtype=torch.float32, device="cpu"),
+            how.tokens,
+            prompt.choice,
+            raised=raised,
+        )[1]
+        for key, ids in zip(keys, new, strict=True):
+            left = ids[int((ids != target).long().argmax()) if bool((ids != target).any()) else len(ids) :]
+            texts.setdefault(key, []).append(decoded(run.encoder.tokenizer, left))
+    return texts
 
 
 def _random_chances(run: StageRun, contrast: Contrast, layer: int) -> Array | None:
@@ -407,18 +446,7 @@ def steered(
                         use_cache=True,
                         **{cache_argument: getattr(outputs, cache_argument)},
                     )
-    return logits, _ended(torch.stack(new, 1), model)
-
-
-def _ended(new: Tensor, model: Any) -> Tensor:
-    """Return tokens in which all behind the first that ends an answer are that token, which is not shown."""
-    ends = model.generation_config.eos_token_id
-    if ends is None:
-        return new
-    stops = torch.isin(new, torch.tensor(ends, device=new.device).reshape(-1))
-    behind = stops.long().cumsum(1) > 0
-    first = torch.tensor(ends, device="cpu").reshape(-1)[0].to(new)
-    return torch.where(behind, first, new)
+    return logits, ended(torch.stack(new, 1), model)
 
 
 def _write(

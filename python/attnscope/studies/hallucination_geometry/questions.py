@@ -72,6 +72,26 @@ def prompt(question: str, encoder: Encoder, options: HallucinationOptions) -> st
     return chat.removeprefix(bos) if bos else chat
 
 
+def question_tokens(ids: Sequence[int], encoder: Encoder, options: HallucinationOptions) -> slice:
+    """Return which tokens of an encoded prompt are of its question: those that the empty prompt lacks.
+
+    A token that the question shares with the words around it is the question's.
+    """
+    frame = encoder.encode(prompt("", encoder, options)).ids.tolist()
+    ids = list(ids)
+    before = _equal_at_start(ids, frame)
+    behind = _equal_at_start(ids[before:][::-1], frame[before:][::-1])
+    return slice(before, len(ids) - behind)
+
+
+def _equal_at_start(first: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many first numbers two sequences share."""
+    return next(
+        (at for at, (a, b) in enumerate(zip(first, other, strict=False)) if a != b),
+        min(len(first), len(other)),
+    )
+
+
 def _named(sentence: Sentence, options: HallucinationOptions) -> Sentence:
     """Return a question with its columns under the study's names."""
     extra = sentence.extra

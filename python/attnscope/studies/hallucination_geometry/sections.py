@@ -20,6 +20,7 @@ from attnscope.report.report_tables import (
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.hallucination_geometry.claims import CLAIMS
+from attnscope.studies.hallucination_geometry.evidence import in_blocks
 from attnscope.study_api.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED, ClaimRow
 from attnscope.study_api.number_text import number
 from attnscope.study_api.rows import first_as
@@ -143,7 +144,7 @@ def _prompts(page: Page) -> None:
         "tokens": number_cells("tokens"),
         "surprisal": number_cells("surprisal"),
     }
-    page.words("The prompts as the model reads them; the surprisal is of all their tokens but the first.")
+    page.words("The prompts as the model reads them; the surprisal is of the questions’ tokens.")
     show(page, "prompts", "Prompts of each bucket.", means.reset_index(), ["model", "bucket"], cells)
 
 
@@ -168,8 +169,10 @@ def _detection(page: Page) -> None:
     _greyed(page)
     page.figure("detection_by_depth")
     table = page.tables.get("detection")
+    # where no fold leaves both buckets to be fitted, no area has a value
+    table = None if table is None else in_blocks(table[table["auc"].notna()])
     if table is not None and not table.empty:
-        best = table.loc[table.groupby(["model", "contrast", "score"], sort=False)["auc"].idxmax().dropna()]
+        best = table.loc[table.groupby(["model", "contrast", "score"], sort=False)["auc"].idxmax()]
         names = {heading: text_cells(heading) for heading in ("contrast", "score")}
         names["best layer"] = text_cells("layer")
         cells = {"AUC": number_cells("auc"), "95 % interval": interval_cells(), "n": text_cells("n")}

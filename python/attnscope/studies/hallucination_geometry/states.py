@@ -14,7 +14,7 @@ from attnscope.capture import Forward
 from attnscope.capture.likelihood.tokens import token_likelihood
 from attnscope.errors import MissingError
 from attnscope.results.store import dataset
-from attnscope.studies.hallucination_geometry.questions import as_table
+from attnscope.studies.hallucination_geometry.questions import as_table, question_tokens
 from attnscope.studies.hallucination_geometry.tables import TABLES
 from attnscope.study_api.tables import with_metadata
 
@@ -37,7 +37,7 @@ def collect(unit: Unit, run: StageRun, options: HallucinationOptions) -> None:
             columns["layer"] += [layer] * len(batch.samples)
             columns["state"].append(states)
         if not unit.variant:
-            _prompts(run, batch, table)
+            _prompts(run, batch, table, options)
     states = np.concatenate(columns.pop("state"))
     if unit.variant or not options.keep_states:
         for sample, layer, state in zip(columns["sample"], columns["layer"], states, strict=True):
@@ -76,12 +76,18 @@ def _arrow(run: StageRun, keys: dict[str, list[int]], states: np.ndarray[Any, An
     return with_metadata(pa.table(columns), table, "hallucination_geometry")
 
 
-def _prompts(run: StageRun, batch: Batch, table: pd.DataFrame) -> None:
+def _prompts(run: StageRun, batch: Batch, table: pd.DataFrame, options: HallucinationOptions) -> None:
     rows = table.loc[list(batch.samples)]
     surprisal = np.full(len(rows), np.nan)
     try:
         likelihood = token_likelihood(run.model().model, run.inputs(batch), tokenizer=run.encoder.tokenizer)
-        surprisal = -likelihood.log_likelihood.nanmean(-1).numpy()
+        # what stands around all questions alike says nothing about one, and would dilute it
+        surprisal = np.array(
+            [
+                -float(of_prompt[question_tokens(ids, run.encoder, options)].nanmean())
+                for of_prompt, ids in zip(likelihood.log_likelihood, batch.token_ids, strict=True)
+            ]
+        )
     except (NotImplementedError, ValueError) as error:
         run.note(f"hallucination_geometry: no surprisal: {error}")
     names = ("bucket", "template", "pair", "fold", "answer", "question")

@@ -23,8 +23,14 @@ TABLES = (
         (
             *columns("text", "bucket", "template", "pair", "fold", "answer", "question"),
             Column("tokens", kind="count", label="tokens of the prompt"),
-            Column("surprisal", label="surprisal (nats per token)", low=0.0),
+            Column(
+                "surprisal",
+                label="surprisal (nats per token)",
+                meaning="Mean over the tokens of the question, without those of the prompt around it.",
+                low=0.0,
+            ),
         ),
+        version=2,
     ),
     Table("states", (*C, "sample", "layer"), (Column("state", "list<float>"),), about=STATES),
     Table(

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.statistics.emergence import Curve, emergence_splits
+from attnscope.studies.hallucination_geometry.evidence import in_blocks
 from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def curves(tables: dict[str, pd.DataFrame]) -> dict[tuple[str, str, str], Curve]
     curves_by_name: dict[tuple[str, str, str], Curve] = {}
     detection = tables.get("detection", pd.DataFrame())
     if len(detection):
-        rows = where(detection, score="auc_excess")
+        rows = in_blocks(where(detection, score="auc_excess"))
         best = rows.groupby(["model", "contrast", "step"], as_index=False)["auc"].max().assign(sample=0)
         curves_by_name |= _curves(best, "auc", "auc_excess")
     for table, column in (("readout", "readout_gain"), ("sensitivity", "relative_fisher")):

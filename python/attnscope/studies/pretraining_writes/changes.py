@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions, cache: dict[str, Subspaces]) -> None:
-    """Write `deltas`, `fractions`, `expert_means`, `gains`, `mechanism` and `left_out` of one pair.
+    """Write `deltas`, `fractions`, `expert_means`, `gains`, `mechanism`, `left_out` and `mean_deviations` of
+    one pair.
 
     Args:
         cache: subspaces of the checkpoints of the last pair, by title; replaced by those of this pair.
@@ -90,6 +91,7 @@ def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions, cache: dict
         run.note(
             f"{unit.title}: {len(broken)} matrices hold NaN or infinite entries: {', '.join(broken[:5])}"
         )
+    rows["mean_deviations", ""] = fractions.shared.rows()
     _write(run, rows, title_of(unit.other))
 
 

@@ -223,29 +223,38 @@ def inherited(pair: Pair, options: WeightsOptions) -> Measured:
 @BASE_CLAIMS.claim(
     "C6",
     "changes of rank one along prediction directions move predictions more",
-    "KL of prediction directions over that of their complement, last down (2^mean log2 over texts)",
+    "KL of prediction directions over that of their complement, down of the last layer of "
+    "options.rank_one.layers (2^mean log2 over texts)",
 )
 def rank_one_moves(rows: pd.DataFrame, options: WeightsOptions) -> Measured:
-    """Return the ratio of divergences, which follows from the unembedding alone."""
+    """Return the ratio of divergences, which of the model's last block follows from the unembedding alone."""
     if rows.empty:
         return Untestable("no changes of rank one in this run")
-    rows = where(rows, role="down", layer=rows["layer"].max())
+    layer = rows["layer"].max()
+    rows = where(rows, role="down", layer=layer)
     kl = rows.groupby(["sample", "direction"])["kl"].mean().unstack()
-    if not {"prediction", "complement"} <= set(kl.columns) or len(kl) < 2:
-        return Untestable("fewer than two texts")
-    logs = np.log2((kl["prediction"] / kl["complement"]).to_numpy(dtype=float))
-    ratio = logs[np.isfinite(logs)]
+    if not {"prediction", "complement"} <= set(kl.columns):
+        return Untestable(f"down of layer {layer}: no directions of predictions and others")
+    moved = kl[(kl["prediction"] > 0) & (kl["complement"] > 0)]
+    if len(moved) < 2:
+        return Untestable(f"down of layer {layer}: predictions of fewer than two texts moved")
+    ratio = np.log2((moved["prediction"] / moved["complement"]).to_numpy(dtype=float))
     low, high = spread_over(ratio.tolist())
     means = rows.groupby("direction")[["kl", "predicted_kl"]].mean()
+    # there is a closed form where nothing but the head reads what the matrix writes
+    closed = bool(means["predicted_kl"].notna().any())
     words = "; ".join(
-        f"{name} {row['kl']:.2g} (closed form {row['predicted_kl']:.2g})" for name, row in means.iterrows()
+        f"{name} {row['kl']:.2g}" + (f" (closed form {row['predicted_kl']:.2g})" if closed else "")
+        for name, row in means.iterrows()
     )
     estimate = Estimate(2 ** float(ratio.mean()), 2**low, 2**high, above(1.0))
-    return Untestable(
+    reason = (
         "true by construction, of any base: the unembedding amplifies its own main directions, which no "
-        f"training of o or down is needed for; {words}",
-        estimate,
+        "training of o or down is needed for"
+        if closed
+        else "more than the unembedding reads this change, and no closed form tells what it alone would give"
     )
+    return Untestable(f"down of layer {layer}: {reason}; {words}", estimate)
 
 
 @SERIES_CLAIMS.claim(

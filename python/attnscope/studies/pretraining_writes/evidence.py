@@ -83,7 +83,7 @@ class Pair:
         self.keys = dict(keys)
         tables_of_pair = {
             name: matching(tables.get(name, pd.DataFrame()), self.keys)
-            for name in ("deltas", "fractions", "left_out", "mechanism")
+            for name in ("deltas", "fractions", "left_out", "mechanism", "mean_deviations")
         }
         self._controls = matching(tables.get("fractions_variants", pd.DataFrame()), self.keys)
         deltas = tables_of_pair["deltas"]
@@ -103,6 +103,7 @@ class Pair:
         )
         self._fractions = fractions[fractions["tested"].astype(bool)] if len(fractions) else fractions
         self._left_out, self.mechanism = tables_of_pair["left_out"], tables_of_pair["mechanism"]
+        self._deviations = tables_of_pair["mean_deviations"]
 
     def _rows(self, roles: Sequence[str], side: str, subspace: str, null: str) -> pd.DataFrame:
         table = self._fractions
@@ -123,7 +124,7 @@ class Pair:
         if null:
             return Mean(value, math.nan, math.nan, math.nan)
         low, high = jackknifed(value, list(self._without(rows, side, subspace).values()))
-        return Mean(value, low, high, _deviation(rows))
+        return Mean(value, low, high, self._deviation(rows, roles, side, subspace))
 
     def contrast(self, roles: Sequence[str], others: Sequence[str], side: str, subspace: str) -> Mean | None:
         """Return the mean of some roles less that of others, on the same groups of texts."""
@@ -134,8 +135,27 @@ class Pair:
         without = [self._without(rows, side, subspace) for rows in sides]
         left = [without[0][group] - without[1][group] for group in without[0] if group in without[1]]
         low, high = jackknifed(values[0] - values[1], left)
-        spread = math.hypot(*(_deviation(rows) for rows in sides))
+        # what q, k read is turned without what o, down read: these are other spaces
+        spread = math.hypot(
+            *(
+                self._deviation(rows, names, side, subspace)
+                for rows, names in zip(sides, (roles, others), strict=True)
+            )
+        )
         return Mean(values[0] - values[1], low, high, spread)
+
+    def _deviation(self, rows: pd.DataFrame, roles: Sequence[str], side: str, subspace: str) -> float:
+        """Return the deviation of the mean of log2 r over random subspaces, r straying around 1.
+
+        Subspaces of one space are turned together (`shared_subspaces`); matrices whose inputs are their own
+        are independent, each of deviation·d/k.
+        """
+        table = self._deviations
+        shared = where(table, side=side, subspace=subspace, roles=" ".join(roles)) if len(table) else table
+        if len(shared):
+            return float(shared["deviation"].iloc[0]) / math.log(2)
+        deviations = rows["deviation"] * rows["relative"] / rows["fraction"]
+        return float(np.sqrt((deviations**2).sum()) / len(rows) / math.log(2))
 
     def _without(self, rows: pd.DataFrame, side: str, subspace: str) -> dict[int, float]:
         """Return the same mean without each group, by group."""
@@ -151,12 +171,6 @@ class Pair:
         """Return the relative fraction that independent errors of all logits would give the last layer."""
         rows = self._rows(roles, "out", "prediction", "")
         return float((rows["share_of_energy"] * rows["relative"] / rows["fraction"]).mean())
-
-
-def _deviation(rows: pd.DataFrame) -> float:
-    """Return the deviation of the mean of log2 r over random subspaces, each of deviation·d/k around 1."""
-    deviations = rows["deviation"] * rows["relative"] / rows["fraction"]
-    return float(np.sqrt((deviations**2).sum()) / len(rows) / math.log(2))
 
 
 def pairs_of(tables: Mapping[str, pd.DataFrame]) -> list[Pair]:

@@ -24,6 +24,7 @@ from attnscope.metrics.weights.subspace_fraction import (
 from attnscope.models.weight_deltas import WeightDelta, whole_matrix
 from attnscope.models.weight_entries import WeightMap
 from attnscope.models.weights import WeightFolder
+from attnscope.studies.pretraining_writes.shared_subspaces import SHARING, SharedSubspaces
 from attnscope.studies.pretraining_writes.subspaces import (
     UNIQUE,
     Directions,
@@ -65,6 +66,7 @@ class Fractions:
     ) -> None:
         self.before, self.map, self.subspaces, self.further = before, matrices, subspaces, further
         self.options, self.rows = options, rows
+        self.shared = SharedSubspaces()
 
     def add(self, delta: WeightDelta, size: Mapping[str, Any]) -> None:
         """Add the rows of one matrix; `size` is its row of `deltas`."""
@@ -77,6 +79,9 @@ class Fractions:
             place = {**keys, "side": side, "subspace": name}
             self._fractions(place, matrix, directions, size["noise_share"])
             self._gains({**keys, "side": side, "moment": name}, matrix, directions, delta)
+            if delta.role in SHARING.get((side, name), ()):
+                tested = self._tested(directions).to(_kind(matrix))
+                self.shared.add(matrix, tested, side=side, subspace=name, layer=delta.layer)
             if name in _CONTROLLED:
                 self._nulls(place, delta, matrix)
                 if base is not None:

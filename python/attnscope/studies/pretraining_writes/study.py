@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
 
 STAGES = Stages()
-PAIRS = ("deltas", "fractions", "fractions_variants", "expert_means", "gains", "mechanism", "left_out")
+PAIRS = (
+    "deltas",
+    "fractions",
+    "fractions_variants",
+    "expert_means",
+    "gains",
+    "mechanism",
+    "left_out",
+    "mean_deviations",
+)
 
 
 def texts_of_bases(units: Units, study: PretrainingWrites) -> Cut:
@@ -83,6 +92,7 @@ def change_by_rank_one(study: PretrainingWrites, unit: Unit, run: StageRun) -> N
         "fractions_variants",
         "mechanism",
         "left_out",
+        "mean_deviations",
         "checks",
         "rank_one",
     ),

@@ -126,6 +126,19 @@ LEFT_OUT = Table(
     (Column("relative", kind="ratio", label="relative fraction without one group of texts", low=0.0),),
     about=_KEY_MEANINGS,
 )
+MEAN_DEVIATIONS = Table(
+    "mean_deviations",
+    (*PAIR, "side", "subspace", "roles"),
+    (
+        Column("matrices", kind="count", label="matrices"),
+        Column(
+            "deviation",
+            label="Haar deviation of the mean",
+            meaning="Of the mean relative fraction at the tested k, all subspaces turned together.",
+            low=0.0,
+        ),
+    ),
+)
 RANK_ONE = Table(
     "rank_one",
     (*CHECKPOINT_KEYS, "sample", "layer", "role", "direction"),
@@ -161,6 +174,7 @@ TABLES = (
     MOMENTS,
     MECHANISM,
     LEFT_OUT,
+    MEAN_DEVIATIONS,
     RANK_ONE,
     TOKENS,
     CLAIMS,

@@ -2,6 +2,7 @@
 """The study of absolute position on models made here: what must be zero is, what is stored is reproduced."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -308,6 +309,22 @@ def test_the_noise_of_a_cell_stands_on_the_bar_of_the_split(results):
     noise = (head["plain"] - head["residual"]) ** 0.5
     bar = FIGURES["score_split"](results).figure.axes[-1]
     assert [line.get_ydata()[0] for line in bar.lines] == pytest.approx([-noise, noise])
+
+
+def test_random_weights_in_the_figure_of_depth_are_those_of_its_model(results):
+    """A second model of the run has controls of its own."""
+    from attnscope.results.results import Results
+    from attnscope.studies.absolute_position.figures import FIGURES
+
+    tables = {name: results.table(name) for name in ("layer_means", "controls")}
+    other = tables["controls"].assign(model="another", felt=99.0, moved_tv=99.0)
+    tables["controls"] = pd.concat([tables["controls"], other])
+    expected = tables["controls"][tables["controls"]["model"] != "another"]
+    expected = expected[expected["queries"] == "early"].groupby("layer")[["felt", "moved_tv"]].mean()
+    drawn = FIGURES["residual_depth"](Results(tables, study=dict(results.study))).figure
+    for ax, column in zip(drawn.axes, expected, strict=True):
+        line = next(line for line in ax.lines if line.get_label() == "random weights")
+        np.testing.assert_allclose(line.get_ydata(), expected[column])
 
 
 @pytest.mark.usefixtures("unarranged", "unpictured")

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Verdicts on encodings and on the precursor's claims, from tables made by hand."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 import attnscope as asc
-from attnscope.studies.absolute_position import encodings
+from attnscope.studies.absolute_position import encodings, first_position
 from attnscope.studies.absolute_position.sums import profile_of_sums
 
 SHAPE = {"layers": 3, "heads": 4, "width": 32, "revision": "", "step": -1}
@@ -105,3 +107,33 @@ def test_stored_sums_make_the_profile_again_and_merge(results):
     np.testing.assert_allclose(asc.residual_size(twice).estimate, size.estimate, rtol=1e-12)
     with pytest.raises(ValueError, match="one model, arm and input, got 240 rows that differ in arm, input"):
         profile_of_sums(table)
+
+
+def test_the_path_of_position_0_is_a_mean_over_texts_and_not_over_batches():
+    """The last batch holds two texts, and the others four."""
+    rows = [
+        {"arm": "base", "sample": 4 * at, "layer": layer, "texts": texts, "norm": value + layer}
+        | {name: value for name in ("other_05", "other_50", "other_95", "largest", "gap", "across")}
+        | {"cosine": np.nan if layer else value}
+        for layer in (0, 1)
+        for at, (texts, value) in enumerate([(4, 1.0), (4, 2.0), (2, 9.0)])
+    ]
+    written = []
+
+    class Run:
+        def read(self, name):
+            return pd.DataFrame(rows)
+
+        def model(self):
+            return SimpleNamespace(dtype="torch.float32")
+
+        def write(self, name, **columns):
+            written.append(columns)
+
+    first_position.trajectory(Run())
+    mean = (4 * 1 + 4 * 2 + 2 * 9) / 10
+    assert [row["norm"] for row in written] == pytest.approx([mean, mean + 1])
+    assert [row["other_50"] for row in written] == pytest.approx([mean, mean])
+    assert [row["gap"] for row in written] == [9.0, 9.0]
+    assert written[0]["cosine"] == pytest.approx(mean)
+    assert np.isnan(written[1]["cosine"])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import attnscope as asc
 from attnscope.engine.run_study import run
@@ -75,6 +76,28 @@ def test_the_share_of_a_band_is_that_of_a_slow_loop(results, model):
             np.testing.assert_allclose(total, seen, atol=1e-5)
             shares.append([np.cov(part, total)[0, 1] / np.var(total, ddof=1) for part in parts])
     np.testing.assert_allclose(exact["share"], np.mean(shares, axis=0), atol=1e-5)
+
+
+def test_the_notebooks_leakage_is_of_products_that_no_softcap_has_changed(texts, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    path = model_folder(tmp_path / "gemma2", "gemma2", attn_logit_softcapping=0.05, num_hidden_layers=2)
+    chosen = {"arms": [], "inputs": ["windows"], "nulls": [], "bands": 0}
+    results = run(settings(path, texts, tmp_path, **chosen), progress=False)
+    ids = torch.cat(bare_texts(results))
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    with asc.capture(model, sites=("query", "key", "scores")) as recording:
+        layer = list(recording.run(input_ids=ids))[1]
+    products = layer.query.double() @ layer.key[:, list(layer.kv_heads)].double().mT
+    expected = ruscio2025once.leakage(products).leakage
+    rows = results.table("leakage")
+    rows = rows[(rows["layer"] == 1) & (rows["input"] == "windows")]
+    published = rows[rows["protocol"] == "ruscio2025once"].pivot_table("leakage", "sample", "head").to_numpy()
+    np.testing.assert_allclose(published, expected, rtol=1e-3, atol=1e-7)
+    capped = ruscio2025once.leakage(layer.scores.double()).leakage
+    assert (abs(capped - expected) > 0.01).any(), "the cap bends these scores"
+    exact = rows[rows["protocol"] == "exact"].pivot_table("leakage", "sample", "head").to_numpy()
+    np.testing.assert_allclose(exact, asc.offset_fit(layer.scores).added, rtol=1e-3, atol=1e-7)
 
 
 def test_what_is_stored_as_q_is_the_notebooks_rule(results):

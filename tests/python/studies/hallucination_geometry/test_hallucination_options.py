@@ -5,15 +5,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import attnscope as asc
 from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
+from attnscope.results.results import Results
 from attnscope.studies.hallucination_geometry import training
 from attnscope.studies.hallucination_geometry.answers import Choice, continued
 from attnscope.studies.hallucination_geometry.clouds import near, null_draws
 from attnscope.studies.hallucination_geometry.direction_sensitivity import exact_model
+from attnscope.studies.hallucination_geometry.figures import FIGURES
 from attnscope.studies.hallucination_geometry.interventions import steered
 from knowing_study import FAST, QUICK, questions, settings
 
@@ -99,6 +101,87 @@ def test_tokens_are_drawn_from_the_tempered_distribution():
     assert Choice().tokens(logits, generator).tolist() == [2, 2]
 
 
+def generated(model, ids, tokens):
+    """The likeliest next tokens [B, tokens] by the model's own generation."""
+    return model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
+    )[:, ids.shape[1] :]
+
+
+def test_answers_are_the_likeliest_tokens_whatever_the_models_generation_settings(folder):
+    """Interventions start from them: with a penalty on repetition none of the two agreed."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.stack([torch.arange(4, 20), torch.arange(30, 46)])
+    likeliest = generated(model, ids, 6)
+    torch.testing.assert_close(continued(model, ids, 6)[:, : likeliest.shape[1]], likeliest)
+    model.generation_config.repetition_penalty = 3.0
+    assert not torch.equal(generated(model, ids, 6), likeliest), "the penalty shows"
+    assert torch.equal(continued(model, ids, 6)[:, : likeliest.shape[1]], likeliest)
+    model.generation_config.eos_token_id = [int(likeliest[0, 2]), 1]
+    ends = continued(model, ids, 6)[0].tolist()
+    assert ends == [*likeliest[0, :2].tolist(), *[int(likeliest[0, 2])] * 4]
+
+
+def test_nothing_is_done_to_prompts_without_other_folds_of_both_buckets(folder, tmp_path):
+    """One fold for all: nothing can be fitted, and a probe without a value forced every refusal."""
+
+    def in_a_single_fold(row):
+        return {**row, "template": "one", "fold": "0"}
+
+    texts = questions(tmp_path / "q.csv", pairs=4, slots=5, change=in_a_single_fold)
+    intervened = {**QUICK["interventions"], "target": "u"}
+    other = {k: v for k, v in FAST.items() if k != "interventions"}
+    results = run(settings(folder, texts, tmp_path, interventions=intervened, **other), progress=False)
+    assert "interventions" not in results.tables()
+    notes = [note for note in results.provenance["notes"] if "no interventions" in note]
+    assert len(notes) == 2
+    assert "in 6 of 6 prompts of the contrast 'impossible'" in notes[0]
+    assert results.report().exists()
+
+
+def test_figures_of_outcomes_draw_the_buckets_that_answers_make(folder, tmp_path):
+    """The file calls all of these prompts factual; the figures of states that were moved were empty."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def judged(row):
+        """Every other answer of the model is the right one."""
+        if row["bucket"] != "factual":
+            return None
+        ids = tokenizer(f"Question: {row['question']}\nAnswer:", return_tensors="pt")["input_ids"]
+        answered = tokenizer.decode(generated(model, ids, 3)[0], skip_special_tokens=True)
+        first = answered.strip().split("\n")[0]
+        is_right = int(row["pair"][-1]) % 2 and any(letter.isalnum() for letter in first)
+        return {**row, "answer": first if is_right else "no such answer"}
+
+    texts = questions(tmp_path / "judged.csv", slots=8, change=judged)
+    options = {
+        **FAST,
+        "answers": {"tokens": 3},
+        "bucket_by": "outcome",
+        "least": 12,
+        "lens": True,
+        "sensitivity": {"prompts": 4, "directions": 2, "refusal": ["u"]},
+        "interventions": {**QUICK["interventions"], "target": "u", "prompts": 4},
+    }
+    results = run(settings(folder, texts, tmp_path, name="outcomes", **options), progress=False)
+    right = results.table("answers").set_index("sample")["correct"]
+    rows = results.table("interventions")
+    rows = rows[(rows["arm"] == "bypass") & (rows["control"] == "constant")]
+    rates = rows.assign(right=right.reindex(rows["sample"]).to_numpy()).groupby(["right", "strength"])[
+        "forced"
+    ]
+    rates = rates.mean()
+    (ax, *_) = FIGURES["bypass_curve"](results).figure.axes
+    line = next(line for line in ax.lines if line.get_label() == "constant")
+    np.testing.assert_allclose(line.get_xdata(), rates[True])
+    np.testing.assert_allclose(line.get_ydata(), rates[False])
+    for name in ("compression_curve", "lens", "sensitivity_by_depth"):
+        drawn = FIGURES[name](results).figure
+        shown = {text.get_text() for legend in drawn.legends for text in legend.get_texts()}
+        assert name == "compression_curve" or {"right", "wrong"} <= shown, name
+
+
 def test_every_step_moves_what_follows_too(folder):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.arange(4, 20)
@@ -106,11 +189,11 @@ def test_every_step_moves_what_follows_too(folder):
     _, new = steered(model, ids, 0, move, 5, always=torch.tensor([True, False]))
     for row, steps in ((0, "all"), (1, "first")):
         with asc.edit(model, asc.edits.AddDirection(0, move[row], steps=steps)):
-            assert torch.equal(new[row], continued(model, ids[None], 5)[0])
+            assert torch.equal(new[row], generated(model, ids[None], 5)[0])
     raised = torch.zeros(2, 100)
     raised[1, 7] = 1e4
     _, new = steered(model, ids, 0, torch.zeros(2), 5, raised=raised)
-    assert torch.equal(new[0], continued(model, ids[None], 5)[0])
+    assert torch.equal(new[0], generated(model, ids[None], 5)[0])
     assert new[1].tolist() == [7] * 5
 
 
@@ -206,6 +289,45 @@ def test_steps_of_excess_gain_and_sensitivity():
         assert row["p_adjusted"] <= 0.05
     assert steps["log_relative_fisher"]["difference"] == pytest.approx(3 * (level[-1] - level[0]))
     assert not training.curves({"detection": detection[detection["step"] == 0]})
+
+
+def test_the_best_layer_of_every_page_is_one_behind_a_block():
+    """As in the claims: the states that enter the first block are all alike, and their area is chance."""
+    rows = pd.DataFrame(
+        [
+            {
+                "model": "a",
+                "revision": "",
+                "step": step,
+                "contrast": "unknown",
+                "layer": layer,
+                "score": score,
+                "auc": area - (0.7 if score == "auc_excess" else 0.0),
+                "low": area - 0.1,
+                "high": area + 0.1,
+                "n": 40,
+            }
+            for step in range(3)
+            for layer, area in ((-1, 0.5), (0, 0.4), (1, 0.45))
+            for score in ("auc", "auc_excess")
+        ]
+    )
+    ((_, values),) = training.curves({"detection": rows}).values()
+    assert values[:, 0] == pytest.approx([0.45 - 0.7] * 3)
+    drawn = FIGURES["confounds"](Results({"detection": rows})).figure
+    assert "layer 1" in [label.get_text() for label in drawn.axes[0].get_xticklabels()]
+
+
+def test_a_detector_without_a_value_is_no_control(folder, texts, tmp_path, monkeypatch):
+    """A raised logit that is NaN would be the largest: it forced every refusal."""
+    from attnscope.studies.hallucination_geometry import interventions
+
+    monkeypatch.setattr(interventions, "_random_chances", lambda run, contrast, _: np.full(80, np.nan))
+    intervened = {**QUICK["interventions"], "target": "u"}
+    other = {k: v for k, v in FAST.items() if k != "interventions"}
+    results = run(settings(folder, texts, tmp_path, interventions=intervened, **other), progress=False)
+    rows = results.table("interventions")
+    assert set(rows[rows["arm"] == "bypass"]["control"]) == {"probe", "constant", "shuffled", "length"}
 
 
 def test_the_last_layer_but_one_is_that_of_each_model():

@@ -89,6 +89,30 @@ def test_states_are_those_of_the_prompts_last_tokens(results, folder):
             np.testing.assert_allclose(row, hidden[layer + 1][0, -1].numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_the_surprisal_is_of_the_questions_letters(results, folder):
+    """Not of the words around them, which are the same in every prompt."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    prompts = results.table("prompts").set_index("sample")
+    samples = results.table("samples").drop_duplicates("sample").set_index("sample")
+    for sample in (3, 77):
+        ids = torch.tensor(np.asarray(samples.loc[sample, "token_ids"]))
+        letters = len(prompts.loc[sample, "question"])
+        end = len(ids) - len("\nAnswer:")
+        with torch.no_grad():
+            log_p = model(input_ids=ids[None]).logits[0].double().log_softmax(-1)
+        of_letters = log_p[torch.arange(end - letters - 1, end - 1), ids[end - letters : end]]
+        assert prompts.loc[sample, "surprisal"] == pytest.approx(-float(of_letters.mean()), rel=1e-5)
+
+
+def test_duplicates_are_counted_where_neighbours_are_and_null_elsewhere(results):
+    """A count of 0 would say that a cloud had been looked through."""
+    rows = results.table("clouds")
+    counted = (rows["quantity"] == "local_dimension") & (rows["protocol"] == "exact") & (rows["null"] == "")
+    assert counted.any()
+    for name in ("duplicates", "tied"):
+        assert rows[name].notna().equals(counted)
+
+
 def test_clouds_boundaries_and_contrasts_by_hand(results):
     reference, other = clouds(results, 0)
     rows = results.table("clouds")
@@ -212,13 +236,15 @@ def test_a_constant_detector_is_the_diagonal(results):
 
 
 def test_steering_by_nothing_changes_nothing(folder):
-    from attnscope.studies.hallucination_geometry.answers import continued
     from attnscope.studies.hallucination_geometry.interventions import steered
 
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.arange(4, 20)
     logits, new = steered(model, ids, 0, torch.zeros(3, 32), 5)
-    assert torch.equal(new, continued(model, ids[None], 5).expand(3, -1))
+    generated = model.generate(
+        ids[None], attention_mask=torch.ones_like(ids)[None], max_new_tokens=5, do_sample=False
+    )
+    assert torch.equal(new, generated[:, len(ids) :].expand(3, -1))
     with torch.no_grad():
         torch.testing.assert_close(
             logits[1], model(input_ids=ids[None]).logits[0, -1].double(), rtol=1e-4, atol=1e-5

@@ -81,8 +81,8 @@ def trajectory(results: Results, options: Options) -> Drawn:
         figure_,
         f"Layer −1 is what enters the first block. {second}The gap between position 0 of a text and its "
         f"first "
-        f"token read alone {words} (tolerance {tolerance:.0e}). Largest distance between two texts, as a "
-        f"share of "
+        f"token read alone {words} (tolerance {tolerance:.0e}). Largest distance between two texts that were "
+        f"read together, as a share of "
         f"the norm: {base['across'].max():.3g}.",
         subject,
     )

@@ -83,6 +83,7 @@ def residual_depth(results: Results, options: Options) -> Drawn:
     table, subject = first_model(results, "layer_means", "felt", "moved_tv")
     table = where(table, queries="early")
     control = optional(results, "controls")
+    control = None if control is None else where(control, model=table["model"].unique(), queries="early")
     figure_, axes = panels(1, 2, height=2.7, width=options.width, narrowest=2.0)
     for ax, column, title in zip(
         axes[0],
@@ -109,7 +110,7 @@ def residual_depth(results: Results, options: Options) -> Drawn:
                 label="floor: noise alone",
             )
         if control is not None and control[column].notna().any():
-            rows_of_controls = where(control, queries="early").groupby("layer")[column].mean()
+            rows_of_controls = control.groupby("layer")[column].mean()
             ax.plot(
                 rows_of_controls.index,
                 rows_of_controls,

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from attnscope.errors import NotDrawable
-from attnscope.plots.figure import Drawn, Options, Results, captioned, require_table
+from attnscope.plots.figure import Drawn, Options, Results, captioned
 from attnscope.plots.panels import PanelGrid, Panels, level_line
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, panels
@@ -19,6 +19,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     layers_below,
     legend,
     null_range,
+    with_buckets,
 )
 from attnscope.study_api.selection import where
 
@@ -27,8 +28,7 @@ from attnscope.study_api.selection import where
 def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
     """Draw sensitivity along the boundary in three units, with directions of the states' covariance."""
     table, subject = first_model(results, "sensitivity", "relative_fisher")
-    prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
-    table = table.merge(prompts, on=["model", "sample"], how="left")
+    table = with_buckets(results, table)
     shades = colors(list(table["bucket"]))
     count = where(table, direction="boundary").groupby("bucket")["sample"].nunique().min()
     names = {
@@ -198,8 +198,7 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
 def lens(results: Results, options: Options) -> Drawn:
     """Draw the readout of every layer: entropy, largest probability and the answer's rank."""
     table, subject = first_model(results, "lens", "prediction_entropy", "top")
-    prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
-    table = table.merge(prompts, on=["model", "sample"], how="left")
+    table = with_buckets(results, table)
     shades = colors(list(table["bucket"]))
     columns = {"prediction_entropy": "entropy (nats)", "top": "largest probability"}
     if table["log_p_answer"].notna().any():

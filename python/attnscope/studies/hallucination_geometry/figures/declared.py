@@ -9,8 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from attnscope.plots.figure import Figure, Results, declared_in, optional
+from attnscope.plots.figure import Figure, Results, declared_in, optional, require_table
 from attnscope.plots.style import PALETTE, legend_row
+from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.studies.hallucination_geometry.contrasts import with_outcomes
 from attnscope.study_api.selection import where
 
 FIGURES: dict[str, Figure] = {}
@@ -28,6 +30,18 @@ def controls(results: Results, name: str, model: str) -> pd.DataFrame | None:
         return None
     rows = where(table, model=model)
     return None if rows.empty else rows
+
+
+def with_buckets(results: Results, table: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with the bucket of their prompt: that of the file, or the one that its answer puts it into
+    where the run makes buckets of outcomes.
+    """
+    prompts = require_table(results, "prompts")
+    options = dict(getattr(results, "study", None) or {}).get("options", {})
+    if options.get("bucket_by") == "outcome":
+        prompts = with_outcomes(prompts, require_table(results, "answers"))
+    keys = [key for key in (*CHECKPOINT_KEYS, "sample") if key in table and key in prompts]
+    return table.merge(prompts[[*keys, "bucket"]].drop_duplicates(), on=keys, how="left")
 
 
 def layers_below(ax: Axes, n: int = 0) -> None:

@@ -16,6 +16,7 @@ from attnscope.plots.panels import Panels, level_line
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
 from attnscope.studies.hallucination_geometry.claims import prompt_confound
+from attnscope.studies.hallucination_geometry.evidence import in_blocks
 from attnscope.studies.hallucination_geometry.figures.declared import (
     colors,
     controls,
@@ -50,7 +51,7 @@ def confounds(results: Results, options: Options) -> Drawn:
             row = where(rows_of_contrast, score=score)
             if len(row):
                 bars.append((name, *row[["auc", "low", "high"]].iloc[0], MUTED))
-        probe = where(rows_of_contrast[rows_of_contrast["auc"].notna()], score="auc")
+        probe = in_blocks(where(rows_of_contrast[rows_of_contrast["auc"].notna()], score="auc"))
         if probe.empty:
             raise NotDrawable("no layer could be scored")
         best = probe.iloc[int(probe["auc"].argmax())]

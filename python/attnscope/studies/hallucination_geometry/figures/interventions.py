@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from attnscope.errors import NotDrawable
-from attnscope.plots.figure import Drawn, Options, Results, require_table
+from attnscope.plots.figure import Drawn, Options, Results
 from attnscope.plots.panels import LEVEL, PanelGrid, Panels, level_line
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE
-from attnscope.studies.hallucination_geometry.figures.declared import figure, legend
+from attnscope.studies.hallucination_geometry.figures.declared import figure, legend, with_buckets
 from attnscope.study_api.selection import where
 
 DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
@@ -20,8 +20,7 @@ DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
 def bypass_curve(results: Results, options: Options) -> Drawn:
     """Draw refusals of the other bucket against false refusals of the reference, over the gain."""
     table, subject = first_model(results, "interventions", "forced")
-    prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
-    table = where(table, arm="bypass").merge(prompts, on=["model", "sample"], how="left")
+    table = with_buckets(results, where(table, arm="bypass"))
     if table.empty:
         raise NotDrawable("no detector was wired to a refusal")
     layers = sorted(table["layer"].unique())
@@ -97,8 +96,7 @@ def steering_curve(results: Results, options: Options) -> Drawn:
 def compression_curve(results: Results, options: Options) -> Drawn:
     """Draw refusals and changed answers when states are drawn to the reference's main directions."""
     table, subject = first_model(results, "interventions", "refused", "changed")
-    prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
-    table = where(table, arm="compression").merge(prompts, on=["model", "sample"], how="left")
+    table = with_buckets(results, where(table, arm="compression"))
     if table.empty:
         raise NotDrawable("no state was compressed")
     table = table[table["bucket"] == table["contrast"]]

@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.axes import scale_logarithmically, step_axis
-from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, require_table
+from attnscope.plots.figure import Drawn, Options, Results, captioned, optional
+from attnscope.plots.selection import first_model
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
@@ -209,7 +210,7 @@ _CLASSES = ("prediction", "inputs", "gradients", "tokens", "complement", "haar")
 @figure("rank_one")
 def rank_one(results: Results, options: Options) -> Drawn:
     """Draw the effect of changes of rank one in the base, class by class of directions."""
-    table = require_table(results, "rank_one", "kl", "predicted_kl")
+    table, subject = first_model(results, "rank_one", "kl", "predicted_kl")
     places = sorted(
         {(int(layer), ROLES.index(role)) for layer, role in zip(table["layer"], table["role"], strict=True)}
     )
@@ -240,4 +241,5 @@ def rank_one(results: Results, options: Options) -> Drawn:
         "Changes of rank one. In o and down a direction of each class is written where the first input "
         "direction is read; in q and k one of each class is read. Dots are texts, circles their mean, open "
         "squares the second-order closed form; grey, the null: directions drawn anywhere.",
+        subject,
     )
