@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from attnscope._evaluation import differentiable
 from attnscope.arguments import scalars
+from attnscope.arguments.tokenizers import tokenizer_argument
 from attnscope.capture.gradient import check_precision
 from attnscope.metrics.weights.moments import Moments, site_of
 from attnscope.models.architecture import weight_map
@@ -78,6 +79,7 @@ def second_moments(
         for the two moments of a matrix and for labels sampled from the model.
     """
     name = "second_moments"
+    tokenizer_argument(name, tokenizer)
     scalars.choice_argument(name, "labels", labels, ("data", "sampled"))
     if groups < 1:
         raise ValueError(f"{name}: groups must be at least 1, got {groups}")
