@@ -92,8 +92,8 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
                 if _waits_for(owner, me):
                     raise RuntimeError(
                         f"capture: {type(model).__name__} is being run in thread {_thread_name(owner)}, "
-                        f"whose loop over layers waits for thread {_thread_name(me)}; begin a second run of the "
-                        "model in the loop's own thread, or after the loop"
+                        f"whose loop over layers waits for thread {_thread_name(me)}; begin a second run "
+                        "of the model in the loop's own thread, or after the loop"
                     )
         for current in (c._attn_implementation_internal for c in held_configs if id(c) in _held):
             if current != name:

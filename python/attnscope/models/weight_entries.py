@@ -117,7 +117,16 @@ class WeightEntry:
         return place if self.expert is None else f"{place} of expert {self.expert}"
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return this matrix [out, in] of the stored tensor; a view unless its rows are apart."""
+        """Return this matrix [out, in] of the stored tensor; a view unless its rows are apart.
+
+        Raises:
+            NotImplementedError: a tensor without memory, as those of offloaded models between passes.
+        """
+        if tensor.is_meta:
+            raise NotImplementedError(
+                f"{self.tensor} holds no weights here (meta): where the model is offloaded they come and go "
+                "with its passes; load it without, or read the weights of its folder"
+            )
         return self.view(tensor).flatten(0, -2)
 
     def view(self, tensor: Tensor) -> Tensor:
