@@ -122,12 +122,7 @@ class WeightEntry:
         Raises:
             NotImplementedError: a tensor without memory, as those of offloaded models between passes.
         """
-        if tensor.is_meta:
-            raise NotImplementedError(
-                f"{self.tensor} holds no weights here (meta): where the model is offloaded they come and go "
-                "with its passes; load it without, or read the weights of its folder"
-            )
-        return self.view(tensor).flatten(0, -2)
+        return self.view(in_memory(self.tensor, tensor)).flatten(0, -2)
 
     def view(self, tensor: Tensor) -> Tensor:
         """Return this matrix as a view of the stored tensor, [repeats, rows, in] where its rows may be
@@ -142,6 +137,20 @@ class WeightEntry:
             return matrix
         start, size, period, repeats = self.rows
         return matrix.view(repeats, period, matrix.shape[1])[:, start : start + size]
+
+
+def in_memory(name: str, tensor: Tensor) -> Tensor:
+    """Return the stored tensor of that name.
+
+    Raises:
+        NotImplementedError: it has no memory, as those of offloaded models between passes.
+    """
+    if tensor.is_meta:
+        raise NotImplementedError(
+            f"{name} holds no weights here (meta): where the model is offloaded they come and go with its "
+            "passes; load it without, or read the weights of its folder"
+        )
+    return tensor
 
 
 @dataclass(frozen=True)
