@@ -40,7 +40,5 @@ def test_a_map_of_weights_is_verified(offloaded):
     ids=["fisher_trace", "head_circuits", "output_projection", "effective_unembedding"],
 )
 def test_what_needs_weights_in_memory_says_so(offloaded, read):
-    with pytest.raises(
-        NotImplementedError, match=r"^[a-z_.0-9]*weight holds no weights here \(meta\)"
-    ):
+    with pytest.raises(NotImplementedError, match=r"^[a-z_.0-9]*weight holds no weights here \(meta\)"):
         read(offloaded)
