@@ -46,9 +46,9 @@ def one_thread() -> AbstractContextManager[Any]:
 def _libraries() -> Any:
     import scipy.linalg  # noqa: F401 - only libraries that are loaded are found
 
-    given = os.environ.get(_SET_BY_IMPORT)
+    before = os.environ.get(_SET_BY_IMPORT)
     from threadpoolctl import ThreadpoolController
 
-    if given is None:
+    if before is None:
         os.environ.pop(_SET_BY_IMPORT, None)
     return ThreadpoolController()

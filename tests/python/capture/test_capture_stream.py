@@ -244,7 +244,7 @@ def test_two_threads_take_turns_on_one_model(model):
 
 @pytest.mark.parametrize("waits", ["joins", "asks a future"])
 def test_a_loop_that_waits_for_a_run_of_its_model_is_an_error(model, waits):
-    """Which of the two threads waited for the other was not said; both did so for ever."""
+    """Both threads waited for each other, for ever."""
     inputs, errors = models.text(model), []
 
     def work():

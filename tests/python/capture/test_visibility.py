@@ -203,8 +203,8 @@ def test_eager_attention_that_adds_a_boolean_mask_is_refused(name, lazy):
     model.set_attn_implementation("eager")
     ids = models.text(model)["input_ids"]
     seen = user_mask(*ids.shape)
-    own = model(input_ids=ids, attention_mask=seen, output_attentions=True).attentions[0]
-    assert bool((own[~seen.expand(own.shape)] > 0).any())
+    maps = model(input_ids=ids, attention_mask=seen, output_attentions=True).attentions[0]
+    assert bool((maps[~seen.expand(maps.shape)] > 0).any())
     with (
         capture(model, lazy=lazy) as recording,
         pytest.raises(ValueError, match=r"adds a boolean .*as numbers"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a process shares with the rest of a program is as it was after calls of the public functions."""
+"""Public functions leave the settings that a process shares with the rest of a program as they were."""
 
 import subprocess
 import sys

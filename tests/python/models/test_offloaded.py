@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Models whose weights accelerate keeps elsewhere: passes run as usual, and what reads weights says so."""
+"""Models whose weights accelerate keeps elsewhere: passes run as usual, readers of weights say so."""
 
 import pytest
 import torch

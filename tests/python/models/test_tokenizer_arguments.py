@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is no tokenizer is named, by every function that takes one."""
+"""Every function that takes a tokenizer names an argument that is none."""
 
 import pytest
 
@@ -28,14 +28,12 @@ MAY_NEED = {
 
 
 WRONG = {"a number": 7, "of tokenizers": byte_tokenizer().backend_tokenizer}
-CASES = [(name, given) for name in (*NEED, *MAY_NEED) for given in WRONG] + [
-    (name, "nothing") for name in NEED
-]
+CASES = [(name, kind) for name in (*NEED, *MAY_NEED) for kind in WRONG] + [(name, "nothing") for name in NEED]
 
 
-@pytest.mark.parametrize(("name", "given"), CASES)
-def test_what_is_no_tokenizer_is_named(name, given):
-    call, tokenizer = {**NEED, **MAY_NEED}[name], WRONG.get(given)
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_what_is_no_tokenizer_is_named(name, kind):
+    call, tokenizer = {**NEED, **MAY_NEED}[name], WRONG.get(kind)
     with pytest.raises(TypeError, match=rf"^{name}: tokenizer must be one of transformers") as raised:
         call(models.cached_model("llama"), tokenizer)
     assert f"got {tokenizer!r:.60}" in str(raised.value)
