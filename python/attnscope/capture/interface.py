@@ -269,8 +269,8 @@ def check_boolean_mask(
 ) -> None:
     """Raise if the module's own attention is eager and adds a boolean mask to its scores.
 
-    Our functions would hide the keys, and the maps would not be those of the model. Whether it adds the mask
-    is seen in a query that the mask hides keys from.
+    Our functions would hide the keys, and the maps would not be those of the model. A query that the mask
+    hides keys from shows which of the two its attention does.
     """
     if mask is None or mask.ndim != 4 or mask.dtype != torch.bool:
         return
