@@ -14,6 +14,10 @@ from typing import Any
 
 import torch
 
+#: A variable that threadpoolctl sets in the environment, for libraries that somebody loads later, and for
+#: every process that is started from this one.
+_SET_BY_IMPORT = "KMP_DUPLICATE_LIB_OK"
+
 _process = {"is_forked": False}
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _process.update(is_forked=True))
@@ -41,6 +45,10 @@ def one_thread() -> AbstractContextManager[Any]:
 @cache
 def _libraries() -> Any:
     import scipy.linalg  # noqa: F401 - only libraries that are loaded are found
+
+    before = os.environ.get(_SET_BY_IMPORT)
     from threadpoolctl import ThreadpoolController
 
+    if before is None:
+        os.environ.pop(_SET_BY_IMPORT, None)
     return ThreadpoolController()

@@ -25,8 +25,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def differentiable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let these parameters of the model alone take part in gradients."""
+    """Let these parameters of the model alone take part in gradients.
+
+    Raises:
+        NotImplementedError: a parameter without memory, whose gradient would be none.
+    """
     ids = {id(parameter) for parameter in parameters}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in ids and parameter.is_meta:
+            raise NotImplementedError(
+                f"{name} holds no weights here (meta), so there are no gradients for it: load the model "
+                "without offloading"
+            )
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         for parameter, _ in before:

@@ -8,11 +8,14 @@ nest. They are restored whatever happens.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -36,6 +39,8 @@ class _Held:
 _OWNER: ContextVar[int | None] = ContextVar("attnscope_owner", default=None)
 _condition = threading.Condition()
 _held: dict[int, _Held] = {}
+# Seconds between two looks at whether the thread that a run waits for waits for this one.
+_LOOK_AGAIN = 0.2
 
 
 def run_owner() -> int:
@@ -80,7 +85,16 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
     held_configs = configs(model) if name else []
     me = run_owner()
     with _condition:
-        _condition.wait_for(lambda: all(_held[id(c)].owner == me for c in held_configs if id(c) in _held))
+        while not _condition.wait_for(
+            lambda: all(_held[id(c)].owner == me for c in held_configs if id(c) in _held), _LOOK_AGAIN
+        ):
+            for owner in {_held[id(c)].owner for c in held_configs if id(c) in _held} - {me}:
+                if _waits_for(owner, me):
+                    raise RuntimeError(
+                        f"capture: {type(model).__name__} is being run in thread {_thread_name(owner)}, "
+                        f"whose loop over layers waits for thread {_thread_name(me)}; begin a second run "
+                        "of the model in the loop's own thread, or after the loop"
+                    )
         for current in (c._attn_implementation_internal for c in held_configs if id(c) in _held):
             if current != name:
                 raise RuntimeError(
@@ -108,6 +122,33 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
                     config._attn_implementation_internal = held.original
                     del _held[id(config)]
             _condition.notify_all()
+
+
+def _waits_for(waiting: int, thread: int) -> bool:
+    """Return True if a thread waits until another ends, or until the future is there that it computes."""
+    frames = sys._current_frames()
+    # Locals of no other frame are looked at: a frame would keep them, and a layer may be among them.
+    computed = [
+        getattr(frame.f_locals.get("self"), "future", None)
+        for frame in _stack(frames.get(thread))
+        if frame.f_code.co_name == "run" and frame.f_globals.get("__name__") == "concurrent.futures.thread"
+    ]
+    for frame in _stack(frames.get(waiting)):
+        if frame.f_code is threading.Thread.join.__code__ and frame.f_locals["self"].ident == thread:
+            return True
+        if frame.f_code is Future.result.__code__ and any(frame.f_locals["self"] is f for f in computed):
+            return True
+    return False
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _thread_name(ident: int) -> str:
+    return next((thread.name for thread in threading.enumerate() if thread.ident == ident), str(ident))
 
 
 def original_implementation(module: nn.Module) -> str | None:
@@ -236,9 +277,14 @@ def _looks_like_weights(tensor: Any) -> bool:
 
 
 def float_masks(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return the inputs for eager attention, which adds its mask: a boolean one would count as 0 and 1."""
+    """Return the inputs for eager attention, which adds its mask: a boolean one would count as 0 and 1.
+
+    A model whose own attention is eager gets them as they are: what it computes is what is measured.
+    """
     dtype = next(model.parameters()).dtype
     arguments = dict(inputs)
+    if original_implementation(model) == "eager":
+        return arguments
     for name, mask in inputs.items():
         of_maps = name.endswith("attention_mask") and torch.is_tensor(mask) and mask.ndim == 4
         if of_maps and mask.dtype == torch.bool:

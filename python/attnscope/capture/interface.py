@@ -113,8 +113,11 @@ def attention_function(
         edits = softmax.active(module)
         # Edits of the mask alone keep the model's own arithmetic.
         if not edits or (_eager(module) and not any(isinstance(a.edit, softmax.SubtractRead) for a in edits)):
+            if edits:
+                check_boolean_mask(module, query, key, value, attention_mask, scaling, options)
             mask, _ = softmax.attended(edits, module, query, key, attention_mask)
             return _run_uncaptured(module, query, key, value, mask, bool(edits), scaling=scaling, **options)
+    check_boolean_mask(module, query, key, value, attention_mask, scaling, options)
     special = {name: options.pop(name, None) for name in ("softcap", "s_aux", "position_bias")}
     unknown = {name: type(value).__name__ for name, value in options.items() if name not in INERT}
     if unknown:
@@ -255,6 +258,47 @@ def _visible(scores: Tensor, biases: Sequence[Tensor], samples: slice, span: sli
     return scores
 
 
+def check_boolean_mask(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    options: dict[str, Any],
+) -> None:
+    """Raise if the module's own attention is eager and adds a boolean mask to its scores.
+
+    Our functions would hide the keys, and the maps would not be those of the model. A query that the mask
+    hides keys from shows which of the two its attention does.
+    """
+    if mask is None or mask.ndim != 4 or mask.dtype != torch.bool:
+        return
+    eager = _eager(module)
+    if eager is None or original_implementation(module) != "eager":
+        return
+    seen = mask[..., : key.shape[2]]
+    # a query without a key has weights somewhere
+    queries = (seen.any(-1) & ~seen.all(-1)).all(1).nonzero()
+    if not len(queries):
+        return
+    text, row = queries[0].tolist()
+    bias = options.get("position_bias")
+    options = options if bias is None else {**options, "position_bias": bias[..., row : row + 1, :]}
+    at = slice(text, text + 1)
+    seen = (seen if len(seen) == 1 else seen[at])[..., row : row + 1, :]
+    with torch.no_grad():
+        query = query[at, :, row : row + 1]
+        _, weights = eager(module, query, key[at], value[at], seen, scaling=scaling, **options)
+    if torch.is_tensor(weights) and bool((weights.masked_fill(seen, 0.0) > 0).any()):
+        raise ValueError(
+            f"capture: the model was loaded with eager attention, where {type(module).__name__} adds a "
+            "boolean attention_mask to its scores and hides no key; give the mask as numbers (0 where a key "
+            "is seen, torch.finfo(dtype).min where it is hidden), or load the model with "
+            "attn_implementation='sdpa' where it has that"
+        )
+
+
 def _eager(module: nn.Module) -> Any:
     """Return the eager attention function of the module's own code; None where it has none."""
     return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
@@ -283,6 +327,7 @@ def _run_uncaptured(
             f"capture: a forward pass of {type(module).__name__} outside the capture needs eager "
             f"attention, and {type(module).__module__} has none; run it before or after the capture"
         )
-    if function is eager and dense and mask.dtype == torch.bool:
+    is_own = original_implementation(module) == "eager" and not edited
+    if function is eager and not is_own and dense and mask.dtype == torch.bool:
         mask = float_mask(mask, query.dtype)
     return function(module, query, key, value, mask, **options)

@@ -27,6 +27,19 @@ from attnscope.metrics.support import LayerSupport
 SQUARE = ("attention", "scores")
 
 
+def require_tokens(valid: Tensor, queries: Tensor | None) -> None:
+    """Raise for a text of a batch without a real key, or without a real query where these are other tokens.
+
+    Args:
+        valid, queries: as `Layer.valid` and `Layer.query_valid`.
+    """
+    empty = ~valid.any(-1)
+    if queries is not None:
+        empty = empty | ~queries.any(-1).to(empty.device)
+    if texts := empty.nonzero().flatten().tolist():
+        raise ValueError(f"measure: text {texts[0]} of the batch has no token; leave it out")
+
+
 class End:
     """Goes when its layer goes."""
 
@@ -151,7 +164,8 @@ class Layer:
             A dict in the order asked for, of what the metrics return: leading axes ``[B, h]``.
 
         Raises:
-            ValueError: a metric of square maps on a layer that is not square, and as the metrics.
+            ValueError: a text of the batch without a token, a metric of square maps on a layer that is not
+                square, and as the metrics.
             TypeError: an option that none of the metrics takes, or a missing one.
 
         Example:
@@ -169,6 +183,7 @@ class Layer:
         """
         if isinstance(metrics, Iterator):
             metrics = list(metrics)  # they are looked at twice
+        require_tokens(self.valid, self.query_valid)
         if not self._is_square():
             with aggregate_warnings():
                 return measure_rectangles(self, metrics, options, options_taken(metrics))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attnscope.metrics._named import shown_by_shape
 from attnscope.models.architecture import weight_map
 from attnscope.models.families import OUTSIDE
-from attnscope.models.weight_entries import WeightEntry, WeightMap
+from attnscope.models.weight_entries import WeightEntry, WeightMap, in_memory
 from attnscope.models.weights import WeightFolder
 
 #: Rows of the unembedding that are widened to float64 at a time.
@@ -179,19 +179,21 @@ class ModelTensors:
 
     def rows(self, entry: WeightEntry, count: int) -> Iterator[Tensor]:
         """Yield the leading rows of a matrix in blocks."""
-        stored = self.model.get_parameter(entry.tensor).detach()
+        stored = in_memory(entry.tensor, self.model.get_parameter(entry.tensor).detach())
         for start in range(0, count, _ROWS):
             yield stored[start : min(count, start + _ROWS)].cpu()
 
     def matrix(self, name: str) -> Tensor:
         """Return a whole tensor."""
-        return self.model.get_parameter(name).detach().cpu()
+        return in_memory(name, self.model.get_parameter(name).detach()).cpu()
 
     def gain(self, d: int) -> Tensor:
         """Return γ_i = (norm(x) − norm(−x))_i/(2x_i) at x of entries ±1 with sum 0."""
         assert self.map.final_norm is not None
         norm = self.model.get_submodule(self.map.final_norm.removesuffix(".weight"))
         parameter = next(norm.parameters(), None)
+        if parameter is not None:
+            in_memory(self.map.final_norm, parameter)
         kind = torch.float32 if parameter is None else parameter.dtype
         device = torch.device("cpu") if parameter is None else parameter.device
         x = torch.ones(d, dtype=torch.float64, device="cpu")

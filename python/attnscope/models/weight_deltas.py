@@ -9,6 +9,7 @@ factors and stays so: `attnscope.metrics.weights.low_rank`.
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -103,6 +104,7 @@ def weight_deltas(
         matrix is formed.
 
     Raises:
+        TypeError: a side that is no path, such as a model.
         ValueError: no folder, no safetensors, quantised weights, another architecture or adapter of another
             base (up to five names or shapes that differ), an adapter that is not LoRA, identical weights, a
             role or layer that the model does not have.
@@ -127,6 +129,12 @@ def weight_deltas(
     References:
         Hu et al., LoRA, arXiv 2106.09685, 2021, for the factors of an adapter.
     """
+    for name, side in (("before", before), ("after", after)):
+        if not isinstance(side, (str, os.PathLike)):
+            raise TypeError(
+                f"weight_deltas: {name} must be a folder of weights, got {type(side).__name__}; "
+                "model.save_pretrained(FOLDER) writes one"
+            )
     base = WeightFolder(before)
     base_map = weight_map(base.path)
     selected = base_map.select(roles, layers)

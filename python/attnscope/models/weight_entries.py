@@ -117,8 +117,12 @@ class WeightEntry:
         return place if self.expert is None else f"{place} of expert {self.expert}"
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return this matrix [out, in] of the stored tensor; a view unless its rows are apart."""
-        return self.view(tensor).flatten(0, -2)
+        """Return this matrix [out, in] of the stored tensor; a view unless its rows are apart.
+
+        Raises:
+            NotImplementedError: a tensor without memory, as those of offloaded models between passes.
+        """
+        return self.view(in_memory(self.tensor, tensor)).flatten(0, -2)
 
     def view(self, tensor: Tensor) -> Tensor:
         """Return this matrix as a view of the stored tensor, [repeats, rows, in] where its rows may be
@@ -133,6 +137,20 @@ class WeightEntry:
             return matrix
         start, size, period, repeats = self.rows
         return matrix.view(repeats, period, matrix.shape[1])[:, start : start + size]
+
+
+def in_memory(name: str, tensor: Tensor) -> Tensor:
+    """Return the stored tensor of that name.
+
+    Raises:
+        NotImplementedError: it has no memory, as those of offloaded models between passes.
+    """
+    if tensor.is_meta:
+        raise NotImplementedError(
+            f"{name} holds no weights here (meta): where the model is offloaded they come and go with its "
+            "passes; load it without, or read the weights of its folder"
+        )
+    return tensor
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from attnscope._evaluation import evaluating
 from attnscope.errors import WeightMapError
-from attnscope.models.architecture import weight_map
+from attnscope.models.architecture import input_device, weight_map
 from attnscope.models.weight_entries import WeightEntry, WeightMap
 
 _TOKENS = 12
@@ -295,7 +295,7 @@ def _inputs(model: nn.Module, weights: WeightMap, block: nn.Module) -> tuple[tup
         raise WeightMapError("verify_weight_map: the model has no token embedding, so nothing can be proved")
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(embed.shape[0], (1, _TOKENS), generator=generator, device="cpu")
-    inputs: dict[str, Any] = {"input_ids": ids.to(next(model.parameters()).device)}
+    inputs: dict[str, Any] = {"input_ids": ids.to(input_device(model))}
     arguments = inspect.signature(model.forward).parameters
     if "attention_mask" in arguments:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])

@@ -7,6 +7,7 @@ through two mapped models would look, and on a small machine act, like holding b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,11 +73,14 @@ class WeightFolder:
         dtypes: by tensor, in torch's words; formats that torch cannot compute with by their own name.
 
     Raises:
+        TypeError: what is no path, such as a model.
         ValueError: not a folder, no safetensors file, one that breaks a rule of the format, a tensor in two
             files, a configuration or index that is no JSON object.
     """
 
     def __init__(self, path: str | Path) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"weights are read from a folder, got {type(path).__name__}")
         self.path = Path(path).expanduser()
         if not self.path.is_dir():
             raise ValueError(f"{path} is not a folder of config.json and *.safetensors")

@@ -10,25 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from attnscope.arguments import scalars
+from attnscope.arguments.number_lists import number_array
 
 Vector = npt.NDArray[np.float64]
 
 
-def array(function: str, name: str, values: Any, dtype: Any = np.float64) -> npt.NDArray[Any]:
-    try:
-        if dtype is np.float64 and hasattr(values, "isna") and hasattr(values, "to_numpy"):
-            # a missing whole number is NaN; older versions of pandas refuse to convert it
-            return np.asarray(values.to_numpy(dtype=dtype, na_value=np.nan))
-        if dtype is np.float64 and isinstance(values, np.ma.MaskedArray):
-            return np.ma.asarray(values, dtype=dtype).filled(np.nan)
-        return np.asarray(values, dtype=dtype)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        expectation = "numbers" if dtype else "an array"
-        raise TypeError(f"{function}: {name} must be {expectation}: {error}") from None
-
-
 def vector(function: str, name: str, values: Any) -> Vector:
-    data = array(function, name, values)
+    data = number_array(function, name, values)
     if data.ndim != 1:
         raise ValueError(f"{function}: {name} must have one dimension, got shape {data.shape}")
     return data
@@ -38,7 +26,7 @@ def label_numbers(
     function: str, name: str, values: Any, items: int | None = None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Return the different labels, ascending, and which of them each item has."""
-    items_array = array(function, name, values, None)
+    items_array = number_array(function, name, values, None)
     if items_array.ndim != 1 or items not in (None, len(items_array)):
         size = "" if items is None else f", [{items}]"
         raise ValueError(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from attnscope.arguments.number_lists import number_array
 from attnscope.statistics import _arguments
 
 Array = npt.NDArray[np.float64]
@@ -169,8 +170,8 @@ def max_t(observed: Any, drawn: Any) -> MaxT:
     """
     name = "max_t"
     observed_values, drawn_values = (
-        _arguments.array(name, "observed", observed),
-        _arguments.array(name, "drawn", drawn),
+        number_array(name, "observed", observed),
+        number_array(name, "drawn", drawn),
     )
     if (
         observed_values.ndim != 1

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnscope.arguments.number_lists import number_array
 from attnscope.arguments.scalars import flag, fraction_argument
-from attnscope.statistics._arguments import Vector, array, check_draws
+from attnscope.statistics._arguments import Vector, check_draws
 from attnscope.statistics.intervals import Interval
 
 Array = npt.NDArray[np.float64]
@@ -185,7 +186,7 @@ def sign_flips(values: Any, *, draws: int = 9999, seed: int = 0, two_sided: bool
 
 def _numbers(function: str, name: str, values: Any) -> npt.NDArray[Any]:
     """Return values as an array of real numbers, whole ones kept whole."""
-    data = array(function, name, values, None)
+    data = number_array(function, name, values, None)
     if data.dtype.kind not in "biuf":
         raise TypeError(f"{function}: {name} must be numbers, got {data.dtype}")
     return data

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.arguments.number_lists import number_array
 from attnscope.statistics._arguments import Vector, check_draws
 from attnscope.statistics.intervals import FEWEST
 from attnscope.statistics.rounding import varies
@@ -48,7 +49,7 @@ def mean_intervals(
         Hall, Theoretical comparison of bootstrap confidence intervals, 1988. Westfall and Young,
         Resampling-based multiple testing, 1993 (max-T).
     """
-    data = np.asarray(values, dtype=np.float64)
+    data = number_array("mean_intervals", "values", values)
     if data.ndim != 2:
         raise ValueError(f"mean_intervals: values must be [means, samples], got shape {data.shape}")
     confidence, draws, seed = check_draws("mean_intervals", confidence, draws, seed)

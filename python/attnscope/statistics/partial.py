@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attnscope.arguments import scalars
-from attnscope.statistics._arguments import array, check_draws, label_numbers, vector
+from attnscope.arguments.number_lists import number_array
+from attnscope.statistics._arguments import check_draws, label_numbers, vector
 from attnscope.statistics.correlations import (
     Correlation,
     correlation_bounds,
@@ -164,7 +165,7 @@ def _columns(
 ) -> tuple[Array, npt.NDArray[np.int64]]:
     """Return x, y and the covariates [n, 2 + c] of samples without NaN, and numbers of their units."""
     first, second = vector(function, "x", x), vector(function, "y", y)
-    covariate_columns = array(function, "covariates", covariates)
+    covariate_columns = number_array(function, "covariates", covariates)
     if covariate_columns.ndim == 1:
         covariate_columns = (
             covariate_columns[:, None] if len(covariate_columns) else np.empty((len(first), 0))

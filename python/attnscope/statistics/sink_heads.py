@@ -146,8 +146,8 @@ def _shaped(
     function: str, positions: Any, untested: Any
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return both arguments as arrays [texts, layers, heads]."""
-    sinks = _checks.as_tensor(function, "positions", positions).cpu().numpy()
-    without = _checks.as_tensor(function, "untested", untested).cpu().numpy()
+    sinks = _checks.as_tensor(function, "positions", positions).detach().cpu().numpy()
+    without = _checks.as_tensor(function, "untested", untested).detach().cpu().numpy()
     if sinks.ndim != 3 or not np.issubdtype(sinks.dtype, np.integer):
         raise ValueError(
             f"{function}: positions must be integers [texts, layers, heads], got {sinks.dtype} of shape "

@@ -266,7 +266,9 @@ def attention_body(model: Any, inputs: Collection[str]) -> Any:
     if virtual.number:
         return model
     decoder = any(name.startswith("decoder_") for name in inputs)
-    bodies = [getattr(model, "base_model", model), model]
+    # weights that are spread over processes are gathered where the whole model begins its pass
+    is_spread = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    bodies = [model] if is_spread else [getattr(model, "base_model", model), model]
     if getattr(model.config, "is_encoder_decoder", False) and not decoder:
         bodies.insert(0, model.get_encoder())
     # some models keep their embeddings outside of what they call their base or their encoder

@@ -5,6 +5,7 @@ import copy
 import gc
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -239,6 +240,32 @@ def test_two_threads_take_turns_on_one_model(model):
     for i in range(4):
         assert len(results[i]) == LAYERS
         assert all(torch.equal(a, b) for a, b in zip(results[i], expected[i], strict=True))
+
+
+@pytest.mark.parametrize("waits", ["joins", "asks a future"])
+def test_a_loop_that_waits_for_a_run_of_its_model_is_an_error(model, waits):
+    """Both threads waited for each other, for ever."""
+    inputs, errors = models.text(model), []
+
+    def work():
+        try:
+            with capture(model) as recording:
+                list(recording.run(**inputs))
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    with capture(model) as recording, ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
+        for _layer in recording.run(**inputs):
+            if waits == "joins":
+                thread = threading.Thread(target=work, name="another", daemon=True)
+                thread.start()
+                thread.join(30)
+            else:
+                pool.submit(work).result(30)
+            break
+    assert len(errors) == 1
+    assert "in thread MainThread, whose loop over layers waits for thread " in errors[0]
+    assert ("another" if waits == "joins" else "pool_0") in errors[0]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "t5"])

@@ -185,12 +185,36 @@ def test_the_callers_own_mask_is_what_queries_see(name):
     model = models.tiny(name, sharpness=1.0)
     ids = models.text(model)["input_ids"]
     seen = user_mask(*ids.shape)
+    if model.config._attn_implementation == "eager":  # which would add a boolean mask
+        seen = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
     # Without positions OPT counts them along its mask, and fails by itself where that is no mask of padding.
     positions = {"position_ids": torch.arange(ids.shape[1]).expand(*ids.shape)} if name == "opt" else {}
     with capture(model) as recording:
         for layer in recording.run(input_ids=ids, attention_mask=seen, **positions):
             must_agree(layer)
             assert layer.visibility.kind == "mask"
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_eager_attention_that_adds_a_boolean_mask_is_refused(name, lazy):
+    """It hides nothing in the model's own pass; maps that hide keys would be those of another model."""
+    model = models.tiny(name, sharpness=1.0)
+    model.set_attn_implementation("eager")
+    ids = models.text(model)["input_ids"]
+    seen = user_mask(*ids.shape)
+    maps = model(input_ids=ids, attention_mask=seen, output_attentions=True).attentions[0]
+    assert bool((maps[~seen.expand(maps.shape)] > 0).any())
+    with (
+        capture(model, lazy=lazy) as recording,
+        pytest.raises(ValueError, match=r"adds a boolean .*as numbers"),
+    ):
+        list(recording.run(input_ids=ids, attention_mask=seen))
+    numbers = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    with capture(model) as recording:
+        expected = model(input_ids=ids, attention_mask=numbers, output_attentions=True).attentions
+        for layer in recording.run(input_ids=ids, attention_mask=numbers):
+            torch.testing.assert_close(layer.attention, expected[layer.index], rtol=0, atol=1e-6)
 
 
 def test_heads_that_see_different_keys_are_measured_by_their_own():

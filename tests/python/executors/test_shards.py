@@ -114,6 +114,13 @@ def test_shards_gather_into_the_tables_of_one_process(copied, uninterrupted):
 
 
 @pytest.mark.slow
+def test_other_folders_beside_shards_are_none(tmp_path):
+    for name in ("10-of-12", "2-of-12", "2-of-12-old", "notes-of-june"):
+        (tmp_path / "parts" / name).mkdir(parents=True)
+    shards = shard_folders([tmp_path], with_study=False)
+    assert [part.name for part in shards] == ["2-of-12", "10-of-12"]
+
+
 @pytest.mark.parametrize("of", [2, 4])
 @pytest.mark.parametrize("name", ["moved_positions", "state_clouds", "weight_changes"])
 def test_every_kind_of_stage_goes_into_shards(inputs, uninterrupted, tmp_path, name, of):

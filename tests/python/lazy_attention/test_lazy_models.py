@@ -169,8 +169,21 @@ def test_a_text_without_a_token_has_no_numbers():
     inputs = inputs_of("none")
     inputs["attention_mask"][1] = 0
     for options in ({}, {"lazy": True}):
-        with pytest.raises(ValueError, match=r"got 0|text 1 of the batch has no token"):
+        with pytest.raises(ValueError, match=r"text 1 of the batch has no token"):
             captured(build("plain"), inputs, **options)[0].measure("attention_entropy")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_decoder_text_without_a_token_has_no_numbers(lazy):
+    """Neither in its own attention nor, where it has queries of padding alone, in that to the encoder."""
+    ids = torch.arange(3, 9).expand(2, 6)
+    mask = torch.ones_like(ids)
+    mask[1] = 0
+    inputs = {**inputs_of("none"), "decoder_input_ids": ids, "decoder_attention_mask": mask}
+    for layer in captured(enlarged("T5Model", "T5Config", {**T5, "num_layers": 1}), inputs, lazy=lazy):
+        if "decoder" in layer.stack:
+            with pytest.raises(ValueError, match=r"text 1 of the batch has no token"):
+                layer.measure("attention_entropy")
 
 
 @pytest.mark.parametrize("lazy", [False, True])

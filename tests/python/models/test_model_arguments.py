@@ -42,6 +42,14 @@ def test_weights_are_those_of_a_model_or_a_folder():
         asc.head_circuits(None, 0)
 
 
+def test_changes_of_weights_are_those_of_folders(tmp_path):
+    model = enlarged("LlamaForCausalLM", "LlamaConfig", {**LLAMA, "num_hidden_layers": 1})
+    model.save_pretrained(tmp_path)
+    for sides, name in (((model, tmp_path), "before"), ((tmp_path, model), "after")):
+        with pytest.raises(TypeError, match=rf"^weight_deltas: {name} must be a folder .* got Llama"):
+            list(asc.weight_deltas(*sides))
+
+
 def test_a_fingerprint_is_that_of_a_layer():
     model = enlarged("LlamaForCausalLM", "LlamaConfig", {**LLAMA, "num_hidden_layers": 1})
     projection = asc.output_projection(model, 0)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.layer import End
+from attnscope.capture.layer import End, require_tokens
 from attnscope.metrics.discovery import registry
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
 from attnscope.metrics.measure import measure
@@ -74,8 +74,7 @@ class LazyLayer:
         """
         if isinstance(metrics, Iterator):
             metrics = list(metrics)  # they are looked at twice
-        if empty := (self.lengths == 0).nonzero().flatten().tolist():
-            raise ValueError(f"measure: text {empty[0]} of the batch has no token; leave it out")
+        require_tokens(self.valid, self.query_valid)
         if self.cross:
             self._refuse_metrics_of_places(metrics, options)
         if self.sink_logits is not None and "sink_mass" in options_taken(metrics) - options.keys():

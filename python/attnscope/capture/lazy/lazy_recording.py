@@ -25,7 +25,7 @@ from attnscope._warn import warn
 from attnscope.arguments.modules import module_argument
 from attnscope.capture import module_tracing
 from attnscope.capture.implementation import implementation
-from attnscope.capture.interface import INERT
+from attnscope.capture.interface import INERT, check_boolean_mask
 from attnscope.capture.lazy.lazy_layer import LazyLayer
 from attnscope.capture.lazy.mask_rules import MaskRule, MaskRules
 from attnscope.capture.preflight import check_model, check_not_refused, run_inputs
@@ -186,6 +186,8 @@ class _Collector:
         self.seen = 0
         self.captured: set[str] = set()
         self.has_cross = False
+        # True if the model was given a mask of pairs; those that are made for it are boolean here alone.
+        self.has_boolean_mask = False
         self.token_masks = module_tracing.TokenMasks(self.modules)
         self._layers = layers
         self._heads = heads
@@ -206,6 +208,11 @@ class _Collector:
     def _enter_model(self, name: str, inputs: Mapping[str, Any]) -> None:
         self.numbers.enter_model(name)
         self.token_masks.enter(name, inputs)
+        if not name:
+            masks = [mask for label, mask in inputs.items() if label.endswith("attention_mask")]
+            self.has_boolean_mask = any(
+                torch.is_tensor(mask) and mask.ndim == 4 and mask.dtype == torch.bool for mask in masks
+            )
 
     def check_layers(self, model: str) -> None:
         """Raise for layers that were asked for and that no stack has, after a pass."""
@@ -310,6 +317,8 @@ def attention_function(
             f"capture: {type(module).__name__} passes its attention arguments unknown to lazy capture: "
             f"{unknown}"
         )
+    if collector.has_boolean_mask:
+        check_boolean_mask(module, query, key, value, attention_mask, scaling, options)
     scores = {name: options.get(name) for name in ("softcap", "s_aux", "position_bias")}
     cross = is_cross(module, collector.names[id(module)])
     tokens = collector.token_masks.of(collector.names[id(module)])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attnscope._checks import as_tensor
 from attnscope._nearest import nearest
 from attnscope.arguments.modules import module_argument
+from attnscope.arguments.tokenizers import tokenizer_argument
 from attnscope.models.head_rows import head_plan
 from attnscope.models.inputs.context_length import table_length
 from attnscope.models.inputs.forward_inputs import ForwardInputs
@@ -44,6 +45,7 @@ def texts_argument(function: str, model: nn.Module, inputs: Any, tokenizer: Any)
         tokenizer: for texts.
     """
     model = module_argument(function, model)
+    tokenizer_argument(function, tokenizer)
     mapping = inputs if isinstance(inputs, Mapping) and "input_ids" in inputs else None
     if mapping is None:
         mapping = _encoded(function, inputs, tokenizer)

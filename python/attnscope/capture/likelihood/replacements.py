@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope._nearest import nearest
+from attnscope.arguments.tokenizers import tokenizer_argument
 from attnscope.capture.likelihood.arguments import context_argument, spans_argument, texts_argument
 from attnscope.capture.likelihood.chain import masked_from, some_texts
 from attnscope.capture.likelihood.tokens import texts_a_pass
@@ -84,7 +85,7 @@ def replacements(
         reason.
 
     Raises:
-        TypeError: inputs without input_ids.
+        TypeError: inputs without input_ids; what is no tokenizer of transformers.
         ValueError: an unknown mode, ``nats:`` without a positive number, a mode given twice; spans outside
             their text; as `token_likelihood`.
         NotImplementedError: an encoder-decoder, a model without a vocabulary head.
@@ -109,6 +110,7 @@ def replacements(
         Kauf and Ivanova, A better way to do masked language model scoring, arXiv 2305.10588, 2023.
     """
     name = "replacements"
+    tokenizer_argument(name, tokenizer, needs_vocabulary=True)
     ids, real, extras = texts_argument(name, model, inputs, tokenizer)
     span = spans_argument(name, spans, real)
     chosen_modes = modes_argument(name, modes)

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from attnscope._evaluation import differentiable
 from attnscope.arguments import scalars
+from attnscope.arguments.tokenizers import tokenizer_argument
 from attnscope.capture.gradient import check_precision
 from attnscope.metrics.weights.moments import Moments, site_of
-from attnscope.models.architecture import weight_map
+from attnscope.models.architecture import input_device, weight_map
 from attnscope.models.inputs.text_inputs import stream_ids
 from attnscope.models.weight_entries import WeightEntry, WeightMap
 
@@ -78,6 +79,7 @@ def second_moments(
         for the two moments of a matrix and for labels sampled from the model.
     """
     name = "second_moments"
+    tokenizer_argument(name, tokenizer)
     scalars.choice_argument(name, "labels", labels, ("data", "sampled"))
     if groups < 1:
         raise ValueError(f"{name}: groups must be at least 1, got {groups}")
@@ -184,7 +186,7 @@ class Tracer:
         parameters: bool = False,
     ) -> tuple[list[Trace], dict[str, Tensor]]:
         """Return the traces of one text, and with `parameters` the gradients of the stored tensors."""
-        inputs = {"input_ids": ids[None].to(next(self.model.parameters()).device)}
+        inputs = {"input_ids": ids[None].to(input_device(self.model))}
         names = list(dict.fromkeys(entry.tensor for entry in self.entries)) if parameters else []
         weights = {name: self.model.get_parameter(name) for name in names}
         with self._hooked() as (traces, outputs), differentiable(self.model, weights.values()):

@@ -48,6 +48,8 @@ from attnscope.study_api.units import Unit
 
 #: How far the end of a share moves to the end of a checkpoint, as a part of a share.
 _SLACK = 0.1
+# Of the folder of a shard.
+_NAME = re.compile(r"\d+-of-\d+")
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,8 @@ def shard_folders(folders: Iterable[str | Path], *, with_study: bool = True) -> 
     """Return shards among folders and in `parts/` of run folders; `with_study`: only those with a study."""
     shards = []
     for folder in map(Path, folders):
-        parts = (folder / SHARDS).glob("*-of-*")
+        # a copy beside a shard, such as 1-of-2-old, is none
+        parts = [part for part in (folder / SHARDS).glob("*-of-*") if _NAME.fullmatch(part.name)]
         shards += sorted(parts, key=lambda part: [*map(int, part.name.split("-of-"))]) or [folder]
     return [part for part in dict.fromkeys(shards) if not with_study or read_provenance(part).get("shard")]
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attnscope._evaluation import differentiable, evaluating
 from attnscope.arguments import scalars
 from attnscope.arguments.modules import module_argument
+from attnscope.arguments.tokenizers import tokenizer_argument
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,6 +93,8 @@ def fisher_trace(
         raise ValueError(f"fisher_trace: mask_share must lie in (0, 1], got {mask_share!r}")
     draws, sampled = scalars.at_least("fisher_trace", "draws", draws, 1), labels == "sampled"
     generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
+
+    tokenizer_argument("fisher_trace", tokenizer)
 
     def losses() -> Losses:
         text: Any

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnscope.arguments.number_lists import number_array
+
 #: Added to the product of standard deviations, as torchmetrics does.
 EPSILON = 1e-6
 
@@ -47,7 +49,10 @@ def correlation(x: Any, y: Any) -> float:
     """
     from scipy import stats
 
-    first, second = (stats.rankdata(np.asarray(values, np.float64)).astype(np.float32) for values in (x, y))
+    first, second = (
+        stats.rankdata(number_array("ruscio2023.correlation", name, values)).astype(np.float32)
+        for name, values in (("x", x), ("y", y))
+    )
     if len(first) != len(second):
         raise ValueError(
             f"ruscio2023.correlation: both must hold the same texts, got {len(first)} and {len(second)}"
@@ -77,14 +82,15 @@ def best_layers(
         >>> ruscio2023.best_layers([[0.1, 0.9], [0.4, 0.8]], [0.2, 0.99], 0.7, ["low", "highest"])
         BestLayer(layer=1, mode='low', rho=0.4)
     """
-    values = np.asarray(correlations, np.float64)
-    if values.ndim != 2 or values.shape[1] != len(modes) or len(np.atleast_1d(probabilities)) != len(modes):
+    values = number_array("ruscio2023.best_layers", "correlations", correlations)
+    chances = number_array("ruscio2023.best_layers", "probabilities", probabilities)
+    if values.ndim != 2 or values.shape[1] != len(modes) or chances.shape != (len(modes),):
         raise ValueError(
             f"ruscio2023.best_layers: correlations must have shape [L, {len(modes)}] of {len(modes)} modes, "
             f"got {values.shape}"
         )
-    counted = values[:, np.asarray(probabilities, np.float64) < real_probability]
-    names = [mode for mode, p in zip(modes, probabilities, strict=True) if p < real_probability]
+    counted = values[:, chances < real_probability]
+    names = [mode for mode, p in zip(modes, chances, strict=True) if p < real_probability]
     if not np.isfinite(counted).any():
         return BestLayer(-1, "", math.nan)
     layer, mode = np.unravel_index(np.nanargmax(counted), counted.shape)

@@ -52,7 +52,9 @@ def mann_whitney(real: Any, replaced: Any, span: tuple[int, int]) -> MannWhitney
     """
     from scipy import stats
 
-    real_map, replaced_map = (torch.as_tensor(maps, device="cpu").double() for maps in (real, replaced))
+    real_map, replaced_map = (
+        torch.as_tensor(maps, device="cpu").detach().double() for maps in (real, replaced)
+    )
     if real_map.shape != replaced_map.shape or real_map.ndim != 2 or real_map.shape[0] != real_map.shape[1]:
         raise ValueError(
             f"ruscio2023.mann_whitney: maps must be two of one shape [n, n], got {tuple(real_map.shape)} and "

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from attnscope.arguments.tokenizers import tokenizer_argument
+
 #: What is put before a lemma, in the order in which it is looked for.
 BEFORE = ("", " ", "-", ".")
 
@@ -34,6 +36,7 @@ def find_span(tokenizer: Any, ids: Sequence[int], lemma: str) -> tuple[int, int]
         >>> ruscio2023.find_span(tokenizer, tokenizer("a cat, a cat")["input_ids"], "cat")
         (-1, -1)
     """
+    tokenizer_argument("ruscio2023.find_span", tokenizer, is_needed=True)
     text_ids = [int(token) for token in ids]
     for before in BEFORE:
         lemma_ids = list(tokenizer(before + lemma, add_special_tokens=False)["input_ids"])

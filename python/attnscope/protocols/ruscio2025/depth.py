@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from attnscope.arguments.number_lists import number_array
+
 WINDOW = 3
 
 
@@ -91,7 +93,10 @@ def fiedler_correlations(columns: Mapping[str, Sequence[float]]) -> dict[str, fl
         raise ValueError(
             f"ruscio2025.fiedler_correlations: columns must hold 'fiedler_value', got {', '.join(columns)}"
         )
-    layer_means = {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
+    layer_means = {
+        name: number_array("ruscio2025.fiedler_correlations", name, values)
+        for name, values in columns.items()
+    }
     fiedler = layer_means.pop("fiedler_value")
     varies = len(fiedler) >= 3 and np.ptp(fiedler) > 0
     return {
@@ -148,7 +153,7 @@ def depth_trend(values: Sequence[float]) -> DepthTrend:
 
 def _layers(function: str, values: Sequence[float]) -> npt.NDArray[np.float64]:
     """Return one number per layer."""
-    layer_values = np.asarray(values, dtype=np.float64)
+    layer_values = number_array(f"ruscio2025.{function}", "values", values)
     if layer_values.ndim != 1 or layer_values.size == 0:
         raise ValueError(
             f"ruscio2025.{function}: values must be a list of numbers, got shape {layer_values.shape}"

@@ -13,6 +13,7 @@ import torch
 from attnscope import _calls
 from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
+from attnscope.arguments.number_lists import number_array
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uneven_heads
@@ -199,7 +200,7 @@ def combine_p_values(p_values: Sequence[float] | torch.Tensor) -> float:
     """
     from scipy import special
 
-    values = [float(p) for p in p_values]
+    values = number_array("ruscio2025.combine_p_values", "p_values", p_values).ravel().tolist()
     if not values or not all(0.0 <= p <= 1.0 for p in values):
         raise ValueError(f"ruscio2025.combine_p_values: p_values must lie between 0 and 1, got {values!r}")
     statistic = -2.0 * sum(math.log(p + 1e-10) for p in values)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from attnscope.arguments.tokenizers import tokenizer_argument
 from attnscope.metrics.information import fisher as exact
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def fisher_trace(
         Ruscio et al., What are you sinking?, arXiv 2508.02546, Fisher notebook.
     """
     name = "ruscio2025.fisher_trace"
+    tokenizer_argument(name, tokenizer)
     masked = "MaskedLM" in type(model).__name__
     mask_token: Any = getattr(tokenizer, "mask_token_id", None)
     if masked and mask_token is None:

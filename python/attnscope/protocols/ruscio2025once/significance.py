@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope.arguments import scalars
+from attnscope.arguments.number_lists import number_array
 
 Array = npt.NDArray[np.float64]
 
@@ -130,7 +131,7 @@ def rank_adjusted(p_values: Any) -> Array:
         >>> ruscio2025once.rank_adjusted([0.9, 0.3, 0.6]).round(9).tolist()
         [1.35, 0.3, 1.35]
     """
-    p = np.asarray(p_values, dtype=np.float64)
+    p = number_array("ruscio2025once.rank_adjusted", "p_values", p_values)
     order = np.argsort(p, kind="stable")
     ranks = np.empty(len(p))
     ranks[order] = np.arange(1, len(p) + 1)

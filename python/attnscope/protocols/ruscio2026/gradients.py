@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope.arguments.tokenizers import tokenizer_argument
 from attnscope.protocols.ruscio2026._batches import batches, direction_argument, hooked
 
 #: Phrases whose last sub-tokens represent uncertainty.
@@ -31,6 +32,7 @@ def uncertain_tokens(tokenizer: Any, words: Sequence[str] = UNCERTAIN) -> list[i
     References:
         Ruscio and Thompson, The phenomenology of hallucinations, 2026: `LLM_analysis`, gradient blockage.
     """
+    tokenizer_argument("ruscio2026.uncertain_tokens", tokenizer, is_needed=True)
     return [int(tokenizer(word, add_special_tokens=False)["input_ids"][-1]) for word in words]
 
 
