@@ -213,8 +213,8 @@ def against_control(kind: str, text_means: pd.Series[float], control: pd.DataFra
         counts = {"samples": drawn.texts, "controls": drawn.controls, "unit": "initialisation"}
         return {**difference_of(drawn), **counts}
     paired = text_means.reindex(control["sample"])  # a missing text is NaN, which leaves its pair out
-    values = paired.to_numpy(float), control["value"].to_numpy(float)
-    test = paired_test(*values, resolution=ROUNDED_FLOAT32)
+    pairs = paired.to_numpy(float), control["value"].to_numpy(float)
+    test = paired_test(*pairs, resolution=ROUNDED_FLOAT32)
     return {**difference_of(test), "samples": test.n, "controls": 1, "unit": "text"}
 
 
