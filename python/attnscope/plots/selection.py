@@ -159,7 +159,8 @@ def first_model(results: Results, name: str, *columns: str) -> tuple[pd.DataFram
 
 def first_step(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of untrained models, step 0; none without a later one."""
-    return frame[(frame["step"] == 0) & (frame["step"].nunique() > 1)]
+    last = frame.groupby("model")["step"].transform("max")
+    return frame[(frame["step"] == 0) & (last > 0)]
 
 
 def averaged_columns(frame: pd.DataFrame) -> list[str]:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from attnscope.errors import NotDrawable
-from attnscope.plots.axes import axis_label
+from attnscope.plots.axes import axis_label, colors_by_layer
 from attnscope.plots.figure import (
     Drawn,
     Options,
@@ -50,9 +50,11 @@ def sink_emergence(results: Results, options: Options) -> Drawn:
     strongest = means.groupby(["series", "layer", "head"])["mean"].transform("max") == means["mean"].max()
     top = float(np.nanmax([means["mean"].max(), means.loc[strongest, "high"].max()]))
     top = top if top > 0 else 1.0
+    # one legend is of all panels, whose models may have more or fewer layers
+    colors = colors_by_layer(heads["layer"])
     for name, (ax, rows) in zip(drawn.names, drawn.rows(heads), strict=True):
         limits = (-0.02 * top, min(1.15 * top, 1.02))
-        head_emergence(rows, "sink_share", baselines=baselines, ax=ax, limits=limits)
+        head_emergence(rows, "sink_share", baselines=baselines, ax=ax, colors=colors, limits=limits)
         ax.set_title(name)
         ax.label_outer()
     layers = sorted(heads["layer"].unique())
