@@ -12,6 +12,7 @@ from attnscope.plots import draw, figures_of
 from attnscope.results.results import Results
 from attnscope.studies.wavelet_heads import figures
 from attnscope.studies.wavelet_heads.figures import power_by_layer, scalogram
+from attnscope.studies.wavelet_heads.sections import findings
 from folders import sentences, series
 
 
@@ -164,3 +165,20 @@ def test_no_head_lies_where_no_signal_can_be(results):
 def dots_of(ax):
     """The points of a panel."""
     return [collection for collection in ax.collections if isinstance(collection, PathCollection)]
+
+
+def test_sentences_are_of_one_checkpoint_of_a_model_without_steps(results):
+    """Branches of unknown step ended the report, and their shuffled rows were averaged."""
+    last = {name: results.table(name) for name in ("samples", "phases", "uncertainty_variants")}
+    last = {name: table[table["step"] == 4].assign(step=-1) for name, table in last.items()}
+    both = {
+        name: pd.concat([table.assign(revision="main"), table.assign(revision="alpha")], ignore_index=True)
+        for name, table in last.items()
+    }
+    for name, column in (("phases", "mean"), ("uncertainty_variants", "rho")):
+        both[name].loc[both[name]["revision"] == "alpha", column] += 0.5
+    alone = {name: table[table["revision"] == "main"] for name, table in both.items()}
+    study = {"study": "wavelet_heads"}
+    lines = [findings(Results(tables, study=study)) for tables in (alone, both)]
+    assert "shuffled rows" in str(lines[0][1])
+    assert list(map(str, lines[0])) == list(map(str, lines[1]))

@@ -96,7 +96,7 @@ def sink_maps(results: Results, options: Options) -> Drawn:
     tables = [[where(heads, series=name, step=step) for step in steps] for name in names]
     for row, name in zip(tables, names, strict=True):
         if row[-1].empty:  # a model of no step is what training ends with
-            row[-1] = where(heads, series=name, step=-1)
+            row[-1] = last_step(where(heads, series=name))
     top = highest(
         [layer_head_table(rows, "sink_share").to_numpy() for row in tables for rows in row if len(rows)]
     )
