@@ -81,9 +81,7 @@ def measure_harmonics(study: WaveletStudy, unit: Unit, run: StageRun) -> None:
     if columns:
         run.write("harmonics", **columns)
     else:
-        run.note(
-            f"{type(model).__name__}: no RoPE whose queries turn, with an activation behind it, so no harmonics"
-        )
+        run.note(f"{type(model).__name__}: no RoPE with an activation behind it, so no harmonics")
 
 
 @STAGES.stage(texts_and_controls, name="texts", writes=MEASURED)
