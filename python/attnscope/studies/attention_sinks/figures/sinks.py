@@ -68,10 +68,14 @@ def sink_emergence(results: Results, options: Options) -> Drawn:
     legend = legend_over(drawn.figure, named | levels)
     for line in legend.get_lines()[: len(named)]:
         line.set(alpha=1.0, linewidth=1.6)
+    # of few texts no intervals are given that hold for all heads at once
+    has_intervals = any(
+        str(band.get_gid()).startswith("interval:") for ax in drawn.axes for band in ax.collections
+    )
     return captioned(
         drawn.figure,
         "Attention to the first key over training, one line per head, coloured by layer; the strongest heads "
-        "are bold, with intervals that hold at once for all heads and steps.",
+        f"are bold{', with intervals that hold at once for all heads and steps' if has_intervals else ''}.",
         compared_with(drawn.figure),
         left_out=unknown,
     )
