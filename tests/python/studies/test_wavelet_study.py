@@ -471,3 +471,16 @@ def test_layers_of_one_model_turn_at_frequencies_of_their_own(name):
         expected = base ** (-2.0 * rows["pair"].to_numpy() / size)
         np.testing.assert_allclose(rows["theta"], expected, rtol=1e-6)
     assert (table["distortion_before"] < 1e-4).all()
+
+
+def test_entropies_that_float32_rounds_have_no_correlation():
+    """Heads alike differ in their last bits, whose correlation is that of rounding."""
+    draw = np.random.default_rng(3)
+    rounded = {
+        name: 3.5 * (1 + 2.0**-24 * draw.integers(-2, 3, 12))
+        for name in ("position_entropy", "spectral_entropy", "fourier_entropy")
+    }
+    assert all(map(math.isnan, correlated(rounded).values()))
+    apart = {name: values + 1e-3 * draw.random(12) for name, values in rounded.items()}
+    expected = np.corrcoef(apart["position_entropy"], apart["spectral_entropy"])[0, 1]
+    assert correlated(apart)["rho"] == pytest.approx(expected)
