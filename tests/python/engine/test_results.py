@@ -214,6 +214,20 @@ def test_compare_matches_one_model_under_two_names_and_refuses_nothing_in_common
         Results({"heads": heads()}).compare(Results({"heads": heads(steps=(7,))}))
 
 
+def test_rows_of_two_protocols_are_compared_apart():
+    """Columns of one name are other quantities in each; their mean was of neither."""
+    rows = heads().assign(fiedler_value=1.0)
+    both = pd.concat([rows, rows.assign(protocol="ruscio2025", fiedler_value=3.0, published=5.0)])
+    moved = both.assign(fiedler_value=both["fiedler_value"] + 0.5).iloc[:-1]
+    table = Results({"heads": both}).compare(Results({"heads": moved}))
+    chosen = table[table["metric"] == "fiedler_value"].set_index("protocol")
+    assert chosen["here"].to_dict() == {"exact": 1.0, "ruscio2025": 3.0}
+    assert chosen["there"].to_dict() == {"exact": 1.5, "ruscio2025": 3.5}
+    assert chosen["rows"].to_dict() == {"exact": len(rows), "ruscio2025": len(rows) - 1}
+    assert chosen["only_here"].to_dict() == {"exact": 0, "ruscio2025": 1}
+    assert table[table["metric"] == "published"]["protocol"].tolist() == ["ruscio2025"]
+
+
 def test_compare_says_where_the_sentences_are_not_the_same():
     sample_rows, other = samples(), samples()
     first = int(other["sample"].iloc[0])
