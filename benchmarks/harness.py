@@ -231,10 +231,10 @@ class Benchmark:
 
     def _other_conditions(self, stored: dict[str, Any]) -> str:
         """Return what a stored file was measured under that this run is not, "" where nothing differs."""
-        here = {**machine_facts(), "quick": self.quick}
-        there = {**stored["machine"], "quick": stored["quick"]}
-        differing = [name for name in (*SHARED_FACTS, "quick") if here.get(name) != there.get(name)]
-        return "; ".join(f"{name} {there.get(name)}, here {here.get(name)}" for name in differing)
+        current = {**machine_facts(), "quick": self.quick}
+        previous = {**stored["machine"], "quick": stored["quick"]}
+        differing = [name for name in (*SHARED_FACTS, "quick") if current.get(name) != previous.get(name)]
+        return "; ".join(f"{name} {previous.get(name)}, here {current.get(name)}" for name in differing)
 
     def _with_what_is_stored(self) -> tuple[list[dict[str, Any]], list[str]]:
         """Return rows and refusals, in a run of some rows among those of the stored file."""

@@ -125,8 +125,8 @@ def measured_heads(results: Results, quantities: Quantities = ()) -> pd.DataFram
 def last_step(frame: pd.DataFrame) -> pd.DataFrame:
     """Return each model's rows at its last checkpoint: that of the highest step.
 
-    Of several revisions of that step, such as branches of which no step is known (−1), it is the last by
-    name: they are different weights, whose mean is of no model.
+    Where several revisions have that step, such as branches of which no step is known (−1), it is the last
+    by name: they are different weights, whose mean is of no model.
 
     >>> table = pd.DataFrame({"model": "m", "revision": ["v2", "v1"], "step": -1, "share": [0.5, 0.1]})
     >>> last_step(table)["share"].tolist()

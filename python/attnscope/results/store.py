@@ -249,14 +249,14 @@ def with_missing(files: Sequence[Path], schema: pa.Schema) -> list[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    whole = {field.name for field in schema if pa.types.is_integer(field.type)}
+    integers = {field.name for field in schema if pa.types.is_integer(field.type)}
     missing: set[str] = set()
-    for file in files if whole else ():
+    for file in files if integers else ():
         metadata = pq.read_metadata(file)
-        missing |= whole - set(metadata.schema.to_arrow_schema().names) if metadata.num_rows else set()
+        missing |= integers - set(metadata.schema.to_arrow_schema().names) if metadata.num_rows else set()
         for group in map(metadata.row_group, range(metadata.num_row_groups)):
             for column in map(group.column, range(group.num_columns)):
-                if column.path_in_schema in whole and column.statistics and column.statistics.null_count:
+                if column.path_in_schema in integers and column.statistics and column.statistics.null_count:
                     missing.add(column.path_in_schema)
     return [name for name in schema.names if name in missing]
 

@@ -218,10 +218,10 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
     rows = []
     kinds = kinds_of(results, table)
     for protocol, part in matched.groupby("protocol", sort=True) if several else [("", matched)]:
-        here, there = (
+        sides = [
             rows_of_protocol(frame, str(protocol)) if several else frame for frame in (rows_here, rows_there)
-        )
-        sizes = len(here), len(there)
+        ]
+        sizes = len(sides[0]), len(sides[1])
         for row in _compared_metrics(part, kinds, sizes):
             if not several:
                 rows.append(row)

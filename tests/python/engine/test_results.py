@@ -228,9 +228,9 @@ def test_means_of_a_table_are_of_one_checkpoint_each():
 def test_rows_of_two_protocols_are_compared_apart():
     """Columns of one name are other quantities in each; their mean was of neither."""
     rows = heads().assign(fiedler_value=1.0)
-    both = pd.concat([rows, rows.assign(protocol="ruscio2025", fiedler_value=3.0, published=5.0)])
-    moved = both.assign(fiedler_value=both["fiedler_value"] + 0.5).iloc[:-1]
-    table = Results({"heads": both}).compare(Results({"heads": moved}))
+    protocols = pd.concat([rows, rows.assign(protocol="ruscio2025", fiedler_value=3.0, published=5.0)])
+    moved = protocols.assign(fiedler_value=protocols["fiedler_value"] + 0.5).iloc[:-1]
+    table = Results({"heads": protocols}).compare(Results({"heads": moved}))
     chosen = table[table["metric"] == "fiedler_value"].set_index("protocol")
     assert chosen["here"].to_dict() == {"exact": 1.0, "ruscio2025": 3.0}
     assert chosen["there"].to_dict() == {"exact": 1.5, "ruscio2025": 3.5}

@@ -98,8 +98,8 @@ def test_of_revisions_without_a_step_the_last_is_the_last_checkpoint():
     assert last_step(table)["value"].tolist() == [3]
     assert last_step(table[table["step"] < 0])["value"].tolist() == [0]
     others = table.assign(model="other", revision="")
-    both = pd.concat([table[table["step"] < 0], others[others["step"] < 0]])
-    assert last_step(both)[["model", "value"]].to_numpy().tolist() == [["m", 0], ["other", 0], ["other", 1]]
+    models = pd.concat([table[table["step"] < 0], others[others["step"] < 0]])
+    assert last_step(models)[["model", "value"]].to_numpy().tolist() == [["m", 0], ["other", 0], ["other", 1]]
     assert last_step(table.drop(columns="revision"))["value"].tolist() == [3]
 
 

@@ -261,7 +261,7 @@ def test_nulls_stand_in_every_emergence_plot() -> None:
 
 @pytest.mark.parametrize("samples", [6, 12])
 def test_a_caption_speaks_of_intervals_that_are_drawn(samples) -> None:
-    """Of few texts there are none that hold for all heads at once."""
+    """Few texts have none that hold for all heads at once."""
     rows = pd.concat(
         pd.DataFrame(
             {"step": [0, 8], "sample": sample, "sink_share": 0.1 + 0.01 * sample + 0.02 * head}

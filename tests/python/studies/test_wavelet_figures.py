@@ -112,8 +112,8 @@ def in_tables(results, **changed):
 def deeper(table, layers, name="deep"):
     """The rows of the last checkpoint, and those of a model that has more layers."""
     last = table[table["step"] == table["step"].max()]
-    more = [last[last["layer"] == 0].assign(model=name, layer=layer) for layer in range(layers)]
-    return pd.concat([last, *more], ignore_index=True)
+    added = [last[last["layer"] == 0].assign(model=name, layer=layer) for layer in range(layers)]
+    return pd.concat([last, *added], ignore_index=True)
 
 
 def test_a_layer_has_the_legends_colour_in_every_panel(results):
@@ -158,8 +158,8 @@ def test_no_head_lies_where_no_signal_can_be(results):
     points = np.concatenate([dots.get_offsets() for dots in dots_of(drawn.axes[0])])
     assert (points.sum(1) >= bound - 1e-9).all()
     last = heads[heads["step"] == 4]
-    alone = draw(in_tables(results, heads=last.assign(step=0)), ["uncertainty"])["uncertainty"]
-    assert "before training" not in [text.get_text() for text in alone.legends[0].get_texts()]
+    untrained = draw(in_tables(results, heads=last.assign(step=0)), ["uncertainty"])["uncertainty"]
+    assert "before training" not in [text.get_text() for text in untrained.legends[0].get_texts()]
 
 
 def dots_of(ax):
@@ -171,14 +171,14 @@ def test_sentences_are_of_one_checkpoint_of_a_model_without_steps(results):
     """Branches of unknown step ended the report, and their shuffled rows were averaged."""
     last = {name: results.table(name) for name in ("samples", "phases", "uncertainty_variants")}
     last = {name: table[table["step"] == 4].assign(step=-1) for name, table in last.items()}
-    both = {
+    branches = {
         name: pd.concat([table.assign(revision="main"), table.assign(revision="alpha")], ignore_index=True)
         for name, table in last.items()
     }
     for name, column in (("phases", "mean"), ("uncertainty_variants", "rho")):
-        both[name].loc[both[name]["revision"] == "alpha", column] += 0.5
-    alone = {name: table[table["revision"] == "main"] for name, table in both.items()}
+        branches[name].loc[branches[name]["revision"] == "alpha", column] += 0.5
+    main = {name: table[table["revision"] == "main"] for name, table in branches.items()}
     study = {"study": "wavelet_heads"}
-    lines = [findings(Results(tables, study=study)) for tables in (alone, both)]
+    lines = [findings(Results(tables, study=study)) for tables in (main, branches)]
     assert "shuffled rows" in str(lines[0][1])
     assert list(map(str, lines[0])) == list(map(str, lines[1]))
