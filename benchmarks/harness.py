@@ -60,6 +60,8 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
+#: Facts of a machine that rows of one file share: numbers of others cannot stand beside them.
+SHARED_FACTS = ("cpu", "cpus", "isa", "threads", "python", "versions")
 #: Processors that others may keep busy at the start of a row.
 MOST_LOAD = 0.5
 #: What a script ends with where a row is slower than a peer, and where one was not measured.
@@ -111,6 +113,13 @@ class Benchmark:
             from threadpoolctl import threadpool_limits
 
             threadpool_limits(self.options.threads, user_api="blas")
+        if self.options.only and self.options.json.exists():
+            stored = json.loads(self.options.json.read_text(encoding="utf-8"))
+            if others := self._other_conditions(stored):
+                parser.error(
+                    f"--only: {self.options.json} was measured under other conditions ({others}); "
+                    "give another file with --json"
+                )
         self.rows: list[dict[str, Any]] = []
         self.missed: list[str] = []
         self.slower: list[str] = []
@@ -219,6 +228,13 @@ class Benchmark:
     def _misses(self, row: dict[str, Any]) -> bool:
         ratio = self._judged_ratio(row)
         return ratio is not None and ratio < row["target"]
+
+    def _other_conditions(self, stored: dict[str, Any]) -> str:
+        """Return what a stored file was measured under that this run is not, "" where nothing differs."""
+        current = {**machine_facts(), "quick": self.quick}
+        previous = {**stored["machine"], "quick": stored["quick"]}
+        differing = [name for name in (*SHARED_FACTS, "quick") if current.get(name) != previous.get(name)]
+        return "; ".join(f"{name} {previous.get(name)}, here {current.get(name)}" for name in differing)
 
     def _with_what_is_stored(self) -> tuple[list[dict[str, Any]], list[str]]:
         """Return rows and refusals, in a run of some rows among those of the stored file."""

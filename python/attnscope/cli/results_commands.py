@@ -93,7 +93,7 @@ def figures(
 def tables(
     folder: Folder,
     table: Annotated[str, Option(help="Which table; heads.")] = "",
-    by: Annotated[str, Option(help="Columns to group by [default: model,layer].")] = "",
+    by: Annotated[str, Option(help="Columns to group by [default: model,layer; a series by step too].")] = "",
     columns: Annotated[str, Option(help='These columns, comma separated, or "all"; as many as fit.')] = "",
     latex: Annotated[
         bool, Option("--latex", help="As LaTeX; without --table and --by all tables of the report.")
@@ -128,7 +128,7 @@ def tables(
             raise typer.BadParameter(str(error)) from error
         return
     table = table or "heads"
-    keys = listed_in(by) or [key for key in ("model", "layer") if key in results.key_columns(table)]
+    keys = listed_in(by) or _usual_keys(results, table)
     frame = statistics(results, table, keys, "" if columns == "all" else columns)
     if as_json:
         show(frame.to_json(orient="records"))
@@ -140,6 +140,21 @@ def tables(
         show(text)
         if hidden:
             say(f"{hidden} more columns: --columns all, or names such as --columns {frame.columns[-1]}")
+
+
+def _usual_keys(results: Results, table: str) -> list[str]:
+    """Return the keys that a table is grouped by where none are named: checkpoints are never averaged."""
+    keys = results.key_columns(table)
+    usual: list[str] = [key for key in ("model", "layer") if key in keys]
+    checkpoint = [key for key in ("model", "revision", "step") if key in keys]
+    if "model" not in checkpoint:
+        return usual
+    checkpoints = results.table(table, checkpoint).drop_duplicates()
+    telling = ["model"]
+    for key in ("step", "revision"):
+        if key in checkpoint and checkpoints.duplicated(telling).any():
+            telling.append(key)
+    return [*telling, *usual[1:]]
 
 
 def _latex_of(frame: Any, table: str, keys: Sequence[str], width: str, *, is_chosen: bool) -> str:

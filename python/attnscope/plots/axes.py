@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,16 @@ def layer_colors(count: int) -> list[str]:
     if count <= 4:
         return ["#56b4e9", "#d55e00", "#009e73", "#cc79a7"][:count]
     return [to_hex(color) for color in colormaps["viridis_r"](np.linspace(0.12, 1.0, count))]
+
+
+def colors_by_layer(layers: Iterable[Any]) -> dict[Any, str]:
+    """Return the colour of each layer that there is.
+
+    >>> list(colors_by_layer([3, 0, 3]))
+    [0, 3]
+    """
+    numbers = sorted({int(layer) for layer in layers})
+    return dict(zip(numbers, layer_colors(len(numbers)), strict=True))
 
 
 def scale_logarithmically(ax: Axes, values: Sequence[Any]) -> None:

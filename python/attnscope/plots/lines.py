@@ -19,10 +19,10 @@ from attnscope.errors import NotDrawable
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.axes import (
     axis_label,
+    colors_by_layer,
     depth_axis,
     drawn_range,
     label_some,
-    layer_colors,
     series_colors,
     step_axis,
 )
@@ -103,6 +103,7 @@ def head_emergence(
     baselines: pd.DataFrame | None = None,
     ax: Axes | None = None,
     named: int = 3,
+    colors: Mapping[Any, str] | None = None,
     limits: tuple[float, float] | None = None,
     **line: Any,
 ) -> Axes:
@@ -118,6 +119,7 @@ def head_emergence(
         ax: axes to draw on; None makes them.
         named: how many of the highest heads at the last step are drawn bold with an interval; those clearly
             above uniform attention carry their name.
+        colors: by layer; None: from light to dark for the layers that there are.
         limits: of the vertical axis; None follows the data.
         line: of matplotlib's lines, such as color, alpha, linestyle, for every head.
 
@@ -136,8 +138,7 @@ def head_emergence(
     table = estimate(heads, metric, ["layer", "head", "step"], together=True)
     final = table[table["step"] == table["step"].max()].sort_values("mean", ascending=False)
     top = list(zip(final["layer"], final["head"], strict=True))[:named]
-    layers = sorted(table["layer"].unique())
-    colors = dict(zip(layers, layer_colors(len(layers)), strict=True))
+    colors = colors_by_layer(table["layer"]) if colors is None else colors
     for (layer, head), rows in table.groupby(["layer", "head"]):
         strong = (layer, head) in top
         draw_curve(

@@ -123,9 +123,24 @@ def measured_heads(results: Results, quantities: Quantities = ()) -> pd.DataFram
 
 
 def last_step(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return each model's rows at its last checkpoint (all rows of a model that is no checkpoint series)."""
+    """Return each model's rows at its last checkpoint: that of the highest step.
+
+    Where several revisions have that step, such as branches of which no step is known (−1), it is the last
+    by name: they are different weights, whose mean is of no model.
+
+    >>> table = pd.DataFrame({"model": "m", "revision": ["v2", "v1"], "step": -1, "share": [0.5, 0.1]})
+    >>> last_step(table)["share"].tolist()
+    [0.5]
+    """
     last = frame.groupby("model")["step"].transform("max")
-    return frame[frame["step"] == last]
+    rows = frame[frame["step"] == last]
+    if (
+        "revision" not in rows
+        or not rows[["model", "revision"]].drop_duplicates()["model"].duplicated().any()
+    ):
+        return rows
+    revisions = rows["revision"].fillna("").astype(str)
+    return rows[revisions == revisions.groupby(rows["model"]).transform("max")]
 
 
 def final(results: Results, name: str, *columns: str, **values: Any) -> pd.DataFrame:
@@ -159,7 +174,8 @@ def first_model(results: Results, name: str, *columns: str) -> tuple[pd.DataFram
 
 def first_step(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of untrained models, step 0; none without a later one."""
-    return frame[(frame["step"] == 0) & (frame["step"].nunique() > 1)]
+    last = frame.groupby("model")["step"].transform("max")
+    return frame[(frame["step"] == 0) & (last > 0)]
 
 
 def averaged_columns(frame: pd.DataFrame) -> list[str]:

@@ -38,6 +38,7 @@ from attnscope.report.section import (
 )
 from attnscope.results.files import write_bytes
 from attnscope.results.results import Results
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.study_api.number_text import number
 from attnscope.study_api.unfinished import unfinished
 from attnscope.untrusted.safe_text import mark_controls, quote_formulas
@@ -362,12 +363,8 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> di
     samples = tables.get("samples")
     if samples is not None and not samples.empty:
         facts["models"] = isolate_names(samples["model"].unique())
-        steps = sorted({int(step) for step in samples["step"]})
-        if len(steps) > 1:
-            shown_steps = f"steps {', '.join(str(step) for step in steps if step >= 0)}"
-            facts["checkpoints"] = (
-                f"{len(steps)}: {shown_steps}{' and one of no step' if steps[0] < 0 else ''}"
-            )
+        if checkpoints := _checkpoints(samples):
+            facts["checkpoints"] = checkpoints
         texts = samples.drop_duplicates(["model", "sample"])
         # models cut and split the same sentences each in its own way
         for group, texts_of_group in texts.groupby("group", sort=False):
@@ -395,6 +392,20 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> di
         shown: list[str] = [*set(sizes.values())] if alike else [*named]
         facts["heads"] = Markup("{}; {:,} maps measured").format(Markup("; ").join(shown), len(heads))
     return facts
+
+
+def _checkpoints(samples: pd.DataFrame) -> str:
+    """Return the steps that were measured, and how many checkpoints have none; "" for one of each model."""
+    checkpoints = samples[[*CHECKPOINT_KEYS]].drop_duplicates()
+    steps = sorted({int(step) for step in checkpoints["step"] if step >= 0})
+    of_no_step = checkpoints[checkpoints["step"] < 0]
+    if checkpoints["step"].nunique() <= 1 and not checkpoints["model"].duplicated().any():
+        return ""
+    words = [f"steps {', '.join(map(str, steps))}"] if steps else []
+    words += [f"{'one' if len(of_no_step) == 1 else len(of_no_step)} of no step"] if len(of_no_step) else []
+    several = of_no_step["model"].duplicated().any()
+    last = "; of several the last by name is described" if several else ""
+    return f"{len(steps) + len(of_no_step)}: {' and '.join(words)}{last}"
 
 
 def _samples(samples: pd.DataFrame | None) -> list[dict[Hashable, Any]]:

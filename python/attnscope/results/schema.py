@@ -126,25 +126,30 @@ def with_keys(table: pa.Table, name: str, keys: Sequence[str]) -> pa.Table:
     table_facts = {key: text for key, text in metadata.items() if key.startswith(b"attnscope_")}
     if keys and b"attnscope_table" not in table_facts:
         table_facts[b"attnscope_table"] = json.dumps({"name": name, "version": 1, "keys": [*keys]}).encode()
-    if nullable := _missing_whole_numbers(table):
-        table_facts[b"pandas"] = json.dumps({**_NO_INDEX, "columns": nullable}).encode()
+    columns = zip(table.column_names, table.columns, strict=True)
+    table_facts |= pandas_note(table.schema, [name for name, column in columns if column.null_count])
     return table.replace_schema_metadata(table_facts)
 
 
-def _missing_whole_numbers(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the columns of whole numbers of which some are missing, as pandas notes them: as `Int64`, which
+def pandas_note(schema: pa.Schema, with_missing: Iterable[str]) -> dict[bytes, bytes]:
+    """Return what pandas is told of a table: that whole numbers of which some are missing are `Int64`, which
     `Results.table` gives too. Without a note its reader would make floats of them.
+
+    Args:
+        schema: of the table.
+        with_missing: columns that hold a null.
     """
     import pyarrow as pa
 
-    return [
+    columns = [
         {
             "name": name,
             "field_name": name,
-            "pandas_type": str(column.type),
+            "pandas_type": str(schema.field(name).type),
             "numpy_type": "Int64",
             "metadata": None,
         }
-        for name, column in zip(table.column_names, table.columns, strict=True)
-        if pa.types.is_integer(column.type) and column.null_count
+        for name in with_missing
+        if pa.types.is_integer(schema.field(name).type)
     ]
+    return {b"pandas": json.dumps({**_NO_INDEX, "columns": columns}).encode()} if columns else {}

@@ -40,6 +40,7 @@ from attnscope.results.files import (
     refuse_links,
     remove_leftovers,
 )
+from attnscope.results.schema import pandas_note
 from attnscope.untrusted.documents import read_json
 
 if TYPE_CHECKING:
@@ -168,20 +169,22 @@ class Store:
         import pyarrow.parquet as pq
 
         files = self.files(units, table)
-        if len(files) == 1 and pq.read_metadata(files[0]).num_rows <= ROW_GROUP:
+        run_table = dataset(files)
+        note = pandas_note(run_table.schema, with_missing(files, run_table.schema))
+        if not note and len(files) == 1 and pq.read_metadata(files[0]).num_rows <= ROW_GROUP:
             with atomic_file(path) as file:
                 file.write(files[0].read_bytes())  # written as it would be here
             return
-        run_table = dataset(files)
-        with atomic_file(path) as file, table_writer(file, run_table.schema) as writer:
+        schema = run_table.schema.with_metadata({**(run_table.schema.metadata or {}), **note})
+        with atomic_file(path) as file, table_writer(file, schema) as writer:
             waiting: list[pa.RecordBatch] = []
             for batch in run_table.to_batches(use_threads=False, batch_size=ROW_GROUP, fragment_readahead=1):
                 waiting.append(batch)
                 if sum(map(len, waiting)) >= ROW_GROUP:
-                    writer.write_table(pa.Table.from_batches(waiting, run_table.schema).combine_chunks())
+                    writer.write_table(pa.Table.from_batches(waiting, schema).combine_chunks())
                     waiting = []
             if waiting:
-                writer.write_table(pa.Table.from_batches(waiting, run_table.schema).combine_chunks())
+                writer.write_table(pa.Table.from_batches(waiting, schema).combine_chunks())
 
     def _set_aside(self, path: Path, say: Callable[[str], None]) -> None:
         aside = self.folder / SET_ASIDE
@@ -237,6 +240,25 @@ def dataset(files: Sequence[Path]) -> Any:
     checking = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     how = ds.ParquetFileFormat(default_fragment_scan_options=checking)
     return ds.dataset([str(file) for file in files], schema=schema, format=how)
+
+
+def with_missing(files: Sequence[Path], schema: pa.Schema) -> list[str]:
+    """Return the columns of whole numbers that hold a null in some of the files, or that one lacks, from what
+    the files say of their columns.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    integers = {field.name for field in schema if pa.types.is_integer(field.type)}
+    missing: set[str] = set()
+    for file in files if integers else ():
+        metadata = pq.read_metadata(file)
+        missing |= integers - set(metadata.schema.to_arrow_schema().names) if metadata.num_rows else set()
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for column in map(group.column, range(group.num_columns)):
+                if column.path_in_schema in integers and column.statistics and column.statistics.null_count:
+                    missing.add(column.path_in_schema)
+    return [name for name in schema.names if name in missing]
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -185,7 +185,8 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
     Samples are matched by number; a warning says so where their sentences differ.
 
     Returns:
-        one row per numeric metric: rows matched, rows only here, rows only there, which statistic its kind
+        one row per numeric metric, and where rows of several protocols match per protocol, whose columns of
+        one name are other quantities: rows matched, rows only here, rows only there, which statistic its kind
         allows (mean, median, most frequent), that of both runs, the mean and the largest absolute difference,
         the correlation, and whether all matched values are equal.
     """
@@ -213,20 +214,39 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
             "texts and models",
             UserWarning,
         )
+    several = "protocol" in keys and matched["protocol"].nunique() > 1
     rows = []
-    for name, kind in kinds_of(results, table).items():
+    kinds = kinds_of(results, table)
+    for protocol, part in matched.groupby("protocol", sort=True) if several else [("", matched)]:
+        sides = [
+            rows_of_protocol(frame, str(protocol)) if several else frame for frame in (rows_here, rows_there)
+        ]
+        sizes = len(sides[0]), len(sides[1])
+        for row in _compared_metrics(part, kinds, sizes):
+            if not several:
+                rows.append(row)
+            elif row["finite"] or not row["equal"]:  # a column of the other protocol is missing in both
+                rows.append({"metric": row.pop("metric"), "protocol": str(protocol), **row})
+    return pd.DataFrame(rows)
+
+
+def _compared_metrics(
+    matched: pd.DataFrame, kinds: Mapping[str, str], sizes: tuple[int, int]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row per metric of matched rows; `sizes` are the rows of both runs."""
+    for name, kind in kinds.items():
         if f"{name}\0other" not in matched:
             continue
         a, b = (matched[column].to_numpy(float, na_value=np.nan) for column in (name, f"{name}\0other"))
         good = np.isfinite(a) & np.isfinite(b)
         x, y = a[good], b[good]
         varies = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
-        rows.append(
+        yield (
             {
                 "metric": name,
                 "rows": len(matched),
-                "only_here": len(rows_here) - len(matched),
-                "only_there": len(rows_there) - len(matched),
+                "only_here": sizes[0] - len(matched),
+                "only_there": sizes[1] - len(matched),
                 "finite": int(good.sum()),
                 "statistic": STATISTIC.get(kind, "mean"),
                 "here": typical(x, kind),
@@ -237,7 +257,6 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
                 "equal": bool(np.array_equal(a, b, equal_nan=True)),
             }
         )
-    return pd.DataFrame(rows)
 
 
 def _check_comparable(

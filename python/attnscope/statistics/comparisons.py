@@ -16,7 +16,7 @@ import numpy as np
 
 from attnscope.arguments.scalars import fraction_argument
 from attnscope.statistics._arguments import Vector, pairs, vector
-from attnscope.statistics.rounding import is_one_number, without_rounding
+from attnscope.statistics.rounding import ROUNDED, is_one_number, resolution_argument, without_rounding
 
 
 class Comparison(NamedTuple):
@@ -31,21 +31,22 @@ class Comparison(NamedTuple):
     n: int
 
 
-def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
+def paired_test(a: Any, b: Any, *, confidence: float = 0.95, resolution: float = ROUNDED) -> Comparison:
     """Return the paired t-test of the mean of a − b over the same samples.
 
     Args:
         a: one number a sample.
         b: the same samples in the same order; a pair with NaN is left out.
         confidence: of the interval of the difference.
+        resolution: numbers that differ by less of themselves are equal. What sums in another order differ by
+            is the default; 2⁻²⁰ leaves out what a model that runs in float32 rounds.
 
     Returns:
         Comparison; p_value is NaN where no test exists: for fewer than two pairs, and where all differences
-        are 0 or one is infinite. It is 0 where all are equal and not 0. What sums in another order differ by,
-        less than 2⁻⁴⁰ of the numbers themselves, is 0.
+        are 0 or one is infinite. It is 0 where all are equal and not 0.
 
     Raises:
-        ValueError: different lengths, confidence outside (0, 1).
+        ValueError: different lengths, confidence outside (0, 1), resolution outside [0, 1).
 
     Example:
         >>> from attnscope import statistics
@@ -56,9 +57,10 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         Student, The probable error of a mean, 1908.
     """
     confidence = fraction_argument("paired_test", "confidence", confidence)
+    resolution = resolution_argument("paired_test", resolution)
     x, y = pairs("paired_test", a, b)
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite has no test
-        difference = np.where(is_one_number(x, y), 0.0, x - y)
+        difference = np.where(is_one_number(x, y, resolution), 0.0, x - y)
         n = len(difference)
         mean = float(difference.mean()) if n else math.nan
     if n < 2 or not math.isfinite(mean):
@@ -71,21 +73,22 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
     return by_student(mean, math.sqrt(variance) * scale, n - 1, n, confidence)
 
 
-def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
+def welch_test(a: Any, b: Any, *, confidence: float = 0.95, resolution: float = ROUNDED) -> Comparison:
     """Return Welch's t-test of the difference of means of two independent sets of samples.
 
     Args:
         a: one number a sample; NaN is left out.
         b: other samples.
         confidence: of the interval of the difference.
+        resolution: as in `paired_test`.
 
     Returns:
         Comparison, n the samples of both; p_value is NaN where no test exists: where either holds fewer
         than two, all values are equal, or one is infinite. It is 0 where all of either are equal and the two
-        differ. What sums in another order differ by, less than 2⁻⁴⁰ of the numbers themselves, is 0.
+        differ.
 
     Raises:
-        ValueError: confidence outside (0, 1).
+        ValueError: confidence outside (0, 1), resolution outside [0, 1).
 
     Example:
         >>> from attnscope import statistics
@@ -97,15 +100,16 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         involved, 1947.
     """
     confidence = fraction_argument("welch_test", "confidence", confidence)
+    resolution = resolution_argument("welch_test", resolution)
     x, y = (vector("welch_test", name, values) for name, values in (("a", a), ("b", b)))
-    x, y = (without_rounding(values[~np.isnan(values)]) for values in (x, y))
+    x, y = (without_rounding(values[~np.isnan(values)], resolution) for values in (x, y))
     n = len(x) + len(y)
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite has no test
         mean = float(x.mean() - y.mean()) if len(x) and len(y) else math.nan
     if min(len(x), len(y)) < 2 or not math.isfinite(mean):
         return Comparison(mean, *(math.nan,) * 5, n)
     if np.ptp(x) == 0 and np.ptp(y) == 0:
-        return _without_spread(0.0 if is_one_number(x[0], y[0]) else mean, n - 2, n)
+        return _without_spread(0.0 if is_one_number(x[0], y[0], resolution) else mean, n - 2, n)
     # without a scale small variances would vanish
     rest = x - x.mean(), y - y.mean()
     scale = float(max(np.abs(values).max() for values in rest))

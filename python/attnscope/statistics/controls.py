@@ -18,7 +18,7 @@ import numpy as np
 from attnscope.arguments.scalars import fraction_argument
 from attnscope.statistics._arguments import vector
 from attnscope.statistics.comparisons import by_student
-from attnscope.statistics.rounding import without_rounding
+from attnscope.statistics.rounding import ROUNDED, resolution_argument, without_rounding
 
 #: Fewer controls give too little information about initialisations.
 FEWEST = 8
@@ -42,7 +42,9 @@ class ControlTest(NamedTuple):
     texts: int
 
 
-def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 0.95) -> ControlTest:
+def control_test(
+    measured: Any, controls: Sequence[Any], *, confidence: float = 0.95, resolution: float = ROUNDED
+) -> ControlTest:
     """Test whether a model differs from random initialisations of itself, with the initialisation as unit.
 
     A model that is one more initialisation differs from the mean of K of them by the variance s²(1 + 1/K), s²
@@ -55,13 +57,14 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
         measured: the model, one number a text; NaN is left out.
         controls: of each control one number a text, of the same texts, a share of them, or others.
         confidence: of the interval.
+        resolution: numbers that differ by less of themselves are equal, as in `paired_test`.
 
     Returns:
         ControlTest; all but the difference are NaN for fewer than 8 controls or two texts, and where nothing
-        varies. Numbers that differ by less than 2⁻⁴⁰ of themselves do not vary.
+        varies.
 
     Raises:
-        ValueError: values of more than one dimension, confidence outside (0, 1).
+        ValueError: values of more than one dimension, confidence outside (0, 1), resolution outside [0, 1).
 
     Example:
         >>> from attnscope import statistics
@@ -76,12 +79,13 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
     """
     name = "control_test"
     confidence = fraction_argument(name, "confidence", confidence)
+    resolution = resolution_argument(name, resolution)
     model_values = vector(name, "measured", measured)
-    model_values = without_rounding(model_values[~np.isnan(model_values)])
+    model_values = without_rounding(model_values[~np.isnan(model_values)], resolution)
     control_values = [vector(name, "controls", values) for values in controls]
-    control_values = [without_rounding(values[~np.isnan(values)]) for values in control_values]
+    control_values = [without_rounding(values[~np.isnan(values)], resolution) for values in control_values]
     control_values = [values for values in control_values if len(values)]
-    means = without_rounding(np.array([values.mean() for values in control_values]))
+    means = without_rounding(np.array([values.mean() for values in control_values]), resolution)
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite has no test
         has_both = len(model_values) and len(means)
         difference = float(model_values.mean() - means.mean()) if has_both else math.nan

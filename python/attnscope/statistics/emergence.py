@@ -18,7 +18,7 @@ from attnscope.arguments.scalars import fraction_argument, real, whole_steps
 from attnscope.statistics._arguments import check_draws, table_argument
 from attnscope.statistics.comparisons import holm
 from attnscope.statistics.intervals import bootstrap
-from attnscope.statistics.rounding import varies
+from attnscope.statistics.rounding import ROUNDED, varies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,6 +121,7 @@ def emergence_splits(
     confidence: float = 0.95,
     draws: int | None = None,
     seed: int = 0,
+    resolution: float = ROUNDED,
 ) -> list[dict[str, Any]]:
     """Return the results of `emergence_step` for several curves, corrected together: the quantities of one
     run.
@@ -128,6 +129,7 @@ def emergence_splits(
     Args:
         curves: of each its steps, ascending, and values [steps, samples], NaN where a sample has none.
         fraction, level, confidence, draws, seed: as for `emergence_step`.
+        resolution: means that differ by less of themselves are equal.
 
     Example:
         >>> import numpy as np
@@ -143,7 +145,7 @@ def emergence_splits(
             means.append(np.where(present, values, 0.0).sum(1) / present.sum(1))
     defined_means = [mean[~np.isnan(mean)] for mean in means]
     # Curves that are constant but for rounding hold no test: nothing changes, whatever the order.
-    tested = [bool(len(curve) and varies(curve)) for curve in defined_means]
+    tested = [bool(len(curve) and varies(curve, resolution=resolution)) for curve in defined_means]
     family = sum(
         flag and len(curve) >= 2 * EACH_SIDE for curve, flag in zip(defined_means, tested, strict=True)
     )

@@ -12,25 +12,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnscope.arguments.scalars import real
 from attnscope.statistics._arguments import Vector
 
 #: Numbers that differ by less of themselves are one number, summed in another order.
 ROUNDED = 2.0**-40
+#: The same of what a model computes in float32: eight of its roundings, of 2⁻²³ each. Norms of normalised
+#: states, which are one number, differ by about one.
+ROUNDED_FLOAT32 = 2.0**-20
 
 
-def is_one_number(values: Any, others: Any) -> npt.NDArray[np.bool_]:
+def resolution_argument(function: str, value: Any) -> float:
+    """Return a relative resolution that was checked."""
+    resolution = real(function, "resolution", value)
+    if not 0.0 <= resolution < 1.0:
+        raise ValueError(f"{function}: resolution must lie in [0, 1), got {resolution!r}")
+    return resolution
+
+
+def is_one_number(values: Any, others: Any, resolution: float = ROUNDED) -> npt.NDArray[np.bool_]:
     """Return where numbers differ from others by rounding alone."""
     with np.errstate(over="ignore"):  # the difference of the largest numbers is infinite
-        return np.isclose(values, others, rtol=ROUNDED, atol=0.0)
+        return np.isclose(values, others, rtol=resolution, atol=0.0)
 
 
-def without_rounding(values: Vector) -> Vector:
+def without_rounding(values: Vector, resolution: float = ROUNDED) -> Vector:
     """Return the first of values for all of them where they differ by rounding alone."""
-    if len(values) and is_one_number(values, values[0]).all():
+    if len(values) and is_one_number(values, values[0], resolution).all():
         return np.full(len(values), values[0])
     return values
 
 
-def varies(values: Any, axis: int = 0) -> npt.NDArray[np.bool_]:
+def varies(values: Any, axis: int = 0, resolution: float = ROUNDED) -> npt.NDArray[np.bool_]:
     """Return where numbers along an axis differ by more than rounding."""
-    return ~is_one_number(np.max(values, axis=axis), np.min(values, axis=axis))
+    return ~is_one_number(np.max(values, axis=axis), np.min(values, axis=axis), resolution)

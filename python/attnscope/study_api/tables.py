@@ -88,7 +88,7 @@ class Table:
 
     Args:
         name: of the table and of its file.
-        keys: columns that tell its rows apart, in order; rows are sorted by them.
+        keys: columns that tell its rows apart, in order; rows are sorted by them, checkpoints by step.
         columns: what is measured: `Column`s, or quantities of metrics; None takes whatever is written.
         version: raised when the meaning of a column changes.
         variants: how rows of a control are kept in the table `NAME_variants`: "reduced" to their means over
@@ -183,7 +183,7 @@ class Rows:
 
         table = pa.concat_tables(self._parts, promote_options="permissive").combine_chunks()
         present = table.column_names
-        if keys := [key for key in self.table.keys if key in present]:
+        if keys := by_step([key for key in self.table.keys if key in present]):
             table = table.take(np.lexsort([table[key].to_numpy() for key in reversed(keys)]))
         columns = {}
         declared = self.table.columns
@@ -196,6 +196,21 @@ class Rows:
             elif name in self._types:
                 columns[name] = pa.nulls(len(table), self._types[name])
         return with_metadata(pa.table(columns), self.table, self.study)
+
+
+def by_step(keys: Sequence[str]) -> list[str]:
+    """Return keys to sort by, so that checkpoints are in the order of their steps: step10 is behind step2.
+
+    >>> by_step(["model", "revision", "step", "sample"])
+    ['model', 'step', 'revision', 'sample']
+    """
+    ordered = list(keys)
+    for prefix in ("", "base_"):
+        revision, step = f"{prefix}revision", f"{prefix}step"
+        if revision in ordered and step in ordered:
+            ordered.remove(step)
+            ordered.insert(ordered.index(revision), step)
+    return ordered
 
 
 def arrow_type(column: Any) -> pa.DataType:

@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 
 from attnscope.studies.attention_likelihood import sections, shifts
-from attnscope.studies.attention_likelihood.claims import CLAIMS, Evidence
+from attnscope.studies.attention_likelihood.claims import CLAIMS, Evidence, swap_words
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+from attnscope.studies.overall import Statistic
+from attnscope.study_api.claims import ClaimRow
 
 OPTIONS = LikelihoodOptions(permutations=999, bootstrap=200)
 #: Statistic of each claim, and the sign of its direction.
@@ -223,3 +225,9 @@ def test_the_size_of_a_change_is_that_of_slow_products():
     assert size["low"] <= size["estimate"] <= size["high"]
     assert math.isnan(shifts.size_of_change(np.zeros((7, 4)), OPTIONS, 0)["p_value"])
     assert math.isnan(shifts.size_of_change(changes[:2], OPTIONS, 0)["estimate"])
+
+
+def test_a_reason_that_counts_pairs_counts_them_once():
+    claim = ClaimRow("C4", "", "not testable here", reason="an exchanged word costs 1 nats (6 pairs).")
+    words = swap_words(Statistic(0.002, -0.008, 0.007, n=6), 1.0, claim)
+    assert words.count("6 pairs") == 1

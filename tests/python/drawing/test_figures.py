@@ -116,6 +116,20 @@ def test_head_lines_carry_their_names_and_the_strongest_is_named(heads, ax) -> N
     assert artist(ax, "uniform").get_ydata()[0] == pytest.approx(made.UNIFORM)
 
 
+def test_a_model_that_has_step_0_alone_is_not_drawn_as_untrained(heads, ax) -> None:
+    """Checkpoints under names of their own are models of one step each."""
+    first, last = (heads[heads["step"] == step] for step in (0, 64))
+    apart = pd.concat([first.assign(model="a", series="a"), last.assign(model="b", series="b")])
+    depth_profile(apart, "sink_share", ax=ax)
+    assert not [drawn for drawn in ax.get_lines() if str(drawn.get_gid()).startswith("untrained")]
+
+
+def test_colours_of_layers_can_be_those_of_another_panel(heads, ax) -> None:
+    head_emergence(heads[heads["series"] == "text"], "sink_share", ax=ax, colors={0: "#111111", 1: "#222222"})
+    assert line(ax, "L0H1").get_color() == "#111111"
+    assert line(ax, "L1H0").get_color() == "#222222"
+
+
 def test_depth_profile_is_of_the_last_step_with_the_untrained_one_dotted(heads, ax) -> None:
     assert depth_profile(heads, "sink_share", ax=ax) is ax
     drawn = line(ax, "copying")

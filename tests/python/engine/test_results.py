@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.cli.results_commands import narrow, statistics
+from attnscope.cli.results_commands import _usual_keys, narrow, statistics
 from attnscope.results import results as module
 from attnscope.results.results import Results, load
 from attnscope.results.schema import HEAD_KEYS
@@ -212,6 +212,31 @@ def test_compare_matches_one_model_under_two_names_and_refuses_nothing_in_common
     assert comparison.loc["fiedler_value", "equal"]
     with pytest.raises(ValueError, match="no row of table 'heads'"):
         Results({"heads": heads()}).compare(Results({"heads": heads(steps=(7,))}))
+
+
+def test_means_of_a_table_are_of_one_checkpoint_each():
+    """Grouped by model and layer alone, a series was averaged over its training."""
+    series = Results({"heads": heads(steps=(0, 2, 10))})
+    assert _usual_keys(series, "heads") == ["model", "step", "layer"]
+    assert _usual_keys(Results({"heads": heads(steps=(7,))}), "heads") == ["model", "layer"]
+    last = heads(steps=(7,)).assign(step=-1)
+    branches = pd.concat([last.assign(revision=name) for name in ("main", "alpha")])
+    assert _usual_keys(Results({"heads": branches}), "heads") == ["model", "step", "revision", "layer"]
+    assert len(statistics(series, "heads", _usual_keys(series, "heads"))["step"].unique()) == 3
+
+
+def test_rows_of_two_protocols_are_compared_apart():
+    """Columns of one name are other quantities in each; their mean was of neither."""
+    rows = heads().assign(fiedler_value=1.0)
+    protocols = pd.concat([rows, rows.assign(protocol="ruscio2025", fiedler_value=3.0, published=5.0)])
+    moved = protocols.assign(fiedler_value=protocols["fiedler_value"] + 0.5).iloc[:-1]
+    table = Results({"heads": protocols}).compare(Results({"heads": moved}))
+    chosen = table[table["metric"] == "fiedler_value"].set_index("protocol")
+    assert chosen["here"].to_dict() == {"exact": 1.0, "ruscio2025": 3.0}
+    assert chosen["there"].to_dict() == {"exact": 1.5, "ruscio2025": 3.5}
+    assert chosen["rows"].to_dict() == {"exact": len(rows), "ruscio2025": len(rows) - 1}
+    assert chosen["only_here"].to_dict() == {"exact": 0, "ruscio2025": 1}
+    assert table[table["metric"] == "published"]["protocol"].tolist() == ["ruscio2025"]
 
 
 def test_compare_says_where_the_sentences_are_not_the_same():

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from attnscope.errors import NotDrawable
-from attnscope.plots.selection import final
+from attnscope.plots.selection import final, last_step
+from attnscope.report.page import _checkpoints
 from attnscope.results.results import Results
 from attnscope.study_api.selection import where, without
 
@@ -88,3 +89,30 @@ def test_final_names_what_is_missing():
         final(results, "shifts", protocol="exact")
     with pytest.raises(NotDrawable, match="no table 'words'"):
         final(results, "words")
+
+
+def test_of_revisions_without_a_step_the_last_is_the_last_checkpoint():
+    """Branches are different weights, whose mean is of no model."""
+    steps = {"main": -1, "alpha": -1, "step2": 2, "step10": 10}
+    table = pd.DataFrame({"model": "m", "revision": [*steps], "step": [*steps.values()], "value": range(4)})
+    assert last_step(table)["value"].tolist() == [3]
+    assert last_step(table[table["step"] < 0])["value"].tolist() == [0]
+    others = table.assign(model="other", revision="")
+    models = pd.concat([table[table["step"] < 0], others[others["step"] < 0]])
+    assert last_step(models)[["model", "value"]].to_numpy().tolist() == [["m", 0], ["other", 0], ["other", 1]]
+    assert last_step(table.drop(columns="revision"))["value"].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "words"),
+    [
+        ([("a", "", -1), ("b", "", -1)], ""),
+        ([("a", "x", 0), ("a", "y", 8)], "2: steps 0, 8"),
+        ([("a", "x", 0), ("a", "y", -1), ("b", "", -1)], "3: steps 0 and 2 of no step"),
+        ([("a", "x", 0), ("b", "", -1)], "2: steps 0 and one of no step"),
+        ([("a", "x", -1), ("a", "y", -1)], "2: 2 of no step; of several the last by name is described"),
+    ],
+)
+def test_the_report_counts_checkpoints_of_no_step(checkpoints, words):
+    samples = pd.DataFrame(checkpoints * 2, columns=["model", "revision", "step"])
+    assert _checkpoints(samples) == words

@@ -250,3 +250,19 @@ def test_each_list_is_adjusted_by_itself_in_any_order(primary, rest, order):
             (len(primary) - place) * smaller_p for place, smaller_p in enumerate(ranked) if smaller_p <= p
         ]
         assert adjusted_p[f"p{at}"] == pytest.approx(min(1.0, max(below)), rel=1e-12)
+
+
+def test_checkpoints_are_in_the_order_of_their_steps():
+    """Revisions are texts, among which step10 is before step2."""
+    table = Table("means", ("model", "revision", "step", "layer"), (Column("share"),))
+    steps = [10, 2, 0, -1]
+    stored = rows(
+        table,
+        model="m",
+        revision=[f"step{step}" if step >= 0 else "main" for step in steps],
+        step=steps,
+        layer=[1, 0, 0, 0],
+        share=[4.0, 3.0, 2.0, 1.0],
+    ).arrow()
+    assert stored["share"].to_pylist() == [1.0, 2.0, 3.0, 4.0]
+    assert stored.column_names[:4] == ["model", "revision", "step", "layer"]

@@ -42,6 +42,7 @@ def removal_oracle(heads, keys):
         if alive[:, i].any():
             mean = rescaled[alive[:, i], i].mean(0)
             after[:, i] = rel_entr(rescaled[:, i], mean).sum(-1)
+    after = after if len(keys) else before
     pairs = [(before[h, alive[h]].mean(), after[h, alive[h]].mean()) for h in range(len(a)) if alive[h].any()]
     reduction = np.mean([b - c for b, c in pairs]) if pairs else np.nan
     return reduction, (~alive).sum(-1), rescaled, pairs
@@ -69,6 +70,15 @@ def test_removal_follows_the_definition(keys, dtype):
         np.testing.assert_allclose(result.attention[layer], rescaled, rtol=1e-14)
         np.testing.assert_allclose(result.before[layer], [b for b, _ in pairs], rtol=1e-10, atol=1e-15)
         np.testing.assert_allclose(result.after[layer], [c for _, c in pairs], rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("keys", [[], [5]])
+def test_without_a_key_nothing_is_removed(keys):
+    """Rows of float32 sum to 1 up to rounding, which is no reduction."""
+    heads = maps(2, 3, 6, 6, dtype=torch.float32)
+    assert ((heads.double().sum(-1) - 1).abs() > 1e-9).any()
+    result = asc.sink_removal(heads, keys, lengths=[5, 4])
+    assert result.kl_reduction.tolist() == [0, 0]
 
 
 def test_keys_per_layer_and_without_maps():

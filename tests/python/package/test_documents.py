@@ -125,7 +125,8 @@ def test_a_benchmark_gets_the_options_that_it_takes(monkeypatch):
             assert "Benchmark(" in script, f"{name} has another parser"
 
 
-def test_a_benchmark_of_some_rows_keeps_the_others_that_are_stored(monkeypatch, tmp_path):
+@pytest.fixture
+def harness(monkeypatch):
     folder = ROOT / "benchmarks"
     monkeypatch.syspath_prepend(str(folder))
     spec = importlib.util.spec_from_file_location("benchmark_harness", folder / "harness.py")
@@ -133,6 +134,37 @@ def test_a_benchmark_of_some_rows_keeps_the_others_that_are_stored(monkeypatch, 
     spec.loader.exec_module(harness)
     monkeypatch.setattr(harness, "machine_facts", dict)
     monkeypatch.setattr(harness, "multiply_adds_per_second", lambda threads: 1.0)
+    return harness
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "words"),
+    [
+        ({"cpu": "B", "threads": 1}, [], "cpu A, here B"),
+        ({"cpu": "A", "threads": 2}, [], "threads 1, here 2"),
+        ({"cpu": "A", "threads": 1}, ["--quick"], "quick False, here True"),
+        ({"cpu": "A", "threads": 1, "load": [2.0]}, [], ""),
+    ],
+)
+def test_rows_of_another_machine_do_not_stand_beside_stored_ones(
+    harness, monkeypatch, tmp_path, capsys, machine, options, words
+):
+    file = tmp_path / "law.json"
+    stored = {"machine": {"cpu": "A", "threads": 1}, "quick": False, "refused": [], "rows": [{"name": "old"}]}
+    file.write_text(json.dumps(stored), "utf-8")
+    monkeypatch.setattr(harness, "machine_facts", lambda: machine)
+    monkeypatch.setattr(sys, "argv", ["law.py", "--json", str(file), "--only", "new", *options])
+    if not words:
+        harness.Benchmark("law", "A law.").finish()
+        assert json.loads(file.read_text("utf-8"))["machine"] == machine
+        return
+    with pytest.raises(SystemExit):
+        harness.Benchmark("law", "A law.")
+    assert words in capsys.readouterr().err
+    assert json.loads(file.read_text("utf-8")) == stored
+
+
+def test_a_benchmark_of_some_rows_keeps_the_others_that_are_stored(harness, monkeypatch, tmp_path):
     file = tmp_path / "law.json"
 
     def run(rows, *options, refused=()):

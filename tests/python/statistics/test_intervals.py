@@ -49,6 +49,21 @@ def test_sums_in_another_order_do_not_differ():
     assert statistics.paired_test(moved, a).p_value == pytest.approx(stats.ttest_rel(moved, a).pvalue)
 
 
+@pytest.mark.parametrize("test", [statistics.paired_test, statistics.welch_test])
+def test_a_resolution_says_what_counts_as_equal(test):
+    rng = np.random.default_rng(5)
+    states = rng.normal(size=(2, 20, 64)).astype(np.float32)
+    states /= np.linalg.norm(states, axis=-1, keepdims=True)
+    a, b = np.linalg.norm(states.astype(np.float64), axis=-1)
+    b = b * (1 + 2.0**-24)  # a rounding that all share
+    assert test(a, b).p_value < 0.001
+    same_result = test(a, b, resolution=2.0**-20)
+    assert same_result.difference == 0
+    assert math.isnan(same_result.p_value)
+    with pytest.raises(ValueError, match=r"resolution must lie in \[0, 1\), got 1.0"):
+        test(a, b, resolution=1)
+
+
 @pytest.mark.filterwarnings("ignore:Precision loss")
 def test_sums_in_another_order_are_no_spread_of_independent_samples():
     """Equal numbers that were added up in other orders differed with a small p-value."""

@@ -15,7 +15,7 @@ from attnscope.engine.run_study import resume, run
 from attnscope.protocols import ruscio2025
 from attnscope.results.results import Results
 from attnscope.statistics import emergence_splits, holm
-from attnscope.studies.attention_sinks.comparisons import emergence
+from attnscope.studies.attention_sinks.comparisons import _between_layers, against_control, emergence
 from folders import model_folder, series, sink_study
 
 
@@ -326,3 +326,18 @@ def test_groups_of_texts_are_tested_apart():
     judged = [row for row in rows if row["verdict"] is not None]
     assert {row["group"] for row in judged} == {"a", "b"}
     assert all(row["step"] == 80 for row in judged if row["metric"] == "q0")
+
+
+def test_what_float32_rounds_is_in_no_family():
+    """Norms of normalised states are one number in every layer, up to the rounding of the model."""
+    rng = np.random.default_rng(1)
+    states = rng.normal(size=(2, 12, 48)).astype(np.float32)
+    norms = np.linalg.norm(states / np.linalg.norm(states, axis=-1, keepdims=True), axis=-1).astype(float)
+    norms[1] *= 1 + 2.0**-23
+    apart = rng.random((2, 12))
+    wide = pd.DataFrame(np.vstack([norms, apart]).T)
+    wide.columns = pd.MultiIndex.from_product([["state_norm", "sink_share"], [0, 1]])
+    rows = list(_between_layers(wide, ["state_norm", "sink_share"], "exact"))
+    assert [row["metric"] for row in rows] == ["sink_share"]
+    control = pd.DataFrame({"sample": range(12), "value": norms[1]})
+    assert np.isnan(against_control("row_permutation", pd.Series(norms[0]), control)["p_value"])

@@ -26,7 +26,7 @@ from attnscope.plots import (
     persistence_diagram,
 )
 from attnscope.plots.axes import depth_axis
-from attnscope.plots.figure import compared_with
+from attnscope.plots.figure import Options, compared_with
 from attnscope.plots.selection import measured_heads
 from attnscope.plots.style import freeze_layout
 from attnscope.results.results import Results
@@ -257,6 +257,22 @@ def test_nulls_stand_in_every_emergence_plot() -> None:
         assert with_gid(axes, "uniform").get_ydata()[0] == pytest.approx(0.107)
         names = {text.get_text() for text in figure.legends[0].get_texts()}
         assert {"uniform attention", "random weights", "rows shuffled"} <= names
+
+
+@pytest.mark.parametrize("samples", [6, 12])
+def test_a_caption_speaks_of_intervals_that_are_drawn(samples) -> None:
+    """Few texts have none that hold for all heads at once."""
+    rows = pd.concat(
+        pd.DataFrame(
+            {"step": [0, 8], "sample": sample, "sink_share": 0.1 + 0.01 * sample + 0.02 * head}
+        ).assign(model="m", revision="", layer=0, head=head, protocol="exact")
+        for sample in range(samples)
+        for head in range(2)
+    )
+    drawn = FIGURES["sink_emergence"].draw(Results({"heads": rows}), Options())
+    bands = [band for band in drawn.figure.axes[0].collections if str(band.get_gid()).startswith("interval")]
+    assert bool(bands) == (samples == 12)
+    assert ("hold at once" in drawn.caption) == bool(bands)
 
 
 def test_the_uniform_baseline_follows_the_kind_of_attention() -> None:

@@ -2,6 +2,7 @@
 """The wavelet study's figures and report: all drawn from stored tables."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.collections import PathCollection
 
@@ -11,6 +12,7 @@ from attnscope.plots import draw, figures_of
 from attnscope.results.results import Results
 from attnscope.studies.wavelet_heads import figures
 from attnscope.studies.wavelet_heads.figures import power_by_layer, scalogram
+from attnscope.studies.wavelet_heads.sections import findings
 from folders import sentences, series
 
 
@@ -99,3 +101,84 @@ def test_the_report_has_the_studys_sections(results, tmp_path):
     assert "of the power lies in the low band" in page
     assert "shuffled rows" in page
     assert 'id="topology"' not in page
+
+
+def in_tables(results, **changed):
+    """The run's tables with some of them changed."""
+    tables = {name: results.table(name) for name in results.tables()} | changed
+    return Results(tables, study={"study": "wavelet_heads"})
+
+
+def deeper(table, layers, name="deep"):
+    """The rows of the last checkpoint, and those of a model that has more layers."""
+    last = table[table["step"] == table["step"].max()]
+    added = [last[last["layer"] == 0].assign(model=name, layer=layer) for layer in range(layers)]
+    return pd.concat([last, *added], ignore_index=True)
+
+
+def test_a_layer_has_the_legends_colour_in_every_panel(results):
+    """Each panel chose colours for the layers of its own model."""
+    spectra = deeper(results.table("spectra"), 8)
+    spectra.loc[(spectra["model"] == "deep") & (spectra["layer"] == 7), "power_share"] = np.nan
+    samples = results.table("samples")
+    samples = pd.concat([samples, samples[samples["step"] == 4].assign(model="deep")], ignore_index=True)
+    drawn = draw(in_tables(results, spectra=spectra, samples=samples), ["power_spectra"])["power_spectra"]
+    assert len(drawn.axes) == 2
+    of_legend = {
+        text.get_text(): line.get_color()
+        for text, line in zip(drawn.legends[0].get_texts(), drawn.legends[0].get_lines(), strict=True)
+    }
+    seen = [line for ax in drawn.axes for line in ax.get_lines() if line.get_label() in of_legend]
+    assert {line.get_label() for line in seen} == set(of_legend)
+    assert "layer 7" not in of_legend
+    for line in seen:
+        assert line.get_color() == of_legend[line.get_label()]
+
+
+def test_a_scalogram_holds_its_whole_signal_beside_those_of_windows(results):
+    """Panels shared the range of the last one, which cut the signals of layers without a window."""
+    signals = results.table("signals")
+    window = signals["layer"] == 1
+    signals.loc[window, "signal"] = signals.loc[window, "signal"].map(lambda signal: signal[-20:])
+    drawn = draw(in_tables(results, signals=signals), ["scalograms"])["scalograms"]
+    n = int(signals["n_tokens"].iloc[0])
+    ranges = {ax.get_title(loc="left")[:2]: ax.get_xlim() for ax in drawn.axes if ax.get_title(loc="left")}
+    assert ranges == {"L0": (-0.5, n - 0.5), "L1": (-0.5, 19.5)}
+    assert {ax.get_xlabel() for ax in drawn.axes} == {"", "key", "visible key"}
+
+
+def test_no_head_lies_where_no_signal_can_be(results):
+    """The region was bounded by the mean over heads, above the bound of a layer with a window."""
+    heads = results.table("heads")
+    window = heads["layer"] == 1
+    for name in ("entropy_bound", "position_entropy", "fourier_entropy"):
+        heads.loc[window, name] /= 2
+    drawn = draw(in_tables(results, heads=heads), ["uncertainty"])["uncertainty"]
+    bound = max(drawn.axes[0].get_lines()[0].get_xdata())
+    points = np.concatenate([dots.get_offsets() for dots in dots_of(drawn.axes[0])])
+    assert (points.sum(1) >= bound - 1e-9).all()
+    last = heads[heads["step"] == 4]
+    untrained = draw(in_tables(results, heads=last.assign(step=0)), ["uncertainty"])["uncertainty"]
+    assert "before training" not in [text.get_text() for text in untrained.legends[0].get_texts()]
+
+
+def dots_of(ax):
+    """The points of a panel."""
+    return [collection for collection in ax.collections if isinstance(collection, PathCollection)]
+
+
+def test_sentences_are_of_one_checkpoint_of_a_model_without_steps(results):
+    """Branches of unknown step ended the report, and their shuffled rows were averaged."""
+    last = {name: results.table(name) for name in ("samples", "phases", "uncertainty_variants")}
+    last = {name: table[table["step"] == 4].assign(step=-1) for name, table in last.items()}
+    branches = {
+        name: pd.concat([table.assign(revision="main"), table.assign(revision="alpha")], ignore_index=True)
+        for name, table in last.items()
+    }
+    for name, column in (("phases", "mean"), ("uncertainty_variants", "rho")):
+        branches[name].loc[branches[name]["revision"] == "alpha", column] += 0.5
+    main = {name: table[table["revision"] == "main"] for name, table in branches.items()}
+    study = {"study": "wavelet_heads"}
+    lines = [findings(Results(tables, study=study)) for tables in (main, branches)]
+    assert "shuffled rows" in str(lines[0][1])
+    assert list(map(str, lines[0])) == list(map(str, lines[1]))

@@ -18,6 +18,7 @@ from attnscope.errors import ConfigError, MissingError
 from attnscope.published import compare_published, published_numbers
 from attnscope.results.results import Results
 from attnscope.studies.supports import visible_pairs
+from attnscope.studies.wavelet_heads.harmonics import harmonics
 from attnscope.studies.wavelet_heads.summaries import correlated, published
 from attnscope.studies.wavelet_heads.tables import WaveletOptions
 from folders import WORDS, model_folder, sentences, series, tokenizer
@@ -455,3 +456,31 @@ def test_the_papers_models_are_packaged():
         study = RunConfig.from_yaml(name, **({"models": "a"} if name == "wavelet_heads" else {}))
         assert study.study == "wavelet_heads"
         assert set(study.options) == set(WaveletOptions.model_fields)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "modernbert"])
+def test_layers_of_one_model_turn_at_frequencies_of_their_own(name):
+    """Models with a base for each kind of layer were said to have no RoPE."""
+    model = models.tiny(name)
+    config = model.config
+    table = pd.DataFrame(harmonics(model))
+    assert set(table["layer"]) == set(range(config.num_hidden_layers))
+    for layer, rows in table.groupby("layer"):
+        base = config.rope_parameters[config.layer_types[layer]]["rope_theta"]
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        expected = base ** (-2.0 * rows["pair"].to_numpy() / size)
+        np.testing.assert_allclose(rows["theta"], expected, rtol=1e-6)
+    assert (table["distortion_before"] < 1e-4).all()
+
+
+def test_entropies_that_float32_rounds_have_no_correlation():
+    """Heads alike differ in their last bits, whose correlation is that of rounding."""
+    draw = np.random.default_rng(3)
+    rounded = {
+        name: 3.5 * (1 + 2.0**-24 * draw.integers(-2, 3, 12))
+        for name in ("position_entropy", "spectral_entropy", "fourier_entropy")
+    }
+    assert all(map(math.isnan, correlated(rounded).values()))
+    apart = {name: values + 1e-3 * draw.random(12) for name, values in rounded.items()}
+    expected = np.corrcoef(apart["position_entropy"], apart["spectral_entropy"])[0, 1]
+    assert correlated(apart)["rho"] == pytest.approx(expected)

@@ -27,7 +27,7 @@ class SinkRemoval(NamedTuple):
 
     kl_reduction [...]: mean over heads of before − after, nats. excluded [..., h]: int64, rows with nothing
     left. attention [..., h, q, k]: the rescaled maps, or None. before, after [..., h]: each head's mean
-    divergence over its surviving rows.
+    divergence over its surviving rows, the same where no key is taken out.
     """
 
     kl_reduction: torch.Tensor
@@ -172,8 +172,8 @@ def sink_removal(
         query_positions, query_lengths, cross: of maps [..., q, k], as in `incoming_attention`.
 
     Returns:
-        SinkRemoval. kl_reduction is NaN where no row survives; maps are NaN past a layer's own length and 0
-        in excluded rows.
+        SinkRemoval. kl_reduction is NaN where no row survives, and 0 where no key is taken out; maps are NaN
+        past a layer's own length and 0 in excluded rows.
 
     Raises:
         ValueError: keys that do not broadcast to [..., k] or are outside, and as `head_divergence`.
@@ -197,11 +197,12 @@ def sink_removal(
     _checks.precision_argument(name, precision, heads)
     places = _checks.Places(query_positions, query_lengths, cross)
     checked = _checks.heads_argument(name, heads, lengths, validate=validate, places=places)
+    flags = _keys(name, keys, checked)
     before, after, excluded, attention, non_finite = _calls.call_kernel(
         _core.sink_removal,
         checked,
         _checks.support_argument(name, support, checked),
-        _keys(name, keys, checked),
+        flags,
         scalars.flag(name, "keep_attention", keep_attention),
         None if sink_mass is None else sink_mass_argument(name, sink_mass, checked).contiguous(),
     )
@@ -213,6 +214,9 @@ def sink_removal(
     )
     # A head without a surviving row is left out of its layer's mean; any other NaN is not.
     silent = dropped == rows
+    # what is left of a row that loses nothing is the row, whatever its rounded sum
+    is_removed = (flags[..., None, :] & checked.inside()).any(-1).any(-1, keepdim=True)
+    kl_after = torch.where(is_removed, kl_after, kl_before)
     reduction = torch.where(silent, 0.0, kl_before - kl_after).sum(-1) / (~silent).sum(-1)
     dropped = torch.where(before.isnan().all(-1), -1, dropped)
     result = SinkRemoval(reduction, dropped, attention, kl_before, kl_after)

@@ -327,7 +327,9 @@ def sink_follows_token(evidence: Evidence, options: Any) -> Estimate | Untestabl
     if beyond_front is None or moved is None:
         if evidence.table("placements").empty:
             return Untestable("the tokenizer sets no BOS token, or the model's attention is out of reach")
-        return Untestable(f"no head reads position 0 with more than {options.reader:g}")
+        return Untestable(
+            f"no head reads position 0 with more than {options.reader:g} and than uniform attention gives it"
+        )
     first, second_of_two = evidence.overall("first_as_read"), evidence.overall("second_of_two")
     words = (
         f"as read, position 0 gets {number(first.estimate if first else math.nan)}; BOS in the middle "

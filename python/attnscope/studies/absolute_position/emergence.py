@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.statistics.emergence import Curve, emergence_splits
+from attnscope.statistics.rounding import ROUNDED_FLOAT32
 from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def write(run: StageRun) -> None:
                 keys.append({"model": model, "metric": metric, "scope": scope, "layer": layer})
                 curves.append((grid.index.to_numpy(np.int64), values.to_numpy(np.float64)[:, None]))
     for key, emergence in zip(
-        keys, emergence_splits(curves, seed=run.settings.seed) if curves else (), strict=True
+        keys,
+        emergence_splits(curves, seed=run.settings.seed, resolution=ROUNDED_FLOAT32) if curves else (),
+        strict=True,
     ):
         names = ("verdict", "step", "p_value", "p_holm", "start", "end", "half_way")
         run.write("emergence", **key, **{name: emergence[name] for name in names})

@@ -154,7 +154,8 @@ def _readers(results: Results, model: str) -> list[str]:
     count = int(((rows["a0"] > reader) & (rows["a0_low"] > rows["uniform"])).sum())
     who = f"{count} of {len(rows)} heads read" if count else "no head reads"
     return [
-        f"{who} position 0 with more than {reader:g} (largest L{best.layer}H{best.head} "
+        f"{who} position 0 with more than {reader:g} and more than uniform attention gives it, beyond its "
+        f"interval (largest L{best.layer}H{best.head} "
         f"{number(best.a0)}, uniform {number(best.uniform)})."
     ]
 

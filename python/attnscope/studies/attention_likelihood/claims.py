@@ -270,4 +270,5 @@ def swap_words(swap: Statistic, nats: float, claim: ClaimRow | None) -> str:
         CONTRADICTED: "an expected word attends less to itself than the same word elsewhere",
         UNDECIDED: undecided,
     }.get(claim.verdict, f"not testable here, {reason}")
-    return f"{numbers}: {words} ({swap.n:.0f} pairs)."
+    # a reason may end with the number of pairs
+    return f"{numbers}: {words.removesuffix(f' ({swap.n:.0f} pairs)')} ({swap.n:.0f} pairs)."

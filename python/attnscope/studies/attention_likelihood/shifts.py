@@ -10,6 +10,7 @@ import numpy as np
 
 from attnscope.statistics import holm, paired_test, sign_flips
 from attnscope.statistics.groups import jackknife_bounds, mean_product
+from attnscope.statistics.rounding import ROUNDED_FLOAT32
 from attnscope.studies.attention_likelihood.associations import HOLM, Row, adjusted, mean_with_sign_test
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.panel import MEASURES, Array, Panel, by_unit, correlations
@@ -38,7 +39,7 @@ def shifts(panel: Panel, options: LikelihoodOptions) -> list[Row]:
                     by_unit(np.where(is_measured, values[:, version], np.nan), panel.units)
                     for version in (at, real)
                 ]
-                test = paired_test(*pair)
+                test = paired_test(*pair, resolution=ROUNDED_FLOAT32)
                 rows.append(
                     {
                         "layer": layer,

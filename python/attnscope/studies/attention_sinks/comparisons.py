@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -23,6 +24,7 @@ from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.results.summaries import kinds_of
 from attnscope.statistics import benjamini_hochberg, control_test, holm, paired_test, welch_test
 from attnscope.statistics.emergence import Curve, emergence_splits
+from attnscope.statistics.rounding import ROUNDED_FLOAT32
 from attnscope.studies.attention_sinks.published import compared_layers
 from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED
 from attnscope.study_api.selection import where, without
@@ -103,7 +105,7 @@ def layer_tests(results: Results) -> list[dict[str, Any]]:
 
 def _between_layers(wide: pd.DataFrame, metrics: list[str], protocol: str) -> Iterator[dict[str, Any]]:
     """Yield tests of the layers in pairs, of texts by metrics and layers."""
-    test_of = paired_test if protocol == "exact" else welch_test
+    test_of = partial(paired_test, resolution=ROUNDED_FLOAT32) if protocol == "exact" else welch_test
     for metric in metrics:
         values = wide[metric]
         columns = dict(zip(values.columns, values.to_numpy(float).T, strict=True))
@@ -143,7 +145,7 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
             for (layer, protocol), rows in rows_of_checkpoint.groupby(["layer", "protocol"], sort=True):
                 values = {name: rows[name].to_numpy(float, na_value=np.nan) for name in names if name in rows}
                 if protocol == "exact":
-                    test = paired_test(values[names[1]], values[names[2]])
+                    test = paired_test(values[names[1]], values[names[2]], resolution=ROUNDED_FLOAT32)
                 else:
                     test = paired_test(values[names[0]], np.zeros(len(rows)))
                 test_columns = difference_of(test)
@@ -207,11 +209,12 @@ def against_control(kind: str, text_means: pd.Series[float], control: pd.DataFra
     if kind == "random_weights":
         seeds, values = control["seed"].to_numpy(), control["value"].to_numpy(float)
         values_by_seed = [values[seeds == seed] for seed in np.unique(seeds)]
-        drawn = control_test(text_means.to_numpy(float), values_by_seed)
+        drawn = control_test(text_means.to_numpy(float), values_by_seed, resolution=ROUNDED_FLOAT32)
         counts = {"samples": drawn.texts, "controls": drawn.controls, "unit": "initialisation"}
         return {**difference_of(drawn), **counts}
     paired = text_means.reindex(control["sample"])  # a missing text is NaN, which leaves its pair out
-    test = paired_test(paired.to_numpy(float), control["value"].to_numpy(float))
+    pairs = paired.to_numpy(float), control["value"].to_numpy(float)
+    test = paired_test(*pairs, resolution=ROUNDED_FLOAT32)
     return {**difference_of(test), "samples": test.n, "controls": 1, "unit": "text"}
 
 
@@ -255,7 +258,9 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
         for row in rows
     ]
     splits = emergence_splits(
-        [curve for curve, in_family in zip(curves, family, strict=True) if in_family], seed=seed
+        [curve for curve, in_family in zip(curves, family, strict=True) if in_family],
+        seed=seed,
+        resolution=ROUNDED_FLOAT32,
     )
     judged = iter(splits)
     for row, curve, in_family in zip(rows, curves, family, strict=True):

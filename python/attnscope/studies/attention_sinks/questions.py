@@ -18,6 +18,7 @@ from attnscope.metrics.discovery import quantity
 from attnscope.plots.selection import last_step
 from attnscope.results.summaries import NULLS
 from attnscope.statistics import benjamini_hochberg, holm, paired_test, per_sample, welch_test
+from attnscope.statistics.rounding import ROUNDED_FLOAT32
 from attnscope.studies.attention_sinks.comparisons import difference_of
 from attnscope.studies.attention_sinks.figures.runs import ABLATED, CHANGES
 from attnscope.study_api.number_text import interval_text, number, p_text
@@ -99,9 +100,10 @@ def _between_series(heads: pd.DataFrame) -> Question:
             x, y = per_sample(a, metric), per_sample(b, metric)
             shared_texts = sorted(set(x.index) & set(y.index))
             if shared_texts:
-                result = paired_test(x.loc[shared_texts], y.loc[shared_texts])
+                pair = x.loc[shared_texts], y.loc[shared_texts]
+                result = paired_test(*pair, resolution=ROUNDED_FLOAT32)
             else:
-                result = welch_test(x, y)
+                result = welch_test(x, y, resolution=ROUNDED_FLOAT32)
             ways.add("the same texts, paired t-tests" if shared_texts else "different texts, Welch's t-tests")
             keys = {"compared": f"{series} − {other_series}", "metric": metric, "n": result.n}
             tests.append({**keys, **difference_of(result)})
@@ -123,7 +125,8 @@ def _ablation(table: pd.DataFrame) -> Question:
         nowhere = (rows_of_model["keys"] == kind).any() and not (masked["keys"] == kind).any()
         if len(pair) or nowhere:
             keys = {"compared": f"{model}: {ABLATED[kind]} − other keys", "metric": column, "n": len(pair)}
-            tests.append({**keys, **difference_of(paired_test(*pair.to_numpy().T))})
+            test = paired_test(*pair.to_numpy().T, resolution=ROUNDED_FLOAT32)
+            tests.append({**keys, **difference_of(test)})
     return _answered(
         "Does the model need its sinks?",
         Markup(

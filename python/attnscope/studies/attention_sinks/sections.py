@@ -13,6 +13,7 @@ from attnscope.plots.figure import Results, optional
 from attnscope.plots.selection import estimate, last_step
 from attnscope.report.numbers import all_means
 from attnscope.report.section import NamedSentence, Page, Section, Table, paragraphs
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.statistics.sink_heads import LEAST_SHARE
 from attnscope.studies.attention_sinks.figures.sinks import sinks
 from attnscope.studies.attention_sinks.questions import questions
@@ -20,7 +21,7 @@ from attnscope.studies.attention_sinks.report_sections import ANALYSES
 from attnscope.studies.attention_sinks.tables import Frame
 from attnscope.study_api.number_text import interval_text, number
 from attnscope.study_api.rows import first_as
-from attnscope.study_api.selection import where
+from attnscope.study_api.selection import matching, where
 
 TITLE = "Attention sinks"
 PROTOCOL = "ruscio2025"
@@ -91,9 +92,7 @@ def _of_frame(rows_of_series: pd.DataFrame, verdicts: pd.DataFrame | None) -> st
     """
     if verdicts is None or "heads_tested" not in verdicts:
         return ""
-    rows = where(
-        verdicts, protocol="exact", model=rows_of_series["model"].iloc[0], step=rows_of_series["step"].iloc[0]
-    )
+    rows = matching(where(verdicts, protocol="exact"), rows_of_series[[*CHECKPOINT_KEYS]].iloc[0].to_dict())
     groups: list[str] = list(rows_of_series["group"].unique()) if "group" in rows_of_series else []
     named = where(rows, group=groups[0]) if len(groups) == 1 else rows[:0]
     rows = named if len(named) else where(rows, group="all")

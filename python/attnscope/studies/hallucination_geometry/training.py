@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.statistics.emergence import Curve, emergence_splits
+from attnscope.statistics.rounding import ROUNDED_FLOAT32
 from attnscope.studies.hallucination_geometry.evidence import in_blocks
 from attnscope.study_api.selection import where
 
@@ -69,7 +70,9 @@ def write(run: StageRun, tables: dict[str, pd.DataFrame]) -> None:
     all_curves = curves(tables)
     for (model, contrast, quantity), emergence in zip(
         all_curves,
-        emergence_splits([*all_curves.values()], seed=run.settings.seed) if all_curves else (),
+        emergence_splits([*all_curves.values()], seed=run.settings.seed, resolution=ROUNDED_FLOAT32)
+        if all_curves
+        else (),
         strict=True,
     ):
         run.write(

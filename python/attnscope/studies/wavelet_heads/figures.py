@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.figure as mpl
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from attnscope.errors import NotDrawable
 from attnscope.metrics.signals.wavelet import morlet_scalogram
-from attnscope.plots.axes import layer_colors, layers_below, series_colors
+from attnscope.plots.axes import colors_by_layer, layer_colors, layers_below, series_colors
 from attnscope.plots.figure import (
     Drawn,
     Figure,
@@ -104,7 +104,7 @@ def scalograms(results: Results, options: Options) -> Drawn:
     across = min(3, len(layers), max(1, int(options.width / NARROWEST)))
     layers = [layers[round(at)] for at in np.linspace(0, len(layers) - 1, across)]
     figure_, axes = panels(
-        4, len(layers), height=4.6, width=options.width, height_ratios=[1, 2.2, 1, 2.2], sharex=True
+        4, len(layers), height=4.6, width=options.width, height_ratios=[1, 2.2, 1, 2.2], sharex="col"
     )
     for column, layer in enumerate(layers):
         for place, row in enumerate(_wide_and_middling(where(long_signals, layer=layer))):
@@ -119,6 +119,9 @@ def scalograms(results: Results, options: Options) -> Drawn:
             below.set_xlim(-0.5, len(signal) - 0.5)
             if column:
                 below.set_ylabel("")
+            # of a window the signal begins with the first key that the query sees
+            in_window = "n_tokens" in row and len(signal) < row["n_tokens"]
+            below.set_xlabel("visible key" if in_window else "key")
             if place == 0:
                 below.set_xlabel("")
     bar = figure_.colorbar(axes[1][0].collections[0], ax=figure_.axes, pad=0.012, aspect=30, fraction=0.03)
@@ -216,16 +219,20 @@ def _pairs_of_bars(ax: Axes, means: pd.DataFrame, measure: str, rows: Any) -> No
 
 
 @style()
-def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+def power_by_layer(
+    spectra: pd.DataFrame, *, ax: Axes | None = None, colors: Mapping[Any, str] | None = None
+) -> Axes:
     """Draw the share of power over frequency, one line per layer, mean over heads with its interval over
     samples.
+
+    A layer without power, of which no signal is long enough, has no line. `colors` are by layer.
     """
     ax = axes_or_new(ax)
-    layers = sorted(spectra["layer"].unique())
+    spectra = spectra[spectra["power_share"].notna()]
+    colors = colors_by_layer(spectra["layer"]) if colors is None else colors
     table = estimate(spectra, "power_share", ["layer", "frequency"])
-    for layer, color in zip(layers, layer_colors(len(layers)), strict=True):
-        rows = where(table, layer=layer)
-        draw_curve(ax, rows["frequency"], rows, f"layer {layer}", color, dash="-")
+    for layer, rows in table.groupby("layer", sort=True):
+        draw_curve(ax, rows["frequency"], rows, f"layer {layer}", colors[layer], dash="-")
     for edge in (0.25, 0.75):  # bounds of the bands
         ax.axvline(edge, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=0.5)
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
@@ -241,14 +248,17 @@ def power_spectra(results: Results, options: Options) -> Drawn:
     spectra = in_series(require_table(results, "spectra", "power_share"), results)
     final, before = last_step(spectra), first_step(spectra)
     # a share of 0 is in the means, which a scale of logarithms leaves out where they are 0
+    final = final[final["power_share"].notna()]
     above_0 = final["power_share"][final["power_share"] > 0]
     if above_0.empty:
         raise NotDrawable("the spectra table has no power: too few tokens for a signal")
     sizes: dict[str, Any] = {"height": 2.35, "panel_width": 3.6, "margin": 0.6, "across": 3, "above": 0.35}
     drawn = Panels.by(final, "series", options, sharey=True, **sizes)
     floor = float(above_0.min())
+    # one legend is of all panels, whose models may have more or fewer layers
+    colors = colors_by_layer(final["layer"])
     for name, (ax, rows) in zip(drawn.names, drawn.rows(final), strict=True):
-        power_by_layer(rows, ax=ax)
+        power_by_layer(rows, ax=ax, colors=colors)
         rows_before = where(before, series=name)
         if len(rows_before):
             untrained = rows_before.groupby("frequency")["power_share"].mean()
@@ -313,15 +323,15 @@ def uncertainty(results: Results, options: Options) -> Drawn:
     if not panels_with_values:
         raise NotDrawable("the heads table has no uncertainty")
     layers = sorted(final["layer"].unique())
-    colors = dict(zip(layers, layer_colors(len(layers)), strict=True))
+    colors = colors_by_layer(layers)
     figure_, axes = panels(
         1, len(panels_with_values), height=2.9, width=min(options.width, 3.3 * len(panels_with_values) + 0.4)
     )
     keys = ["series", "layer", "head"]
     for ax, (title, needed) in zip(axes[0], panels_with_values.items(), strict=True):
         x, y = needed[:2]
-        if before is not None:
-            old = before.groupby(keys)[needed].mean().dropna()
+        old = before.groupby(keys)[needed].mean().dropna()
+        if len(old):
             ax.scatter(old[x], old[y], s=13, marker="x", color=MUTED, linewidth=0.8, label=BEFORE, zorder=2)
         points = final.groupby(keys)[needed].mean().dropna().reset_index()
         for layer, points_of_layer in points.groupby("layer"):
@@ -335,15 +345,17 @@ def uncertainty(results: Results, options: Options) -> Drawn:
                 label=f"layer {layer}",
                 zorder=3,
             )
-        (_below_entropies if title == "entropies" else _below_variances)(ax, points)
+        (_below_entropies if title == "entropies" else _below_variances)(ax, pd.concat([points, old]))
         ax.set_title(title)
     _layer_legend(figure_, layers)
     return captioned(figure_, "Each point a head, mean over texts; grey is where no signal can be.")
 
 
 def _below_entropies(ax: Axes, points: pd.DataFrame) -> None:
-    """Draw the bound of the two entropies, and the region below it in grey."""
-    bound = float(points["entropy_bound"].mean())
+    """Draw the lowest bound of the two entropies, and the region below it in grey: that of the layer whose
+    queries see the fewest keys.
+    """
+    bound = float(points["entropy_bound"].min())
     corner = 1.05 * max(bound, float(points[["position_entropy", "fourier_entropy"]].max().max()), 1e-3)
     ax.fill_between([0, bound], [bound, 0], color=MUTED, alpha=0.14, linewidth=0)
     ax.plot([0, bound], [bound, 0], color=INK, linewidth=1.0, label="$H_p + H_f$ = log m")

@@ -10,7 +10,7 @@ is that nonlinearity's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,13 +28,23 @@ RESIDUAL = 1e-3
 _ACTIVATIONS = ("act_fn", "act", "activation_fn", "intermediate_act_fn", "activation")
 
 
-def rotary_frequencies(model: Any) -> Tensor | None:
-    """Return θ_k of the model's RoPE in radians per position, None without RoPE."""
-    buffers = (getattr(module, "inv_freq", None) for module in model.modules())
-    frequencies = (
-        buffer for buffer in buffers if isinstance(buffer, Tensor) and buffer.ndim == 1 and len(buffer)
-    )
-    return next((buffer.detach().double().cpu() for buffer in frequencies), None)
+def rotary_frequencies(model: Any) -> dict[str, Tensor]:
+    """Return θ_k of the model's RoPE in radians per position by the kind of layer, such as
+    "sliding_attention"; "" where all layers share them. Empty without RoPE.
+    """
+    frequencies: dict[str, Tensor] = {}
+    for name, buffer in model.named_buffers():
+        kind, separator, _ = name.rpartition(".")[2].rpartition("inv_freq")
+        if separator and buffer.ndim == 1 and len(buffer) and not kind.endswith("original_"):
+            frequencies.setdefault(kind.removesuffix("_"), buffer.detach().double().cpu())
+    return frequencies
+
+
+def frequencies_of_layer(model: Any, frequencies: Mapping[str, Tensor], number: int) -> Tensor | None:
+    """Return θ_k of a layer, None where the model does not say of which kind it is."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    kind = kinds[number] if number < len(kinds) else ""
+    return frequencies.get(kind, frequencies.get(""))
 
 
 def model_activation(model: Any) -> tuple[str, Callable[[Tensor], Tensor]] | None:
@@ -90,15 +100,18 @@ def harmonics(model: Any) -> dict[str, Any]:
 
     Empty for a model without RoPE or without an activation, or whose queries do not rotate.
     """
-    theta, activation = rotary_frequencies(model), model_activation(model)
-    if theta is None or activation is None:
+    frequencies, activation = rotary_frequencies(model), model_activation(model)
+    if not frequencies or activation is None:
         return {}
     name, function = activation
     rows: list[dict[str, Any]] = []
     for label, inputs in inputs_of(model):
         n = next(iter(inputs.values())).shape[1]
-        resolved = torch.nonzero(theta * n >= 2 * math.pi * CYCLES).flatten()
         for number, layer in self_attention(model, inputs, sites=("attention", "query", "key")):
+            theta = frequencies_of_layer(model, frequencies, number)
+            if theta is None:
+                continue
+            resolved = torch.nonzero(theta * n >= 2 * math.pi * CYCLES).flatten()
             query, key = (layer.tensors[site][0].detach().double().cpu() for site in ("query", "key"))
             keys = {"layer": number, "input": label, "protocol": "exact", "activation": name}
             rows += [{**keys, **row} for row in _layer_rows(query, key, theta, resolved, function)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from attnscope.plots.selection import last_step
 from attnscope.report.section import NamedSentence, Section, analysis
 from attnscope.study_api.number_text import number
 from attnscope.study_api.selection import where
@@ -135,8 +136,8 @@ def findings(results: Results) -> list[str]:
     table = results.table("phases")
     lines: list[str] = []
     nulls = results.variants()
-    for model, phases_of_model in table.groupby("model", sort=False):
-        last = where(phases_of_model, step=phases_of_model["step"].max()).set_index("metric")["mean"]
+    for model, phases_of_model in last_step(table).groupby("model", sort=False):
+        last = phases_of_model.set_index("metric")["mean"]
         if "low_band" in last:
             sentence = (
                 f"{number(last['low_band'])} of the power lies in the low band, selectivity "
@@ -149,9 +150,9 @@ def findings(results: Results) -> list[str]:
             line = f"position and spectral entropy of a sentence's heads correlate at {rho}"
             if len(nulls):
                 kinds = {"row_permutation": "shuffled rows", "random_weights": "random weights"}
-                nulls_of_rho = where(
-                    nulls, model=model, metric="rho", step=[phases_of_model["step"].max(), -1]
-                )
+                # random weights belong to the whole series, shuffled rows to their own checkpoint
+                revisions = [phases_of_model["revision"].iloc[0], ""]
+                nulls_of_rho = where(nulls, model=model, metric="rho", revision=revisions)
                 null_means = nulls_of_rho.groupby("variant")["value"].mean()
                 line += "".join(f"; {kinds[str(kind)]} {number(value)}" for kind, value in null_means.items())
             lines.append(NamedSentence(model, f"{line}."))

@@ -14,6 +14,7 @@ from attnscope.published import published_numbers, same_model
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.statistics import bootstrap
+from attnscope.statistics.rounding import ROUNDED_FLOAT32, varies
 from attnscope.studies.wavelet_heads.published import step_belongs
 
 #: Columns of `uncertainty` and the pair of columns of `heads` that they correlate across a sentence's heads.
@@ -25,13 +26,18 @@ ENTROPIES = tuple(dict.fromkeys(name for pair in CORRELATIONS.values() for name 
 
 
 def correlated(heads: Mapping[str, Any]) -> dict[str, float]:
-    """Return ρ of one sentence's heads; NaN for fewer than three heads or where one side does not vary."""
+    """Return ρ of one sentence's heads; NaN for fewer than three heads or where one side does not vary, but
+    for what float32 rounds.
+    """
     correlations = dict.fromkeys(CORRELATIONS, math.nan)
     for name, pair in CORRELATIONS.items():
         if set(pair) <= set(heads):
             x, y = (np.asarray(heads[column], dtype=float) for column in pair)
             good = np.isfinite(x) & np.isfinite(y)
-            if good.sum() >= 3 and np.ptp(x[good]) > 1e-12 and np.ptp(y[good]) > 1e-12:
+            both_vary = good.sum() >= 3 and all(
+                varies(side[good], resolution=ROUNDED_FLOAT32) for side in (x, y)
+            )
+            if both_vary:
                 correlations[name] = float(np.corrcoef(x[good], y[good])[0, 1])
     return correlations
 

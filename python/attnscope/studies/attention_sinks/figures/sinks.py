@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from attnscope.errors import NotDrawable
-from attnscope.plots.axes import axis_label
+from attnscope.plots.axes import axis_label, colors_by_layer
 from attnscope.plots.figure import (
     Drawn,
     Options,
@@ -50,9 +50,11 @@ def sink_emergence(results: Results, options: Options) -> Drawn:
     strongest = means.groupby(["series", "layer", "head"])["mean"].transform("max") == means["mean"].max()
     top = float(np.nanmax([means["mean"].max(), means.loc[strongest, "high"].max()]))
     top = top if top > 0 else 1.0
+    # one legend is of all panels, whose models may have more or fewer layers
+    colors = colors_by_layer(heads["layer"])
     for name, (ax, rows) in zip(drawn.names, drawn.rows(heads), strict=True):
         limits = (-0.02 * top, min(1.15 * top, 1.02))
-        head_emergence(rows, "sink_share", baselines=baselines, ax=ax, limits=limits)
+        head_emergence(rows, "sink_share", baselines=baselines, ax=ax, colors=colors, limits=limits)
         ax.set_title(name)
         ax.label_outer()
     layers = sorted(heads["layer"].unique())
@@ -66,10 +68,14 @@ def sink_emergence(results: Results, options: Options) -> Drawn:
     legend = legend_over(drawn.figure, named | levels)
     for line in legend.get_lines()[: len(named)]:
         line.set(alpha=1.0, linewidth=1.6)
+    # of few texts no intervals are given that hold for all heads at once
+    has_intervals = any(
+        str(band.get_gid()).startswith("interval:") for ax in drawn.axes for band in ax.collections
+    )
     return captioned(
         drawn.figure,
         "Attention to the first key over training, one line per head, coloured by layer; the strongest heads "
-        "are bold, with intervals that hold at once for all heads and steps.",
+        f"are bold{', with intervals that hold at once for all heads and steps' if has_intervals else ''}.",
         compared_with(drawn.figure),
         left_out=unknown,
     )
@@ -94,7 +100,7 @@ def sink_maps(results: Results, options: Options) -> Drawn:
     tables = [[where(heads, series=name, step=step) for step in steps] for name in names]
     for row, name in zip(tables, names, strict=True):
         if row[-1].empty:  # a model of no step is what training ends with
-            row[-1] = where(heads, series=name, step=-1)
+            row[-1] = last_step(where(heads, series=name))
     top = highest(
         [layer_head_table(rows, "sink_share").to_numpy() for row in tables for rows in row if len(rows)]
     )

@@ -83,7 +83,8 @@ def _row(model: str, phases: pd.DataFrame, number: dict[Any, Any]) -> dict[str, 
         phases_of_metric = phases_of_metric[
             [step_belongs(place, int(step)) for step in phases_of_metric["step"]]
         ]
-    last = phases_of_metric.sort_values("step").iloc[-1].to_dict() if len(phases_of_metric) else {}
+    order = [key for key in ("step", "revision") if key in phases_of_metric]
+    last = phases_of_metric.sort_values(order).iloc[-1].to_dict() if len(phases_of_metric) else {}
     note = _NOTES.get(metric, "1 − cosine of the energies of the common scales")
     step = int(last.get("step", -1))
     return comparison_row(
