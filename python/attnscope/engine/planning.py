@@ -114,6 +114,18 @@ def _series(plan: Plan) -> None:
                 f"models[{position}]: two models would be called {label!r} in the tables; "
                 "give one of them a label"
             )
+        _note_unknown_steps(plan, [checkpoint for checkpoint, _ in plan.checkpoints_by_model[position]])
+
+
+def _note_unknown_steps(plan: Plan, series: Sequence[Checkpoint]) -> None:
+    """Note revisions such as `main`, of which no step is known, in a series of steps."""
+    unknown = [checkpoint.revision for checkpoint in series if checkpoint.step < 0]
+    if unknown and len(unknown) < len(series):
+        plan.notes.append(
+            f"{series[0].model}: no step is known of {', '.join(unknown)}, since only a name such as "
+            "step1000 says it; in the order of training it stands before the others, and the last checkpoint "
+            f"is {series[-1].revision}"
+        )
 
 
 def _encoded(plan: Plan, study: Study) -> dict[int, list[Input]]:

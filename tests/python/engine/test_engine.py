@@ -16,7 +16,7 @@ from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
 from attnscope.study_api.batches import batches
 from attnscope.study_api.study import study_class
-from folders import id_lines, model_folder, sentences, study
+from folders import id_lines, model_folder, sentences, series, study
 from models import MapCount
 
 
@@ -321,6 +321,17 @@ def test_the_next_layer_is_computed_while_a_kernel_runs(monkeypatch):
         run_.close()
     assert ended - began > 0.03, "the kernel was too fast to tell"
     assert began < born[0] < ended
+
+
+def test_a_revision_of_no_step_in_a_series_is_reported(tmp_path, texts):
+    """What a report says of the last checkpoint would be of step 0, though `main` is the trained model."""
+    folder = series(tmp_path / "grown", steps=(0,))
+    assert not any("no step" in note for note in make_plan(study(tmp_path, str(folder), texts)).notes)
+    model_folder(folder / "main", seed=5)
+    notes = make_plan(study(tmp_path, str(folder), texts)).notes
+    (note,) = (note for note in notes if "no step" in note)
+    assert note.startswith("grown: no step is known of main")
+    assert note.endswith("the last checkpoint is step0")
 
 
 def test_fewer_texts_than_were_asked_for_are_reported(tmp_path, llama, texts):
