@@ -8,6 +8,9 @@ import torch
 
 import attnscope as asc
 from attnscope.engine.run_study import resume, run
+from attnscope.report.section import Page
+from attnscope.results.results import Results
+from attnscope.studies.attention_likelihood.sections import SECTIONS
 from folders import killed, model_folder, series, table_bytes
 from likelihood_study import encoder_folder, loops, settings, texts_of, trained_series
 from placeholders import placeholders
@@ -355,6 +358,19 @@ def test_a_dose_has_a_line_of_each_third_or_one_of_all_layers(depths):
     assert legend == [*(thirds if max(depths) >= 3 else []), *(["all layers"] if min(depths) < 3 else [])]
     assert ("a third of the depth" in drawn.caption) == (max(depths) >= 3)
     assert ("fewer than three" in drawn.caption) == (min(depths) < 3)
+
+
+@pytest.mark.parametrize("of_all_modes", [True, False])
+def test_least_likely_words_are_chosen_among_those_with_a_likelihood(results, of_all_modes):
+    """Of a model whose predictions are not finite there are none, which ended the report with an error."""
+    shifts = results.table("shifts")
+    modes = sorted(shifts["mode"].dropna().unique())
+    undefined = shifts["mode"].isin(modes if of_all_modes else modes[:1])
+    shifts["log_likelihood_difference"] = shifts["log_likelihood_difference"].mask(undefined)
+    page = Page(Results({"shifts": shifts}), {})
+    (section,) = (section for section in SECTIONS if section.id == "budget")
+    section.write(page)
+    assert [block.kind for block in page.blocks].count("table") == (0 if of_all_modes else 1)
 
 
 @pytest.mark.usefixtures("unarranged", "unpictured")

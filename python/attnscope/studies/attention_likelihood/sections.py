@@ -312,6 +312,9 @@ def _write_budget(page: Page) -> None:
         "the rest add up to its rows."
     )
     page.figure("attention_budget")
+    table = table[table["log_likelihood_difference"].notna()]
+    if table.empty:  # a model whose predictions are not finite
+        return
     lowest = table.loc[table.groupby("model")["log_likelihood_difference"].idxmin(), ["model", "mode"]]
     rows = table.merge(lowest, on=["model", "mode"])
     grid = rows.assign(text=estimate_cells("difference")(rows)).pivot(
