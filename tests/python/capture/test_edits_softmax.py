@@ -30,7 +30,7 @@ def test_hiding_nothing_and_a_wide_window_change_no_bit(name, padding):
 
 
 def test_a_boolean_mask_hides_under_an_edit_that_hides_nothing():
-    model, inputs = kept("llama", "none")
+    model, inputs = models.with_inputs(models.cached_model("llama", "sdpa"), "llama", "none")
     n = inputs["input_ids"].shape[-1]
     near = torch.ones(n, n, dtype=torch.bool).tril().triu(-3).expand(2, 1, n, n)
     added = torch.zeros(near.shape).masked_fill(~near, torch.finfo(torch.float32).min)

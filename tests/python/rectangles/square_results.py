@@ -6,7 +6,8 @@
 prints today's. `square_results.json` holds those of the last code that took square maps alone, for the
 instruction set that it names: a digest is of every bit, and lanes of another width round otherwise. Those of
 `local_global_ratio`, `geometric_semantic_alignment`, `participation_ratio`, `sink_test` and `sink_excess` are
-later: they add up in another order since. So is that of `spectral_ratio`, whose NaN have another sign.
+later: they add up in another order since. So is that of `spectral_ratio`, whose NaN have another sign, and
+that of `sink_removal`, which reduces nothing where no key is taken out.
 """
 
 from __future__ import annotations
