@@ -215,7 +215,8 @@ def sink_removal(
     # A head without a surviving row is left out of its layer's mean; any other NaN is not.
     silent = dropped == rows
     # what is left of a row that loses nothing is the row, whatever its rounded sum
-    is_removed = (flags.expand(flags.shape or (1,))[..., None, :] & checked.inside()).any(-1).any(-1, keepdim=True)
+    of_keys = flags.expand(flags.shape or (1,))[..., None, :]
+    is_removed = (of_keys & checked.inside()).any(-1).any(-1, keepdim=True)
     kl_after = torch.where(is_removed, kl_after, kl_before)
     reduction = torch.where(silent, 0.0, kl_before - kl_after).sum(-1) / (~silent).sum(-1)
     dropped = torch.where(before.isnan().all(-1), -1, dropped)
