@@ -31,7 +31,8 @@ def require_tokens(valid: Tensor, queries: Tensor | None) -> None:
     """Raise for a text of a batch without a real key, or without a real query where these are other tokens.
 
     Args:
-        valid, queries: as `Layer.valid` and `Layer.query_valid`.
+        valid: as `Layer.valid`.
+        queries: as `Layer.query_valid`.
     """
     empty = ~valid.any(-1)
     if queries is not None:
