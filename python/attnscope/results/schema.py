@@ -132,8 +132,8 @@ def with_keys(table: pa.Table, name: str, keys: Sequence[str]) -> pa.Table:
 
 
 def pandas_note(schema: pa.Schema, with_missing: Iterable[str]) -> dict[bytes, bytes]:
-    """Return what pandas is told of a table: that whole numbers of which some are missing are `Int64`, which
-    `Results.table` gives too. Without a note its reader would make floats of them.
+    """Return metadata of a table by which `pandas.read_parquet` reads whole numbers, some of them missing, as
+    `Int64`, as `Results.table` does; it makes floats of them otherwise.
 
     Args:
         schema: of the table.

@@ -362,7 +362,7 @@ def test_a_dose_has_a_line_of_each_third_or_one_of_all_layers(depths):
 
 @pytest.mark.parametrize("of_all_modes", [True, False])
 def test_least_likely_words_are_chosen_among_those_with_a_likelihood(results, of_all_modes):
-    """Of a model whose predictions are not finite there are none, which ended the report with an error."""
+    """A model whose predictions are not finite has none, and its report ended with an error."""
     shifts = results.table("shifts")
     modes = sorted(shifts["mode"].dropna().unique())
     undefined = shifts["mode"].isin(modes if of_all_modes else modes[:1])

@@ -324,7 +324,7 @@ def test_the_next_layer_is_computed_while_a_kernel_runs(monkeypatch):
 
 
 def test_a_revision_of_no_step_in_a_series_is_reported(tmp_path, texts):
-    """What a report says of the last checkpoint would be of step 0, though `main` is the trained model."""
+    """A report would take step 0 for the last checkpoint, though `main` is the trained model."""
     folder = series(tmp_path / "grown", steps=(0,))
     assert not any("no step" in note for note in make_plan(study(tmp_path, str(folder), texts)).notes)
     model_folder(folder / "main", seed=5)

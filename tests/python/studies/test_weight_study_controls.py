@@ -149,7 +149,7 @@ def test_every_reference_and_control_is_the_arithmetic_that_it_names(results, ho
 
 
 def all_inputs(home, step):
-    """What the attention of each layer reads, position 0 left out, [layers][tokens, 48]."""
+    """Return what the attention of each layer reads, position 0 left out, [layers][tokens, 48]."""
     model = tiny("qwen2")
     model.load_state_dict(load_file(home / "growing" / step / "model.safetensors"), strict=False)
     seen = [[], []]
