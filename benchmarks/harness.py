@@ -24,7 +24,7 @@ import torch
 import attnscope as asc
 from attnscope import _isa
 from machine.limits import limit_in_words, share_in_core
-from machine.load import load_of_others
+from machine.load import load_of_others, wait_for_quiet
 from machine.rates import bytes_per_second, multiply_adds_per_second
 
 FOLDER = Path(__file__).resolve().parent
@@ -64,6 +64,8 @@ def machine_facts() -> dict[str, Any]:
 SHARED_FACTS = ("cpu", "cpus", "isa", "threads", "python", "versions")
 #: Processors that others may keep busy at the start of a row.
 MOST_LOAD = 0.5
+#: Seconds that the rows of a script wait for a quiet machine in all, before they are not measured.
+PATIENCE = 120.0
 #: What a script ends with where a row is slower than a peer, and where one was not measured.
 SLOWER_THAN_A_PEER = 3
 
@@ -124,6 +126,7 @@ class Benchmark:
         self.missed: list[str] = []
         self.slower: list[str] = []
         self.refused: list[str] = []
+        self.patience = PATIENCE
         print(f"{description}\n{json.dumps(machine_facts())}", flush=True)
 
     def wants(self, name: str) -> bool:
@@ -168,9 +171,11 @@ class Benchmark:
         """
         if not self.wants(name):
             return
-        load = load_of_others()
+        began = time.monotonic()
+        load = load_of_others() if self.options.busy else wait_for_quiet(MOST_LOAD, self.patience)
         if load > MOST_LOAD and not self.options.busy:
             self.refused.append(f"{name}: others keep {load:.2f} processors busy, at most {MOST_LOAD} may be")
+            self.patience -= time.monotonic() - began
             print(f"not measured: {self.refused[-1]}", flush=True)
             return
         answer = ours()

@@ -2,8 +2,9 @@
 """Runs every benchmark, each in a process of its own, and ends with what fell short.
 
 Kernels run with the best instruction set of the processor and, where that is AVX-512, with AVX2 once more, to
-which their peers are held then too. A row that is slower than its best peer, and one that was not measured
-because others kept the machine busy, is an error: the exit code is 1.
+which their peers are held then too. Metrics of every type and stride run with two threads of every contender
+as well, where there are two processors. A row that is slower than its best peer, and one that was not
+measured because others kept the machine busy, is an error: the exit code is 1.
 
 python benchmarks/run.py [NAME …] [OPTION …]
 
@@ -36,6 +37,8 @@ PEERS_WITH_AVX2 = {
     "OPENBLAS_CORETYPE": "Haswell",
 }
 OF_THREADS = {"threads"}  # these ask for more than one
+#: What runs with two threads of ours and of the peers too, and the folder of those rows.
+OF_TWO_THREADS, TWO_THREADS = "types_and_strides", "two_threads"
 # Models and whole analyses, which a quick run is too short for.
 LONG = {"attention_likelihood", "commits", "sensitivity", "study", "sweep", "whole"}
 # These time a study from start to end, once, and take no other options than these.
@@ -82,13 +85,13 @@ class Summary:
         self.lines: dict[str, list[str]] = {heading: [] for heading in HEADINGS}
         self.seconds: dict[str, float] = {}
 
-    def run(self, name: str, isa: str, passed: list[str]) -> None:
-        """Run a script, print what it prints and keep what fell short."""
-        label = f"{name} ({isa})"
+    def run(self, name: str, isa: str, passed: list[str], folder: str = "") -> None:
+        """Run a script, print what it prints and keep what fell short. Rows go to a folder of results."""
+        label = f"{name} ({isa}{', two threads' if folder == TWO_THREADS else ''})"
         print(f"\n=== {label}", flush=True)
         # BLAS threads of NumPy and SciPy spin while they wait, on the clock of whoever runs next.
         quiet = {} if name in OF_THREADS else dict.fromkeys(THREAD_VARIABLES, "1")
-        others = ["--json", str(FOLDER / "results" / isa / f"{name}.json")] if isa == AVX2 else []
+        others = ["--json", str(FOLDER / "results" / folder / f"{name}.json")] if folder else []
         narrow = PEERS_WITH_AVX2 if isa == AVX2 else {}
         began = time.monotonic()
         process = subprocess.Popen(
@@ -147,8 +150,11 @@ def main() -> int:
     summary = Summary()
     for name in options.names or [name for name in names() if not (options.quick and name in LONG)]:
         sets = instruction_sets(name)
+        passed = options_for(name, options)
         for isa in sets[:1] if options.json else sets:
-            summary.run(name, isa, options_for(name, options))
+            summary.run(name, isa, passed, isa if isa == AVX2 else "")
+        if name == OF_TWO_THREADS and not options.json and not options.threads and (os.cpu_count() or 1) > 1:
+            summary.run(name, sets[0], [*passed, "--threads", "2"], TWO_THREADS)
     summary.print()
     return 1 if summary.is_error else 0
 

@@ -24,8 +24,8 @@ FACTS = ("cpu", "cpus", "python", "attnscope", "isa", "versions")
 ROW = ("name", "best_ms", "ratio", "target", "against")
 #: What is kept of rows that have it: the load of others, shares of the machine's rates, what limits it.
 OF_MACHINE = ("load", "of_reading", "of_multiply_adds", "limited_by")
-#: The instruction set whose results have a folder of their own.
-AVX2 = "x86_64_v3"
+#: The folders of what was measured with another instruction set, and with two threads of every contender.
+AVX2, TWO_THREADS = "x86_64_v3", "two_threads"
 #: What is timed of a study from start to end, whose rows are sentences.
 OF_STUDIES = {"attention_likelihood", "study"}
 #: The benchmark of a thousand rows, of which the page has the lowest and the middle ratio by size.
@@ -44,6 +44,7 @@ def collect(results: Path) -> dict[str, Any]:
         "quick": any(report["quick"] for report in reports),
         "rows": _rows(reports),
         "rows_avx2": _rows(_reports(results / AVX2)),
+        "rows_two_threads": _rows(_reports(results / TWO_THREADS)),
         "highway": highway(results) or json.loads(MEASURED.read_text("utf-8"))["highway"],
     }
 
@@ -119,7 +120,8 @@ def table(measured: dict[str, Any]) -> str:
         "",
         *_table_of_rows(measured["rows"], measured.get("rows_avx2", {})),
     ]
-    for words, key in (("", "rows"), (" with AVX2", "rows_avx2")):
+    ways = {"rows": "", "rows_avx2": " with AVX2", "rows_two_threads": " with two threads of every contender"}
+    for key, words in ways.items():
         if rows := measured.get(key, {}).get(OF_TYPES):
             lines += ["", *_table_of_types(rows, words)]
     beside = measured["highway"]
@@ -171,6 +173,11 @@ def _table_of_rows(
     return lines
 
 
+def _below_1(ratio: float) -> str:
+    """Return a ratio below 1 with two digits, or three where two would show 1."""
+    return f"{ratio:.2f}" if ratio < 0.995 else f"{ratio:.3f}"
+
+
 def _table_of_types(rows: list[dict[str, Any]], words: str) -> list[str]:
     """Return the lowest and the middle ratio of every metric and size, and the rows below 1."""
     ratios: dict[str, dict[int, list[float]]] = {}
@@ -181,7 +188,7 @@ def _table_of_types(rows: list[dict[str, Any]], words: str) -> list[str]:
         assert size is not None
         ratios.setdefault(metric, {}).setdefault(int(size[1]), []).append(_ratio(row))
         if _ratio(row) < 1.0:
-            slower.setdefault(metric, []).append(f"{maps} {_ratio(row):.2f}")
+            slower.setdefault(metric, []).append(f"{maps} {_below_1(_ratio(row))}")
     sizes = sorted({n for by_size in ratios.values() for n in by_size})
     lines = [
         f"Maps of four types, contiguous and with heads as the fastest axis{words}: how many times faster "
@@ -196,9 +203,9 @@ def _table_of_types(rows: list[dict[str, Any]], words: str) -> list[str]:
             for n in sizes
         ]
         lines.append(f"| {metric} | {' | '.join(cells)} |")
-    count = sum(map(len, slower.values()))
-    lines += ["", f"Of {len(rows)} rows {count} are slower than their best peer:" if count else ""]
-    lines += ["", *(f"* {metric}: {', '.join(names)}" for metric, names in slower.items())]
+    if count := sum(map(len, slower.values())):
+        lines += ["", f"Of {len(rows)} rows {count} are slower than their best peer:", ""]
+        lines += [f"* {metric}: {', '.join(names)}" for metric, names in slower.items()]
     return lines
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 #: Seconds over which processors are watched while this process sleeps.
 WATCHED = 0.1
+#: Seconds until a busy machine is looked at again.
+PAUSE = 1.0
 _STAT = Path("/proc/stat")
 
 
@@ -27,6 +29,14 @@ def load_of_others() -> float:
     watched = time.perf_counter() - began
     of_others = _busy_seconds() - busy - (time.process_time() - spun)
     return max(0.0, of_others) / watched
+
+
+def wait_for_quiet(most: float, seconds: float) -> float:
+    """Return the load of others once it is at most `most`, or what it still is after `seconds`."""
+    end = time.monotonic() + seconds
+    while (load := load_of_others()) > most and time.monotonic() < end:
+        time.sleep(PAUSE)
+    return load
 
 
 def _busy_seconds() -> float:
