@@ -129,6 +129,19 @@ class Benchmark:
         self.patience = PATIENCE
         print(f"{description}\n{json.dumps(machine_facts())}", flush=True)
 
+    def _load_at_start(self, name: str) -> float | None:
+        """Return the load of others once they are quiet, None for a row that they do not let begin."""
+        if self.options.busy:
+            return load_of_others()
+        began = time.monotonic()
+        load = wait_for_quiet(MOST_LOAD, self.patience)
+        if load <= MOST_LOAD:
+            return load
+        self.patience -= time.monotonic() - began
+        self.refused.append(f"{name}: others keep {load:.2f} processors busy, at most {MOST_LOAD} may be")
+        print(f"not measured: {self.refused[-1]}", flush=True)
+        return None
+
     def wants(self, name: str) -> bool:
         """Whether ``--only`` and ``--quick`` leave this comparison in; ask before making its inputs."""
         if self.quick and not self.options.only and name.split()[0] in NOT_QUICK:
@@ -171,12 +184,8 @@ class Benchmark:
         """
         if not self.wants(name):
             return
-        began = time.monotonic()
-        load = load_of_others() if self.options.busy else wait_for_quiet(MOST_LOAD, self.patience)
-        if load > MOST_LOAD and not self.options.busy:
-            self.refused.append(f"{name}: others keep {load:.2f} processors busy, at most {MOST_LOAD} may be")
-            self.patience -= time.monotonic() - began
-            print(f"not measured: {self.refused[-1]}", flush=True)
+        load = self._load_at_start(name)
+        if load is None:
             return
         answer = ours()
         for peer, call in peers.items():
