@@ -142,12 +142,14 @@ def _has_scales(signal: Any) -> bool:
 
 
 def _wide_and_middling(rows: pd.DataFrame) -> tuple[Any, Any]:
-    """Return the heads whose signals have the largest and the middle entropy."""
+    """Return the heads whose signals have the largest and the middle entropy; of two in the middle the
+    lower.
+    """
     entropies = [
         float(torch.special.entr(torch.tensor(list(signal), device="cpu")).sum()) for signal in rows["signal"]
     ]
     order = np.argsort(entropies)
-    return rows.iloc[int(order[-1])], rows.iloc[int(order[max(len(order) // 2 - 1, 0)])]
+    return rows.iloc[int(order[-1])], rows.iloc[int(order[(len(order) - 1) // 2])]
 
 
 @figure("harmonics")
@@ -175,8 +177,8 @@ def harmonics(results: Results, options: Options) -> Drawn:
     if bars:
         legend_over(figure_, named_artists(axes), 2)
         words += [
-            "Whiskers: the lowest and the highest frequency. Half a turn apart, two rotations cancel: small "
-            "activations, and attention near uniform."
+            "Whiskers: from the lowest to the highest value among them. Half a turn apart, two rotations "
+            "cancel: small activations, and attention near uniform."
         ]
     return captioned(figure_, *words)
 
