@@ -114,8 +114,10 @@ def all_means(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFrame
             if column in keys or quantity(column).kind == "position":
                 continue
             if (mean := mean_text(final, column))[0] != "–":
-                count = final["sample"][np.isfinite(final[column].astype(float))].nunique()
-                rows.append((name, column, *mean, str(count)))
+                # a text of two models is one of each, as in the mean and its interval
+                measured = final[np.isfinite(final[column].astype(float))]
+                texts = measured.drop_duplicates([key for key in ("model", "sample") if key in measured])
+                rows.append((name, column, *mean, str(len(texts))))
     return pd.DataFrame(rows, columns=["table", "quantity", "mean", "95 % interval", "n"])
 
 

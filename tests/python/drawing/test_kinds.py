@@ -66,3 +66,12 @@ def test_the_page_of_a_run_shows_the_most_frequent_position(heads) -> None:
     contents = asc.view(asc.Results({"heads": heads})).contents
     place = [metric["name"] for metric in contents["metrics"]].index("sink_position")
     assert [grid[0][place] for grid in contents["values"]] == [[[3, 0], [3, 0]]] * 2
+
+
+def test_texts_of_several_models_are_counted_as_the_interval_counts_them() -> None:
+    """Two models of three texts have six, of which the mean is; the column n said three."""
+    rows = pd.DataFrame({"model": ["a"] * 3 + ["b"] * 3, "step": -1, "sample": [0, 1, 2] * 2})
+    rows = rows.assign(layer=0, protocol="ruscio2025", sink_share=[0.1, 0.2, 0.3, 0.4, 0.5, np.inf])
+    (row,) = all_means({"head_means": rows}, "ruscio2025").to_dict("records")
+    assert (row["mean"], row["n"]) == ("0.300", "5")
+    assert row["95 % interval"]
