@@ -56,6 +56,22 @@ def interval(low: float, high: float, form: Callable[[Any], str] | None = None) 
     return interval_text(low, high, form) or "–"
 
 
+def counted(count: Any, noun: str, nouns: str = "") -> str:
+    """Return a number of things as a person writes it, an en dash for a missing number.
+
+    Args:
+        count: of the things.
+        noun: what each of them is called.
+        nouns: what several are called; "" takes an s.
+
+    >>> counted(1, "pair"), counted(12.0, "pair"), counted(0, "matrix", "matrices")
+    ('1 pair', '12 pairs', '0 matrices')
+    """
+    if pd.isna(count):
+        return f"– {nouns or noun + 's'}"
+    return f"{int(count)} {noun if count == 1 else nouns or noun + 's'}"
+
+
 def p_text(value: float) -> str:
     """Return a p-value as it is written.
 
