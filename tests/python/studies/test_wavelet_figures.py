@@ -194,3 +194,14 @@ def test_the_middling_head_has_as_many_below_as_above(results, heads, middle):
     drawn = draw(in_tables(results, signals=signals), ["scalograms"])["scalograms"]
     titles = [title for ax in drawn.axes if (title := ax.get_title(loc="left"))]
     assert titles == [f"L0H{heads - 1}", f"L0H{middle}"]
+
+
+@pytest.mark.parametrize("name", ["scalograms", "harmonics"])
+def test_a_figure_of_the_first_model_says_that_there_are_more(results, name):
+    """With several models nothing told whose signals and whose rotations were drawn."""
+    source = "signals" if name == "scalograms" else name
+    table = results.table(source)
+    alone = figures.FIGURES[name](results).caption
+    both = in_tables(results, **{source: pd.concat([table, table.assign(model="b")], ignore_index=True)})
+    model = table["model"].iloc[0]
+    assert figures.FIGURES[name](both).caption == f"{alone} Drawn: {model}; the run holds 1 more."
