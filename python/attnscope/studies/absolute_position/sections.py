@@ -137,7 +137,9 @@ def _shared(results: Results, model: str) -> str:
     out = rows[(columns[1] > 0) | (columns[2] < 0)]["layer"]
     layers = ", ".join(map(str, out))
     judged = (
-        f"0 is outside the intervals of layer {layers}" if layers else "0 is in the interval of every layer"
+        f"0 is outside the intervals of layer{'s' if len(out) > 1 else ''} {layers}"
+        if layers
+        else "0 is in the interval of every layer"
     )
     return f"the residual that initialisations share is {cells} nats² by layer ({judged})"
 
@@ -163,10 +165,12 @@ def _readers(results: Results, model: str) -> list[str]:
 def _percent(value: float) -> str:
     """Return a share in whole per cent.
 
-    >>> _percent(0.352), _percent(-0.36)
-    ('35 %', '−36 %')
+    >>> _percent(0.352), _percent(-0.36), _percent(-0.001)
+    ('35 %', '−36 %', '0 %')
     """
-    return f"{100 * value:.0f} %".replace("-", "−")
+    digits = f"{100 * value:.0f}"
+    # what rounds to 0 has no sign
+    return "0 %" if digits == "-0" else f"{digits} %".replace("-", "−")
 
 
 def _removed(results: Results, model: str) -> list[str]:
