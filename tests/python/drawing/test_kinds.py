@@ -75,3 +75,12 @@ def test_texts_of_several_models_are_counted_as_the_interval_counts_them() -> No
     (row,) = all_means({"head_means": rows}, "ruscio2025").to_dict("records")
     assert (row["mean"], row["n"]) == ("0.300", "5")
     assert row["95 % interval"]
+
+
+def test_controls_are_no_numbers_of_the_published_protocol() -> None:
+    """Shuffled rows and random weights were averaged, and so were their seeds."""
+    rows = pd.DataFrame({"model": "a", "step": -1, "sample": [0, 1], "protocol": "ruscio2025"})
+    rows = rows.assign(density=[0.1, 0.3])
+    controls = rows.assign(variant=["row_permutation", "random_weights"], seed=[0, 7], scope="heads")
+    means = all_means({"head_mean_graphs": rows, "graphs_variants": controls}, "ruscio2025")
+    assert means[["table", "quantity", "mean"]].values.tolist() == [["head_mean_graphs", "density", "0.200"]]
