@@ -19,6 +19,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from attnscope.metrics.quantity import ClosedForm, Quantity
@@ -120,6 +121,31 @@ def _protocol_of(module: ModuleType) -> str:
     _, inside, rest = module.__name__.partition("attnscope.protocols.")
     declared = [quantity.protocol for quantity in getattr(module, "QUANTITIES", ())]
     return rest.partition(".")[0] if inside else next(iter(declared), "exact")
+
+
+def interval_of_mean(name: str, values: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """Return the ends of an interval of a mean of a column, cut where the values of its quantity end.
+
+    What lies outside covers nothing. Numbers of another protocol may lie beyond the bounds of the exact ones,
+    and then the ends stay as they are.
+
+    Args:
+        name: of the column.
+        values: whose mean it is.
+        low: ends of the interval, a number or many.
+        high: likewise.
+
+    >>> low, high = interval_of_mean("sink_share", [0.0, 0.1], -0.02, 0.12)
+    >>> float(low), float(high)
+    (0.0, 0.12)
+    """
+    declared, numbers = quantity(name), np.asarray(values, dtype=float)
+    # a missing number is beyond no bound
+    if isinstance(declared.low, (int, float)) and not (numbers < declared.low).any():
+        low = np.maximum(low, declared.low)
+    if isinstance(declared.high, (int, float)) and not (numbers > declared.high).any():
+        high = np.minimum(high, declared.high)
+    return low, high
 
 
 def quantity(name: str, protocol: str = "exact", scope: str = "map") -> Quantity:

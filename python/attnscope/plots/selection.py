@@ -15,7 +15,7 @@ import pandas as pd
 
 from attnscope._nearest import nearest
 from attnscope.errors import MissingError, NotDrawable
-from attnscope.metrics.discovery import quantity
+from attnscope.metrics.discovery import interval_of_mean, quantity
 from attnscope.plots.drawable import drawable
 from attnscope.plots.figure import Results, require_table
 from attnscope.results.schema import HEAD_KEYS
@@ -226,13 +226,7 @@ def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: b
     result = wide.index.to_frame(index=False)
     result["mean"] = np.ma.masked_invalid(values).mean(axis=1).filled(np.nan)
     low, high = mean_intervals(values, draws=1000, together=together)
-    least, most = quantity(metric).low, quantity(metric).high
-    # Another protocol's numbers may lie beyond the bounds of the exact ones.
-    if isinstance(least, (int, float)) and numbers[metric].min() >= least:
-        low = np.maximum(low, least)
-    if isinstance(most, (int, float)) and numbers[metric].max() <= most:
-        high = np.minimum(high, most)
-    result["low"], result["high"] = low, high
+    result["low"], result["high"] = interval_of_mean(metric, numbers[metric], low, high)
     result["samples"] = np.isfinite(values).sum(axis=1)
     if together:
         result.loc[result["samples"] < FEWEST_TOGETHER, ["low", "high"]] = np.nan

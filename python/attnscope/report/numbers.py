@@ -11,6 +11,7 @@ import pandas as pd
 
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.selection import estimate, first_step, last_step
+from attnscope.results.schema import VARIANT_KEYS
 from attnscope.results.summaries import NULLS, null_value, uniform_value
 from attnscope.statistics import median_interval, per_sample
 from attnscope.statistics.intervals import FEWEST
@@ -103,10 +104,13 @@ def mean_text(part: pd.DataFrame, column: str) -> tuple[str, str]:
 
 
 def all_means(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFrame:
-    """Return means of all numbers that a protocol stored, at the last checkpoint, as text."""
+    """Return means of all numbers that a protocol stored, at the last checkpoint, as text.
+
+    Controls are none of them.
+    """
     rows = []
     for name, table in tables.items():
-        if "protocol" not in table or "sample" not in table:
+        if "protocol" not in table or "sample" not in table or set(VARIANT_KEYS) <= set(table):
             continue
         final = last_step(table[table["protocol"] == protocol])
         keys = {"sample", "step", "layer", "head", "threshold", "n_tokens", "dimension"}
@@ -114,8 +118,10 @@ def all_means(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFrame
             if column in keys or quantity(column).kind == "position":
                 continue
             if (mean := mean_text(final, column))[0] != "–":
-                count = final["sample"][np.isfinite(final[column].astype(float))].nunique()
-                rows.append((name, column, *mean, str(count)))
+                # a text of two models is one of each, as in the mean and its interval
+                measured = final[np.isfinite(final[column].astype(float))]
+                texts = measured.drop_duplicates([key for key in ("model", "sample") if key in measured])
+                rows.append((name, column, *mean, str(len(texts))))
     return pd.DataFrame(rows, columns=["table", "quantity", "mean", "95 % interval", "n"])
 
 

@@ -39,7 +39,7 @@ from attnscope.report.section import (
 from attnscope.results.files import write_bytes
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS
-from attnscope.study_api.number_text import number
+from attnscope.study_api.number_text import counted, number
 from attnscope.study_api.unfinished import unfinished
 from attnscope.untrusted.safe_text import mark_controls, quote_formulas
 
@@ -369,7 +369,9 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> di
         # models cut and split the same sentences each in its own way
         for group, texts_of_group in texts.groupby("group", sort=False):
             lengths = " to ".join(map(str, dict.fromkeys(texts_of_group["n_tokens"].agg(["min", "max"]))))
-            facts[f"input “{group}”"] = f"{texts_of_group['sample'].nunique()} texts of {lengths} tokens"
+            facts[f"input “{group}”"] = (
+                f"{counted(texts_of_group['sample'].nunique(), 'text')} of {lengths} tokens"
+            )
         if "truncated" in texts and len(cut := texts[texts["truncated"].astype(bool)]):
             limits = cut.groupby("model", sort=False)["n_tokens"].max()
             words = [Markup("{}'s {}").format(isolate_name(model), limit) for model, limit in limits.items()]
@@ -382,9 +384,7 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> di
             )
     if heads is not None and not heads.empty:
         sizes = {
-            str(
-                model
-            ): f"{rows_of_model['layer'].nunique()} layers of {rows_of_model['head'].nunique()} heads"
+            str(model): " of ".join(counted(rows_of_model[key].nunique(), key) for key in ("layer", "head"))
             for model, rows_of_model in heads.groupby("model", sort=False)
         }
         alike = len(set(sizes.values())) == 1

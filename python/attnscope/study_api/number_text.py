@@ -19,8 +19,8 @@ import pandas as pd
 def number(value: Any) -> str:
     """Return a number as a person writes it: two or three significant digits, an en dash for none.
 
-    >>> number(0.49123), number(1234.5), number(float("nan")), number(2e-5), number(0.0)
-    ('0.491', '1,234', '–', '2.0e−5', '0')
+    >>> number(0.49123), number(1234.5), number(float("nan")), number(2e-5), number(0.0), number(0.00149)
+    ('0.491', '1,234', '–', '2.0e−5', '0', '0.0015')
     """
     value = float(value)
     if value != value:
@@ -32,6 +32,8 @@ def number(value: Any) -> str:
     if abs(value) < 1e-3:
         digits, _, exponent = f"{value:.1e}".partition("e")
         return f"{digits}e{int(exponent)}".replace("-", "−")
+    if abs(value) < 1e-2:
+        return f"{value:.4f}".replace("-", "−")
     places = 3 if abs(value) < 1 else 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
     return f"{value:,.{places}f}".replace("-", "−")
 
@@ -54,6 +56,22 @@ def interval_text(low: Any, high: Any, form: Callable[[Any], str] | None = None)
 def interval(low: float, high: float, form: Callable[[Any], str] | None = None) -> str:
     """Return an interval's ends in brackets, or a dash where there is none."""
     return interval_text(low, high, form) or "–"
+
+
+def counted(count: Any, noun: str, nouns: str = "") -> str:
+    """Return a number of things as a person writes it, an en dash for a missing number.
+
+    Args:
+        count: of the things.
+        noun: what each of them is called.
+        nouns: what several are called; "" takes an s.
+
+    >>> counted(1, "pair"), counted(12.0, "pair"), counted(0, "matrix", "matrices")
+    ('1 pair', '12 pairs', '0 matrices')
+    """
+    if pd.isna(count):
+        return f"– {nouns or noun + 's'}"
+    return f"{int(count)} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def p_text(value: float) -> str:

@@ -7,8 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from attnscope.report.section import Page
+from attnscope.results.results import Results
 from attnscope.studies.attention_likelihood import sections, shifts
 from attnscope.studies.attention_likelihood.claims import CLAIMS, Evidence, swap_words
+from attnscope.studies.attention_likelihood.figures import FIGURES
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 from attnscope.studies.overall import Statistic
 from attnscope.study_api.claims import ClaimRow
@@ -231,3 +234,60 @@ def test_a_reason_that_counts_pairs_counts_them_once():
     claim = ClaimRow("C4", "", "not testable here", reason="an exchanged word costs 1 nats (6 pairs).")
     words = swap_words(Statistic(0.002, -0.008, 0.007, n=6), 1.0, claim)
     assert words.count("6 pairs") == 1
+
+
+def test_a_single_pair_is_no_pairs():
+    table = statistics(pairs=1, swap=(0.1, math.nan, math.nan, math.nan))
+    assert judged("C4", table).reason.startswith("1 pair of texts: no interval")
+    assert swap_words(Statistic(0.1, n=1), 8.0, None).endswith("(1 pair).")
+
+
+def shifts_of(model, least):
+    """Shifts of two modes and of an exchange of words, which costs most."""
+    nats = {"lowest": -3.0, "mid": -2.0, "swap": -9.0} | {least: -5.0}
+    keys = {"model": model, "revision": "", "step": -1, "protocol": "exact", "layer": 0}
+    return pd.DataFrame(
+        [
+            keys
+            | {"mode": mode, "measure": measure, "log_likelihood_difference": cost, "commonest": 0.5}
+            | {"difference": cost / 100, "low": math.nan, "high": math.nan, "real": 0.5}
+            for mode, cost in nats.items()
+            for measure in ("share", "special", "context")
+        ]
+    )
+
+
+@pytest.mark.usefixtures("unarranged")
+@pytest.mark.parametrize("of_second", ["lowest", "mid"])
+def test_the_least_likely_words_are_those_of_each_model_and_no_exchange(of_second):
+    """An exchange could stand for them, and the legend named the last model's mode for all."""
+    shifts = pd.concat([shifts_of("a", "lowest"), shifts_of("b", of_second)], ignore_index=True)
+    drawn = FIGURES["attention_budget"](Results({"shifts": shifts}))
+    legend = [text.get_text() for text in drawn.figure.legends[0].get_texts()]
+    titles = [ax.get_title(loc="left") or ax.get_title() for ax in drawn.figure.axes]
+    if of_second == "lowest":
+        assert (legend[-1], titles) == ("replaced (lowest)", ["a", "b"])
+    else:
+        assert (legend[-1], titles) == ("replaced", ["a: lowest", "b: mid"])
+    for ax in drawn.figure.axes:
+        (replaced,) = (bars for bars in ax.containers[3:4])
+        assert replaced[0].get_height() == pytest.approx(0.5 - 0.05)
+    page = Page(Results({"shifts": shifts}), {})
+    (section,) = (section for section in sections.SECTIONS if section.id == "budget")
+    section.write(page)
+    notes = [str(line) for block in page.blocks if block.kind == "notes" for line in block.content]
+    assert [note.split(" puts ")[0] for note in notes] == ["a: mode lowest", f"b: mode {of_second}"]
+
+
+@pytest.mark.usefixtures("unarranged")
+def test_heads_without_a_panel_are_not_counted():
+    """The caption counted the dots of all models under the panels of the first three."""
+    keys = {"revision": "", "step": -1, "protocol": "exact", "design": "within", "slope": 0.1}
+    rows = [
+        keys
+        | {"model": model, "layer": 0, "head": head, "estimate": 0.5, "p_adjusted": 0.01 if head else 0.5}
+        for model in "abcd"
+        for head in range(2)
+    ]
+    drawn = FIGURES["likelihood_heads"](Results({"associations": pd.DataFrame(rows)}))
+    assert "Dots: 3 of 6 heads" in drawn.caption

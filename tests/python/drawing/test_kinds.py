@@ -66,3 +66,21 @@ def test_the_page_of_a_run_shows_the_most_frequent_position(heads) -> None:
     contents = asc.view(asc.Results({"heads": heads})).contents
     place = [metric["name"] for metric in contents["metrics"]].index("sink_position")
     assert [grid[0][place] for grid in contents["values"]] == [[[3, 0], [3, 0]]] * 2
+
+
+def test_texts_of_several_models_are_counted_as_the_interval_counts_them() -> None:
+    """Two models of three texts have six, of which the mean is; the column n said three."""
+    rows = pd.DataFrame({"model": ["a"] * 3 + ["b"] * 3, "step": -1, "sample": [0, 1, 2] * 2})
+    rows = rows.assign(layer=0, protocol="ruscio2025", sink_share=[0.1, 0.2, 0.3, 0.4, 0.5, np.inf])
+    (row,) = all_means({"head_means": rows}, "ruscio2025").to_dict("records")
+    assert (row["mean"], row["n"]) == ("0.300", "5")
+    assert row["95 % interval"]
+
+
+def test_controls_are_no_numbers_of_the_published_protocol() -> None:
+    """Shuffled rows and random weights were averaged, and so were their seeds."""
+    rows = pd.DataFrame({"model": "a", "step": -1, "sample": [0, 1], "protocol": "ruscio2025"})
+    rows = rows.assign(density=[0.1, 0.3])
+    controls = rows.assign(variant=["row_permutation", "random_weights"], seed=[0, 7], scope="heads")
+    means = all_means({"head_mean_graphs": rows, "graphs_variants": controls}, "ruscio2025")
+    assert means[["table", "quantity", "mean"]].values.tolist() == [["head_mean_graphs", "density", "0.200"]]

@@ -414,7 +414,7 @@ def test_models_of_different_sizes_are_reported_one_by_one():
     heads = made.make_results().table("heads")
     other = heads[(heads["layer"] == 0) & (heads["head"] == 0)].assign(model="small")
     facts = Markup(_facts({}, rows_of_protocol(pd.concat([heads, other])))["heads"]).striptags()
-    assert re.search(r": 2 layers of 2 heads; small: 1 layers of 1 heads; [\d,]+ maps measured$", facts)
+    assert re.search(r": 2 layers of 2 heads; small: 1 layer of 1 head; [\d,]+ maps measured$", facts)
 
 
 def test_the_first_page_ranks_heads_by_the_studys_quantity():

@@ -182,3 +182,26 @@ def test_sentences_are_of_one_checkpoint_of_a_model_without_steps(results):
     lines = [findings(Results(tables, study=study)) for tables in (main, branches)]
     assert "shuffled rows" in str(lines[0][1])
     assert list(map(str, lines[0])) == list(map(str, lines[1]))
+
+
+@pytest.mark.parametrize(("heads", "middle"), [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (8, 3)])
+def test_the_middling_head_has_as_many_below_as_above(results, heads, middle):
+    """Of an odd number of heads it was the next lower one: of three heads the narrowest."""
+    row = results.table("signals").iloc[:1].drop(columns=["head", "signal"])
+    widths = range(1, heads + 1)
+    signals = [[1.0 / width] * width + [0.0] * (40 - width) for width in widths]
+    signals = row.merge(pd.DataFrame({"head": range(heads), "signal": signals}), how="cross")
+    drawn = draw(in_tables(results, signals=signals), ["scalograms"])["scalograms"]
+    titles = [title for ax in drawn.axes if (title := ax.get_title(loc="left"))]
+    assert titles == [f"L0H{heads - 1}", f"L0H{middle}"]
+
+
+@pytest.mark.parametrize("name", ["scalograms", "harmonics"])
+def test_a_figure_of_the_first_model_says_that_there_are_more(results, name):
+    """With several models nothing told whose signals and whose rotations were drawn."""
+    source = "signals" if name == "scalograms" else name
+    table = results.table(source)
+    alone = figures.FIGURES[name](results).caption
+    both = in_tables(results, **{source: pd.concat([table, table.assign(model="b")], ignore_index=True)})
+    model = table["model"].iloc[0]
+    assert figures.FIGURES[name](both).caption == f"{alone} Drawn: {model}; the run holds 1 more."

@@ -19,8 +19,8 @@ from attnscope.published import compare_published, published_numbers
 from attnscope.results.results import Results
 from attnscope.studies.supports import visible_pairs
 from attnscope.studies.wavelet_heads.harmonics import harmonics
-from attnscope.studies.wavelet_heads.summaries import correlated, published
-from attnscope.studies.wavelet_heads.tables import WaveletOptions
+from attnscope.studies.wavelet_heads.summaries import correlated, phases, published
+from attnscope.studies.wavelet_heads.tables import WaveletOptions, of_heads
 from folders import WORDS, model_folder, sentences, series, tokenizer
 from models import MapCount
 from placeholders import placeholders
@@ -484,3 +484,27 @@ def test_entropies_that_float32_rounds_have_no_correlation():
     apart = {name: values + 1e-3 * draw.random(12) for name, values in rounded.items()}
     expected = np.corrcoef(apart["position_entropy"], apart["spectral_entropy"])[0, 1]
     assert correlated(apart)["rho"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("min_keys", [12, 32, 96])
+def test_a_scale_has_a_name_that_holds_for_any_number_of_levels(min_keys):
+    """Scale 3 was called the finest detail also where it was not: of 96 keys there are five details."""
+    quantities = {quantity.name: quantity for quantity in of_heads(WaveletOptions(min_keys=min_keys))}
+    names = [name for name in quantities if name.startswith("wavelet_energy_")]
+    assert names == [f"wavelet_energy_{scale}" for scale in range(min(4, 1 + int(math.log2(min_keys / 3))))]
+    for name, word in zip(names, ("smooth", "coarsest", "second", "third"), strict=False):
+        assert word in quantities[name].label
+        assert "fine" not in quantities[name].label + quantities[name].meaning
+
+
+def test_intervals_over_training_end_where_the_quantity_does():
+    """A ratio, and a share, had intervals that reached below 0."""
+    shares = np.array([0.0, 0.0, 0.0, 0.02, 0.3, 0.95])
+    heads = pd.DataFrame({"model": "m", "revision": "", "step": -1, "sample": range(len(shares))})
+    heads = heads.assign(layer=0, head=0, protocol="exact", local_share=shares, unnamed=shares - 0.5)
+    rows = phases(Results({"heads": heads})).set_index("metric")
+    plain, cut = rows.loc["unnamed"], rows.loc["local_share"]
+    assert plain["low"] + 0.5 < 0
+    assert cut["low"] == 0
+    assert cut["high"] == pytest.approx(min(1.0, plain["high"] + 0.5))
+    assert cut["mean"] == pytest.approx(shares.mean())

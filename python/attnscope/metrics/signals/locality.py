@@ -100,7 +100,7 @@ QUANTITIES = (
     Quantity.of(
         "local_global_ratio",
         "local / global",
-        "Attention to keys at most 8 tokens away over attention to all others.",
+        "Attention to keys at most `window` (8) tokens away over attention to all others.",
         ClosedForm(3.8, uniform_causal_map(4), options={"window": 1}),
         kind="ratio",
         low=0,
@@ -111,7 +111,7 @@ QUANTITIES = (
         "local_share",
         "local_global_ratio",
         "local share",
-        "Share of attention given to keys at most 8 tokens away.",
+        "Share of attention given to keys at most `window` (8) tokens away.",
         ClosedForm(3.8 / 4.8, uniform_causal_map(4), options={"window": 1}),
         low=0,
         high=1,

@@ -84,7 +84,7 @@ def power_spectrum(
         signal: "rows", each query's attention over the keys that it sees; "last", that of the last query;
             "mean", by key the mean over the queries that see it; "offset", the mean over visible pairs by
             distance from the query's own key, which cross attention has not.
-        min_keys: shorter signals have no spectrum, and shorter rows do not enter a mean.
+        min_keys: shorter signals have no spectrum, and shorter rows do not enter the signal "mean".
         drop_first: leave out key 0 and divide each row by the rest: a sink column outweighs everything else.
         detrend: "mean" subtracts the mean of the signal before the window.
         window: "hann" or "none".

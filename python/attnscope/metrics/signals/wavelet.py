@@ -267,12 +267,12 @@ def morlet_scalogram(
     return _calls.call_and_warn(_core.morlet_scalogram, name, checked, *signal_options, scale_values, omega)
 
 
-#: What the scales are called that signals of 32 keys have, and what their shares are.
+#: What the scales are called, and what their shares are. The finest scale depends on `levels`.
 _SCALES = {
     "smooth part": "the approximation's energy",
-    "coarse detail": "the coarsest detail",
-    "middle detail": "the next finer detail",
-    "fine detail": "the finest detail",
+    "coarsest detail": "the coarsest detail",
+    "second detail": "the detail next to the coarsest",
+    "third detail": "the third detail from the coarsest",
 }
 
 

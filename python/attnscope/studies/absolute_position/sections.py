@@ -27,7 +27,7 @@ from attnscope.studies.absolute_position.sections_precursor import write_leakage
 from attnscope.studies.absolute_position.tables import Fingerprint, RemovedArm
 from attnscope.studies.stated_verdicts import with_verdicts
 from attnscope.studies.stored_options import stored_options
-from attnscope.study_api.number_text import interval, number
+from attnscope.study_api.number_text import counted, interval, number
 from attnscope.study_api.rows import first_as, rows_as
 from attnscope.study_api.selection import where, without
 
@@ -96,13 +96,13 @@ def _control(results: Results, model: str) -> list[str]:
     rows = where(table, model=model, queries="early")
     if rows.empty:
         return []
-    draws = rows["draw"].nunique()
+    draws = counted(rows["draw"].nunique(), "initialisation")
     apart = abs(rows["mask_cut"].mean() / rows["uniform_cut"].mean() - 1)
     by_layer = rows.groupby("layer")
     residual, share = by_layer["residual"].mean(), by_layer["leakage_share"].mean()
     cells = ", ".join(map(number, residual))
     return [
-        f"with random weights ({draws} initialisations) the mask cuts {number(rows['mask_cut'].mean())} "
+        f"with random weights ({draws}) the mask cuts {number(rows['mask_cut'].mean())} "
         f"nats, "
         f"uniform attention among the visible keys {number(rows['uniform_cut'].mean())}, {100 * apart:.2g} % "
         f"apart. Untrained models have a small residual ({cells} nats² by layer, up to "
@@ -137,7 +137,9 @@ def _shared(results: Results, model: str) -> str:
     out = rows[(columns[1] > 0) | (columns[2] < 0)]["layer"]
     layers = ", ".join(map(str, out))
     judged = (
-        f"0 is outside the intervals of layer {layers}" if layers else "0 is in the interval of every layer"
+        f"0 is outside the intervals of layer{'s' if len(out) > 1 else ''} {layers}"
+        if layers
+        else "0 is in the interval of every layer"
     )
     return f"the residual that initialisations share is {cells} nats² by layer ({judged})"
 
@@ -163,10 +165,12 @@ def _readers(results: Results, model: str) -> list[str]:
 def _percent(value: float) -> str:
     """Return a share in whole per cent.
 
-    >>> _percent(0.352), _percent(-0.36)
-    ('35 %', '−36 %')
+    >>> _percent(0.352), _percent(-0.36), _percent(-0.001)
+    ('35 %', '−36 %', '0 %')
     """
-    return f"{100 * value:.0f} %".replace("-", "−")
+    digits = f"{100 * value:.0f}"
+    # what rounds to 0 has no sign
+    return "0 %" if digits == "-0" else f"{digits} %".replace("-", "−")
 
 
 def _removed(results: Results, model: str) -> list[str]:

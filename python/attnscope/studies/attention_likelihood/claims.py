@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.studies.attention_likelihood.options import SWAP
 from attnscope.studies.attention_likelihood.tables import Association
 from attnscope.studies.overall import Statistic, statistic_of
 from attnscope.study_api.claims import (
@@ -30,7 +31,7 @@ from attnscope.study_api.claims import (
     above,
     below,
 )
-from attnscope.study_api.number_text import interval, number
+from attnscope.study_api.number_text import counted, interval, number
 from attnscope.study_api.rows import rows_as
 from attnscope.study_api.selection import where, without
 
@@ -196,17 +197,17 @@ def expectation_counts(evidence: Evidence, options: LikelihoodOptions) -> Estima
     rows = where(rows, design="swap", measure="share")
     above_0, below_0 = _signs(rows, "estimate", options.alpha)
     words = (
-        f"{pairs} pairs at {number(nats)} nats; above 0 in {layers_of(above_0)}, below 0 in "
+        f"{counted(pairs, 'pair')} at {number(nats)} nats; above 0 in {layers_of(above_0)}, below 0 in "
         f"{layers_of(below_0)} (Holm)"
     )
     estimate = evidence.estimate("swap", above(0.0), words=words)
     if estimate is None or not estimate.has_interval:
-        return Untestable(f"{pairs} pairs of texts: no interval", estimate)
+        return Untestable(f"{counted(pairs, 'pair')} of texts: no interval", estimate)
     if nats < options.least_nats:
         reason = (
             f"an exchanged word costs {number(nats)} nats, below {options.least_nats:g}: to this model the "
             f"text "
-            f"says little of its word ({pairs} pairs)"
+            f"says little of its word ({counted(pairs, 'pair')})"
         )
         return Untestable(reason, estimate)
     return estimate
@@ -240,7 +241,17 @@ def strongest_association(rows: pd.DataFrame) -> Association:
 
 def _less_likely(shifts: pd.DataFrame) -> pd.DataFrame:
     """Return the shifts of modes that are less likely than the real words; an exchange is no such mode."""
-    return without(shifts[shifts["log_likelihood_difference"] < 0], mode="swap")
+    return without(shifts[shifts["log_likelihood_difference"] < 0], mode=SWAP)
+
+
+def least_likely(shifts: pd.DataFrame) -> str:
+    """Return the mode of the least likely words in a model's shifts.
+
+    An exchange of words is no such mode, unless there is no other.
+    """
+    replaced = without(shifts, mode=SWAP)
+    rows = replaced if len(replaced) else shifts
+    return str(rows.sort_values("log_likelihood_difference")["mode"].iloc[0])
 
 
 def swap_words(swap: Statistic, nats: float, claim: ClaimRow | None) -> str:
@@ -258,8 +269,9 @@ def swap_words(swap: Statistic, nats: float, claim: ClaimRow | None) -> str:
     """
     ends = interval(swap.low, swap.high)
     numbers = f"swap: {number(swap.estimate)} {ends} of the word's attention at {number(nats)} nats"
+    pairs = counted(swap.n, "pair")
     if claim is None:
-        return f"{numbers} ({swap.n:.0f} pairs)."
+        return f"{numbers} ({pairs})."
     # without an interval both comparisons are False
     holds_0 = swap.low <= 0 <= swap.high
     largest = number(max(abs(swap.low), abs(swap.high)))
@@ -271,4 +283,4 @@ def swap_words(swap: Statistic, nats: float, claim: ClaimRow | None) -> str:
         UNDECIDED: undecided,
     }.get(claim.verdict, f"not testable here, {reason}")
     # a reason may end with the number of pairs
-    return f"{numbers}: {words.removesuffix(f' ({swap.n:.0f} pairs)')} ({swap.n:.0f} pairs)."
+    return f"{numbers}: {words.removesuffix(f' ({pairs})')} ({pairs})."

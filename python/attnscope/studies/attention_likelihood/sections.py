@@ -23,14 +23,20 @@ from attnscope.report.report_tables import (
     text_cells,
 )
 from attnscope.report.section import NamedSentence, Page, Section
-from attnscope.studies.attention_likelihood.claims import CLAIMS, layers_of, strongest_association, swap_words
+from attnscope.studies.attention_likelihood.claims import (
+    CLAIMS,
+    layers_of,
+    least_likely,
+    strongest_association,
+    swap_words,
+)
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 from attnscope.studies.checks import failed_checks
 from attnscope.studies.overall import statistic_of
 from attnscope.studies.stated_verdicts import claim_of, with_verdicts
 from attnscope.studies.stored_options import stored_options
 from attnscope.study_api.claims import CONTRADICTED, SUPPORTED, UNDECIDED, ClaimRow
-from attnscope.study_api.number_text import interval, number
+from attnscope.study_api.number_text import counted, interval, number
 from attnscope.study_api.selection import where
 
 SENTENCES = CLAIMS.sentences
@@ -123,8 +129,9 @@ def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
         means = rows.groupby("layer")[column].mean()
         return f"{number(means.min())} to {number(means.max())}" if len(means) else "–"
 
+    draws = counted(rows_of_model["draw"].nunique(), "initialisation")
     return [
-        f"with random weights ({rows_of_model['draw'].nunique()} initialisations) the paper's correlation "
+        f"with random weights ({draws}) the paper's correlation "
         f"over texts, inner attention and likelihood, is {by_layer(plain, 'estimate')} by layer "
         f"({by_layer(plain, 'slope')} per nat), that within texts {by_layer(within, 'estimate')} "
         f"({by_layer(within, 'slope')} share per nat); swap gives {by_layer(swap, 'estimate')} of the "
@@ -295,7 +302,7 @@ def _write_swap(page: Page) -> None:
                 NamedSentence(
                     model,
                     f"a word costs {number(nats)} {interval(low, high)} nats more away from home, over "
-                    f"{pairs} pairs; below {least_nats:g} nats the exchange tests nothing.",
+                    f"{counted(pairs, 'pair')}; below {least_nats:g} nats the exchange tests nothing.",
                 )
                 for model, nats, low, high, pairs in zip(
                     *(rows[name] for name in ("model", "estimate", "low", "high", "n")), strict=True
@@ -315,8 +322,9 @@ def _write_budget(page: Page) -> None:
     table = table[table["log_likelihood_difference"].notna()]
     if table.empty:  # a model whose predictions are not finite
         return
-    lowest = table.loc[table.groupby("model")["log_likelihood_difference"].idxmin(), ["model", "mode"]]
-    rows = table.merge(lowest, on=["model", "mode"])
+    rows = pd.concat(
+        [where(shifts, mode=least_likely(shifts)) for _, shifts in table.groupby("model", sort=False)]
+    )
     grid = rows.assign(text=estimate_cells("difference")(rows)).pivot(
         index=["model", "layer"], columns="measure", values="text"
     )

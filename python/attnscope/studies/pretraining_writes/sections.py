@@ -15,7 +15,7 @@ from attnscope.report.report_tables import Cells, show, text_cells
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.pretraining_writes.claims import sentences
 from attnscope.study_api.claims import NOT_TESTABLE, ClaimRow
-from attnscope.study_api.number_text import interval, interval_text
+from attnscope.study_api.number_text import counted, interval, interval_text
 from attnscope.study_api.rows import rows_as
 from attnscope.study_api.selection import where, without
 
@@ -139,7 +139,9 @@ def _large(blocks: pd.DataFrame) -> list[str]:
     far = blocks[blocks["relative_norm"] > 1]
     if far.empty:
         return []
-    return [f"{len(far)} matrices changed by more than their own size: is it tuned from another base?"]
+    whose = "its" if len(far) == 1 else "their"
+    count = counted(len(far), "matrix", "matrices")
+    return [f"{count} changed by more than {whose} own size: is it tuned from another base?"]
 
 
 def _fractions(page: Page) -> None:
@@ -226,7 +228,8 @@ def findings(results: Any) -> list[str]:
         if name in shown
     ]
     if left_out := names.nunique() - len(shown):
-        lines.append(f"{left_out} more pairs are in the table of claims.")
+        are = "is" if left_out == 1 else "are"
+        lines.append(f"{counted(left_out, 'more pair')} {are} in the table of claims.")
     return lines
 
 

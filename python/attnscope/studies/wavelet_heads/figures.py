@@ -98,7 +98,8 @@ def scalograms(results: Results, options: Options) -> Drawn:
     long_signals = signals[signals["signal"].map(_has_scales).astype(bool)]
     if long_signals.empty:
         raise NotDrawable(f"no stored signal has {FEWEST} tokens or more, all with values")
-    long_signals = where(long_signals, model=long_signals["model"].iloc[0])
+    first, *others = long_signals["model"].unique()
+    long_signals = where(long_signals, model=first)
     long_signals = where(long_signals, sample=long_signals["sample"].min())
     layers = sorted(long_signals["layer"].unique())
     across = min(3, len(layers), max(1, int(options.width / NARROWEST)))
@@ -132,6 +133,7 @@ def scalograms(results: Results, options: Options) -> Drawn:
         f"Attention of the last query of sample {long_signals['sample'].iloc[0]} and its Morlet power, of "
         "the widest "
         "and a middling head of a layer; pale where the edges of the signal are felt.",
+        f"Drawn: {first}; the run holds {len(others)} more." if others else "",
     )
 
 
@@ -142,18 +144,20 @@ def _has_scales(signal: Any) -> bool:
 
 
 def _wide_and_middling(rows: pd.DataFrame) -> tuple[Any, Any]:
-    """Return the heads whose signals have the largest and the middle entropy."""
+    """Return the heads whose signals have the largest and the middle entropy; of two in the middle the
+    lower.
+    """
     entropies = [
         float(torch.special.entr(torch.tensor(list(signal), device="cpu")).sum()) for signal in rows["signal"]
     ]
     order = np.argsort(entropies)
-    return rows.iloc[int(order[-1])], rows.iloc[int(order[max(len(order) // 2 - 1, 0)])]
+    return rows.iloc[int(order[-1])], rows.iloc[int(order[(len(order) - 1) // 2])]
 
 
 @figure("harmonics")
 def harmonics(results: Results, options: Options) -> Drawn:
     """Draw harmonics of RoPE's frequencies behind the activation, and interference in and out of phase."""
-    table, _ = first_model(results, "harmonics")
+    table, others = first_model(results, "harmonics")
     names = table["activation"].dropna() if "activation" in table else pd.Series(dtype=object)
     activation = str(names.iloc[0]).replace("Activation", "") if len(names) else "the activation"
     layers = table.groupby("layer")
@@ -175,10 +179,10 @@ def harmonics(results: Results, options: Options) -> Drawn:
     if bars:
         legend_over(figure_, named_artists(axes), 2)
         words += [
-            "Whiskers: the lowest and the highest frequency. Half a turn apart, two rotations cancel: small "
-            "activations, and attention near uniform."
+            "Whiskers: from the lowest to the highest value among them. Half a turn apart, two rotations "
+            "cancel: small activations, and attention near uniform."
         ]
-    return captioned(figure_, *words)
+    return captioned(figure_, *words, f"Drawn: {others}" if others else "")
 
 
 def _powers(ax: Axes, means: pd.DataFrame, activation: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnscope.metrics.discovery import interval_of_mean
 from attnscope.published import published_numbers, same_model
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS
@@ -64,7 +65,9 @@ def phases(results: Results) -> pd.DataFrame:
             good = values.to_numpy(dtype=float)
             good = good[np.isfinite(good)]
             if len(good):
-                rows.append((*checkpoint, metric, *bootstrap(good)))
+                mean, low, high, texts = bootstrap(good)
+                ends = interval_of_mean(str(metric), good, low, high)
+                rows.append((*checkpoint, metric, mean, *ends, texts))
     return pd.DataFrame(rows, columns=[*CHECKPOINT_KEYS, "metric", "mean", "low", "high", "samples"])
 
 

@@ -575,7 +575,7 @@ def test_sentences_are_made_of_the_case_that_holds():
     "claim."""
     expressed = paragraph({"contrasts": contrasts(0.001)})
     assert "more than random directions" in expressed
-    assert expressed.endswith("(× 2.72, p 0.004): it is expressed.")
+    assert expressed.endswith("(× 2.72, p 0.0040): it is expressed.")
     silent = paragraph({"contrasts": contrasts(0.001, log_transport_ratio=-1.0)})
     assert "less than random directions" in silent
     assert silent.endswith("it is silent.")

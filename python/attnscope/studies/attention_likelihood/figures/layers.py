@@ -21,6 +21,7 @@ from attnscope.plots.panels import (
 )
 from attnscope.plots.selection import final
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
+from attnscope.studies.attention_likelihood.claims import least_likely
 from attnscope.studies.attention_likelihood.figures.declared import figure
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 from attnscope.studies.stored_options import stored_options
@@ -153,7 +154,7 @@ def swap_depth(results: Results, options: Options) -> Drawn:
     words = []
     for model, (first, second), rows_of_model in grid.rows(table):
         shifts_of_model = where(shifts, model=model)
-        mode = str(shifts_of_model.sort_values("log_likelihood_difference")["mode"].iloc[0])
+        mode = least_likely(shifts_of_model)
         layer_points(first, rows_of_model, "estimate", PALETTE[0])
         if control is not None:
             _draw_untrained(first, where(control, model=model, design="swap"))

@@ -16,6 +16,7 @@ from attnscope.plots.figure import Drawn, Options, Results, optional
 from attnscope.plots.panels import ModelPanels, diverging, level_line, sparse_ticks
 from attnscope.plots.selection import final
 from attnscope.plots.style import INK, NULL_LINES, PALETTE, legend_columns, legend_over, named_artists
+from attnscope.studies.attention_likelihood.claims import least_likely
 from attnscope.studies.attention_likelihood.figures.declared import figure
 from attnscope.study_api.selection import where, without
 
@@ -121,9 +122,11 @@ def attention_budget(results: Results, options: Options) -> Drawn:
     if table["real"].isna().all():
         raise NotDrawable("no word's attention was measured")
     drawn = ModelPanels.of(table, options, "share of the word's attention", sharey=True)
-    mode = ""
-    for ax, rows_of_model in drawn.rows(table):
-        mode = str(rows_of_model.sort_values("log_likelihood_difference")["mode"].iloc[0])
+    modes = [least_likely(rows_of_model) for _, rows_of_model in drawn.rows(table)]
+    are_alike = len(set(modes)) == 1
+    for model, (ax, rows_of_model), mode in zip(drawn.names, drawn.rows(table), modes, strict=True):
+        if not are_alike:
+            ax.set_title(f"{model}: {mode}")
         rows_of_model = where(rows_of_model, mode=mode)
         layers = np.array(sorted(rows_of_model["layer"].unique()))
         grid = rows_of_model.pivot_table(index="layer", columns="measure", values=["real", "difference"])
@@ -151,7 +154,12 @@ def attention_budget(results: Results, options: Options) -> Drawn:
     handles = [Patch(facecolor=PALETTE[at], label=f"to {name}") for at, name in enumerate(PARTS.values())]
     handles += [
         Patch(facecolor="white", edgecolor=INK, label="real word"),
-        Patch(facecolor="white", edgecolor=INK, hatch="////", label=f"replaced ({mode})"),
+        Patch(
+            facecolor="white",
+            edgecolor=INK,
+            hatch="////",
+            label=f"replaced ({modes[0]})" if are_alike else "replaced",
+        ),
     ]
     columns = legend_columns(drawn.figure, [str(handle.get_label()) for handle in handles])
     drawn.figure.legend(handles=handles, loc="outside upper center", ncols=columns, fontsize=6.5)
@@ -189,10 +197,11 @@ def likelihood_heads(results: Results, options: Options) -> Drawn:
         sparse_ticks(ax.set_xticks, grid.columns)
         sparse_ticks(ax.set_yticks, grid.index)
     drawn.figure.colorbar(image, ax=drawn.axes, shrink=0.9, label="ρ within texts")
-    count = int((table["p_adjusted"] <= 0.05).sum())
-    slopes = table["slope"].abs()
+    shown = where(table, model=drawn.names)
+    count = int((shown["p_adjusted"] <= 0.05).sum())
+    slopes = shown["slope"].abs()
     return drawn.captioned(
-        f"White is 0. Dots: {count} of {len(table)} heads whose correlation is beyond chance "
+        f"White is 0. Dots: {count} of {len(shown)} heads whose correlation is beyond chance "
         f"(Benjamini–Hochberg, .05). Slopes reach {slopes.max():.3g} share per nat, half of them stay below "
         f"{slopes.median():.2g}.",
     )
