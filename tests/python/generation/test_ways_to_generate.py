@@ -238,3 +238,34 @@ def test_inputs_that_are_none_are_named():
             recording.generate(input_ids=ids, output_attentions=True)
         # options may be words
         list(recording.generate(input_ids=ids, cache_implementation="static", **GREEDY))
+
+
+@pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static"}])
+def test_a_step_knows_which_key_its_cache_begins_with(cache):
+    """The masks of a cache of fixed size are made before the pass that reads them."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=5)).eval()
+    with asc.capture(model, layers=[0]) as recording:
+        list(recording.run(**prompt()))
+        steps = list(recording.generate(**prompt(), **GREEDY, **cache))
+    assert [step.key_offset for step in steps] == [0, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_filled_cache_that_has_dropped_keys(kind):
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=4)).eval()
+    inputs = prompt(tokens=12)
+    make = {"dynamic": DynamicCache, "static": lambda config: StaticCache(config, max_cache_len=24)}
+    cache = make[kind](config=model.config)
+    with torch.no_grad():
+        model(input_ids=inputs["input_ids"][:, :5], **{cache_name(model): cache}, use_cache=True)
+    layers, _, tokens = generated(model, inputs, **{cache_name(model): cache})
+    with asc.capture(model) as recording:
+        expected = [layer.attention for layer in recording.run(input_ids=tokens[:, :-1])]
+    for layer, maps in zip(layers, expected, strict=True):
+        torch.testing.assert_close(layer.attention, maps[:, :, 5:], rtol=0, atol=1e-5)
