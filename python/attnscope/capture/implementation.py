@@ -8,8 +8,10 @@ nest. They are restored whatever happens.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope._warn import warn
 from attnscope.capture.layer import Layer
 from attnscope.capture.layer_builder import LayerBuilder
 from attnscope.capture.module_tracing import named_arguments
@@ -41,6 +44,8 @@ _condition = threading.Condition()
 _held: dict[int, _Held] = {}
 # Seconds between two looks at whether the thread that a run waits for waits for this one.
 _LOOK_AGAIN = 0.2
+# Seconds of waiting after which that is said: what the other thread waits for cannot be seen in every case.
+_SAY_AFTER = 30.0
 
 
 def run_owner() -> int:
@@ -84,6 +89,7 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
     """
     held_configs = configs(model) if name else []
     me = run_owner()
+    say_at = time.monotonic() + _SAY_AFTER
     with _condition:
         while not _condition.wait_for(
             lambda: all(_held[id(c)].owner == me for c in held_configs if id(c) in _held), _LOOK_AGAIN
@@ -94,6 +100,15 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
                         f"capture: {type(model).__name__} is being run in thread {_thread_name(owner)}, "
                         f"whose loop over layers waits for thread {_thread_name(me)}; begin a second run "
                         "of the model in the loop's own thread, or after the loop"
+                    )
+                if time.monotonic() > say_at:
+                    say_at = math.inf
+                    warn(
+                        f"capture: thread {_thread_name(me)} has waited {_SAY_AFTER:g} s for the run of "
+                        f"{type(model).__name__} in thread {_thread_name(owner)} to end; if the loop over "
+                        "layers there waits for this thread, through a queue or an event, neither goes on: "
+                        "begin a second run of the model in the loop's own thread, or after the loop",
+                        UserWarning,
                     )
         for current in (c._attn_implementation_internal for c in held_configs if id(c) in _held):
             if current != name:

@@ -21,7 +21,7 @@ from attnscope.capture.edits.edit import ACTIVE
 from attnscope.capture.implementation import original_implementation
 from attnscope.capture.layer_builder import LayerBuilder
 from attnscope.capture.recorder import LIVE, Recorder
-from attnscope.capture.visibility import MASKED_BELOW, float_mask
+from attnscope.capture.visibility import MASKED_BELOW, PLACES, float_mask
 
 # A name that transformers reads nothing into: "flash" and "a/b" would make it look for kernels.
 NAME = "attnscope"
@@ -79,6 +79,8 @@ def mask_function(*args: Any, **kwargs: Any) -> Tensor | None:
     keys = kwargs.get("kv_length", mask.shape[-1] if mask is not None else None)
     if keys is not None:
         start = int(kwargs.get("kv_offset", 0))
+        if mask is not None:
+            setattr(mask, PLACES, (_first_query(kwargs), start))
         if recorder := LIVE.get():
             recorder.offsets[int(keys)] = start
         for applied in ACTIVE.get():

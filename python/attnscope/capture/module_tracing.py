@@ -108,6 +108,9 @@ def entering(
 ) -> Iterator[None]:
     """Count the runs of shared blocks, and name each (sub)model that begins with its inputs.
 
+    A pass begins with the outermost module. Where a wrapper hands over to the model inside it, as the
+    `generate` of an adapter does, the pass is that model's, and begins with it.
+
     Args:
         modules: of the model, by name.
         numbers: of its layers.
@@ -116,13 +119,27 @@ def entering(
     """
     from transformers import PreTrainedModel
 
+    models = [name for name, module in modules.items() if isinstance(module, PreTrainedModel)]
+    wrapped = [name for name in models if name and not any(_is_inside(name, other) for other in models)]
+    running: set[str] = set()
+
     # A deep copy of the model copies its hooks: functions as they are, bound methods with their object.
     def starting(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            if is_live():
-                enter_model(name, named_arguments(module, args, kwargs))
+            if not is_live():
+                return
+            inputs = named_arguments(module, args, kwargs)
+            if not name:
+                running.add(name)
+            elif name in wrapped and not running:
+                enter_model("", inputs)
+            enter_model(name, inputs)
 
         return hook
+
+    def ending(*_: Any) -> None:
+        if is_live():
+            running.clear()
 
     def counting(name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
@@ -134,10 +151,16 @@ def entering(
     with ExitStack() as hooks:
         for name in numbers.single:
             hooks.enter_context(modules[name].register_forward_pre_hook(counting(name)))
-        for name, module in modules.items():
-            if isinstance(module, PreTrainedModel) or not name:
-                hooks.enter_context(module.register_forward_pre_hook(starting(name), with_kwargs=True))
+        for name in dict.fromkeys(["", *models]):
+            hooks.enter_context(modules[name].register_forward_pre_hook(starting(name), with_kwargs=True))
+        if wrapped:
+            hooks.enter_context(modules[""].register_forward_hook(ending, always_call=True))
         yield
+
+
+def _is_inside(name: str, other: str) -> bool:
+    """Return True if a module lies inside another one, by their names."""
+    return name != other and (not other or name.startswith(f"{other}."))
 
 
 class Trace:

@@ -40,6 +40,8 @@ from attnscope.models.architecture import (
 )
 
 TOKENS = 16
+# Ends of the names of inputs that are tokens or stand for them.
+_TOKENS = ("input_ids", "inputs_embeds")
 
 
 @dataclass(eq=False)
@@ -190,26 +192,46 @@ def run_inputs(model: nn.Module, unnamed: Sequence[Any], inputs: Mapping[str, An
     """Return the inputs of a captured run by name, without a cache unless one is given or asked for.
 
     Raises:
+        TypeError: as `check_inputs`.
+        ValueError: likewise.
+    """
+    check_inputs("run", unnamed, inputs)
+    without_cache = not any(name in inputs for name in CACHE) and module_tracing.takes(model, "use_cache")
+    return {"use_cache": False, **inputs} if without_cache else dict(inputs)
+
+
+def check_inputs(
+    function: str, unnamed: Sequence[Any], inputs: Mapping[str, Any], *, has_options: bool = False
+) -> None:
+    """Raise for inputs that no model takes.
+
+    Args:
+        function: that runs the model.
+        unnamed: inputs without a name.
+        inputs: those with one.
+        has_options: options are among them, which may be words.
+
+    Raises:
         TypeError: for an input without a name, and for a text.
         ValueError: for inputs without a token, and for `output_attentions`.
     """
     if unnamed:
         raise TypeError(
-            "run: give the model's inputs by name, as run(input_ids=...) or run(**tokenizer(...)), got "
-            + ", ".join(type(value).__name__ for value in unnamed)
+            f"{function}: give the model's inputs by name, as {function}(input_ids=...) or "
+            f"{function}(**tokenizer(...)), got {', '.join(type(value).__name__ for value in unnamed)}"
         )
-    if text := next((name for name, value in inputs.items() if isinstance(value, str)), ""):
+    tokens = {name: value for name, value in inputs.items() if name == "inputs" or name.endswith(_TOKENS)}
+    named = tokens if has_options else inputs
+    if text := next((name for name, value in named.items() if isinstance(value, str)), ""):
         raise TypeError(
-            f"run: {text} is a text; a tokenizer makes inputs of it: "
-            'run(**tokenizer(text, return_tensors="pt"))'
+            f"{function}: {text} is a text; a tokenizer makes inputs of it: "
+            f'{function}(**tokenizer(text, return_tensors="pt"))'
         )
-    for name, value in inputs.items():
-        if name.endswith(("input_ids", "inputs_embeds")) and 0 in getattr(value, "shape", ()):
-            raise ValueError(f"run: {name} holds no token, got shape {tuple(value.shape)}")
+    for name, value in tokens.items():
+        if 0 in getattr(value, "shape", ()):
+            raise ValueError(f"{function}: {name} holds no token, got shape {tuple(value.shape)}")
     if "output_attentions" in inputs:
-        raise ValueError("run: output_attentions is what the recording is for, leave it out")
-    without_cache = not any(name in inputs for name in CACHE) and module_tracing.takes(model, "use_cache")
-    return {"use_cache": False, **inputs} if without_cache else dict(inputs)
+        raise ValueError(f"{function}: output_attentions is what the recording is for, leave it out")
 
 
 def lacks_weights(model: nn.Module) -> bool:

@@ -69,11 +69,13 @@ def preserved(model: nn.Module) -> Iterator[Effects]:
     Gives the effects, which are complete behind the block.
     """
     effects = Effects()
+    _release_gathered(model)
     states, restore, remove = _random_states(), _snapshot(model, model.modules()), _hooks_before(model)
     try:
         yield effects
     finally:
         remove("")
+        _release_gathered(model)
         restore(effects)
         effects.drew = _restore_random(states)
 
@@ -88,15 +90,28 @@ def preserved_run(model: nn.Module) -> Iterator[None]:
     """
     effects = _effects_by_model.get(model, Effects())
     modules = model.modules() if effects.has_changes else (m for m in model.modules() if m._buffers)
+    _release_gathered(model)
     restore, remove = _snapshot(model if effects.has_changes else None, modules), _hooks_before(model)
     states = _random_states() if effects.drew else None
     try:
         yield
     finally:
         remove("transformers.")
+        _release_gathered(model)
         restore(Effects())
         if states is not None:
             _restore_random(states)
+
+
+def _release_gathered(model: nn.Module) -> None:
+    """Let modules of FSDP give up the weights that they gathered from other processes.
+
+    The root keeps its weights after a pass. They lie in the modules in the place of its share, and it is
+    FSDP's to put that back: otherwise it holds the weights for gathered and does not gather them again.
+    """
+    for module in model.modules():
+        if hasattr(module, "unshard") and hasattr(module, "reshard"):
+            module.reshard()  # type: ignore[operator]
 
 
 class EvaluationMode:

@@ -23,7 +23,7 @@ from attnscope.capture.layer import Layer
 from attnscope.capture.layer_builder import LayerBuilder, Scratch
 from attnscope.capture.sites import ENTRY, EXIT, FEED_FORWARD, HOOKS_ONLY, INPUT, TABLE
 from attnscope.capture.softmax_watch import SoftmaxWatch
-from attnscope.capture.visibility import MASKED_BELOW, visible_entries
+from attnscope.capture.visibility import MASKED_BELOW, PLACES, visible_entries
 from attnscope.models.architecture import Parts, Structure, is_cross, name_pattern, named_modules
 from attnscope.models.layer_numbers import LayerNumbers
 
@@ -211,7 +211,9 @@ class Recorder:
         builder.scratch = partial(self._scratch.take, call.dtype, device)
         if not builder.is_selected:
             return builder
-        builder.layer.key_offset = 0 if builder.layer.cross else self.offsets.get(keys, 0)
+        if not builder.layer.cross:
+            _, start = getattr(call.mask, PLACES, (0, self.offsets.get(keys, 0)))
+            builder.layer.key_offset = start
         builder.layer.valid = self._valid(builder, keys, call.mask, device)
         if call.sink is not None:
             builder.layer.sink_logits = call.sink.detach().flatten()[builder.heads]

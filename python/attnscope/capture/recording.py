@@ -34,12 +34,8 @@ from attnscope.capture.lazy.lazy_recording import LazyRecording
 from attnscope.capture.module_tracing import resolve_indices
 from attnscope.capture.preservation import EvaluationMode, preserved_run
 from attnscope.capture.recorder import LIVE, Recorder
-from attnscope.capture.rectangles.assembled import (
-    GeneratedRows,
-    assisted_by,
-    beams_of,
-    prompt_tokens_of,
-)
+from attnscope.capture.rectangles.assembled import GeneratedRows
+from attnscope.capture.rectangles.generation_settings import GenerationSettings
 from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked
 from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.stream import Stream
@@ -206,35 +202,43 @@ class Recording:
         assert plan is not None  # there are inputs to find it on
         return self._start(plan, self._model, inputs)
 
-    def generate(self, **inputs: Any) -> Iterator[Layer]:
+    def generate(self, *unnamed: Any, **inputs: Any) -> Iterator[Layer]:
         """Run ``model.generate`` and yield the layers of every step.
 
         Step 0 sees the whole prompt (``n x n``), later steps one new query (``1 x k``); ``layer.step`` counts
         them, and ``layer.key_offset`` is the position of key 0, > 0 once a sliding cache has dropped some.
         ``recording.output`` holds the generated tokens at the end, and ``recording.assembled()`` gives the
         rows of all steps as one map per layer. For that they are kept, up to a quarter of the free memory.
+
+        Args:
+            unnamed: nothing; a model's inputs are given by name.
+            inputs: what the model's ``generate`` takes, options among them.
+
+        Raises:
+            TypeError: for an input without a name, a text, and a model that does not generate.
+            ValueError: for inputs without a token, and for `output_attentions`.
+            RuntimeError: when the model is captured by its output alone, and outside of the ``with`` block.
         """
         self._check("generate")
         if not callable(getattr(self._model, "generate", None)):
             raise TypeError(f"generate: {self._name} does not generate text")
+        preflight.check_inputs("generate", unnamed, inputs, has_options=True)
         if self._plan is None:
             raise RuntimeError("generate: run the model once before, so that the way to capture it is known")
         plan = self._plan_for({name: value for name, value in inputs.items() if torch.is_tensor(value)})
         assert plan is not None  # there was one before
         if plan.tier == OUTPUTS:
             raise RuntimeError(f"generate: {self._name} is captured by output_attentions, use run")
-        rows = self._rows = GeneratedRows(
-            assisted_by(self._model, inputs), prompt_tokens_of(self._model, inputs)
-        )
-        beams, as_dictionary = beams_of(self._model, inputs)
-        if beams == 1:
+        settings = GenerationSettings.of(self._model, inputs)
+        rows = self._rows = GeneratedRows(settings)
+        if settings.beams == 1:
             return self._keep_rows(rows, self._start(plan, self._model.generate, inputs))
 
         def search(**arguments: Any) -> Any:
             """Generate with beams, and keep which row of the batch each sequence was in."""
             output = self._model.generate(**arguments, return_dict_in_generate=True)  # type: ignore[operator]
             rows.beams = output.beam_indices.cpu()
-            return output if as_dictionary else output.sequences
+            return output if settings.is_dictionary else output.sequences
 
         inputs.pop("return_dict_in_generate", None)
         return self._keep_rows(rows, self._start(plan, search, inputs))
@@ -253,15 +257,17 @@ class Recording:
         a query and has no row. Keys that a sliding cache had dropped have no attention and are outside of
         what the row sees. The queries of cross attention are put below each other. With beams, a sample is a
         returned sequence, followed back to the rows that it came from. A text that ended before the others
-        of its batch goes on with padding tokens, as the model computes them.
+        of its batch goes on with padding tokens, as the model computes them. Keys of a cache that was filled
+        before, or of a learned prefix, were no queries: the map is then a rectangle, with the queries at its
+        last keys. Maps of pictures are given as they are, one of each picture.
 
         Yields:
             `Layer` objects with the site ``attention``, in the order in which the layers run. Their
             ``answer_start`` is the number of queries of each sample's prompt.
 
         Raises:
-            RuntimeError: no generation, or one that was not followed to its end, goes back (assisted
-                generation), or is too large to be kept.
+            RuntimeError: no generation, or one that was not followed to its end, computes rows that are no
+                part of the text (assisted generation), or is too large to be kept.
 
         Example:
             >>> import torch, attnscope as asc

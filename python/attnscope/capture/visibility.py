@@ -22,6 +22,9 @@ from torch import Tensor
 MASKED_BELOW = -9000.0
 # The exponential of a float32 number below is smaller than half the smallest one that float32 holds.
 VANISHING = -104.0
+# Attribute of a mask of our own: the positions of its first query and of its first key. A cache of fixed size
+# has its masks made before the pass begins.
+PLACES = "_attnscope_places"
 
 
 def float_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:

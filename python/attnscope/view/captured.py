@@ -92,11 +92,16 @@ def _stacks_of_text(
     stacks: dict[str, list[tuple[Tensor, LayerSupport]]] = {}
     kinds: dict[str, tuple[bool, bool]] = {}
     several: dict[str, int] = {}
+    narrow: list[str] = []
     arguments = group.to(input_device(model), getattr(model, "dtype", None))
     with capture(model) as recording, torch.no_grad():
         for layer in recording.run(**arguments):
             if len(layer.valid) != 1:  # of windows, or of each of several pictures
                 several.setdefault(layer.stack, len(layer.valid))
+                continue
+            queries, keys = layer.attention.shape[-2:]
+            if queries > keys and not layer.cross:  # keys are averages over some of them
+                narrow.append(f"layer {layer.index} of {layer.stack}: {queries} x {keys}")
                 continue
             maps = layer.attention[0][..., layer.valid[0].to(layer.attention.device)]
             square = not layer.cross and layer.attention.shape[-1] == layer.attention.shape[-2]
@@ -104,6 +109,11 @@ def _stacks_of_text(
             maps = layer.matrices()[0] if square else maps
             stacks.setdefault(layer.stack, []).append((maps.float().cpu(), seen))
             kinds[layer.stack] = layer.cross, "decoder" in layer.stack and has_decoder
+    if narrow:
+        raise ValueError(
+            f"view: {type(model).__name__}: a page has no place for layers with more queries than keys: "
+            f"{', '.join(narrow[:3])}; capture(model) gives them"
+        )
     _refuse_several(type(model).__name__, several, has_stacks=bool(stacks))
     titled = []
     for stack, (title, part) in _one_size(stacks, kinds, has_decoder).items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from attnscope._warn import warn
 from attnscope.metrics.support import LayerSupport
 from attnscope.models.tokens import Encoder
 from attnscope.view.measured import Stack
@@ -33,10 +34,17 @@ def stacks_of_recording(
         RuntimeError: nothing was generated, as `Recording.assembled` says.
     """
     stacks: dict[str, list[Layer]] = {}
+    count = 0
     for layer in recording.assembled():
         stacks.setdefault(layer.stack, []).append(layer)
-    longest = max((layers[0] for layers in stacks.values()), key=lambda layer: layer.attention.shape[-2])
-    count = len(longest.valid)
+        count = len(layer.valid)  # in the end of a layer that writes
+    if others := {name: layers[0] for name, layers in stacks.items() if len(layers[0].valid) != count}:
+        words = ", ".join(f"{name} ({len(layer.valid)} maps)" for name, layer in others.items())
+        warn(
+            f"view: maps of single pictures, not one for each sequence: {words}; recording.assembled() gives "
+            "them; these layers are left out"
+        )
+        stacks = {name: layers for name, layers in stacks.items() if name not in others}
     if sample is None and count > 1:
         raise ValueError(f"view: the recording holds {count} sequences; sample=0 shows the first")
     number = sample or 0
@@ -50,16 +58,23 @@ def stacks_of_recording(
         is_read = layers[0].answer_start is None and len(stacks) > 1  # of an encoder, whose tokens are others
         real = layers[0].query_valid if layers[0].cross else layers[0].valid
         is_padded = real is not None and not bool(real[number].all())
-        of_queries = _fitting(tokens, written, queries, padded=is_padded)
-        of_keys = [str(place) for place in range(keys)]
+        # keys of a cache that was filled before, or of a learned prefix, are no queries
+        has_more_keys = not layers[0].cross and keys > queries
+        if has_more_keys:
+            of_keys = _fitting(None, written, keys, padded=is_padded)
+            of_queries = of_keys[-queries:] if tokens is None else _fitting(tokens, (), queries, padded=False)
+        else:
+            of_queries = _fitting(tokens, written, queries, padded=is_padded)
+            is_other = is_read or layers[0].cross
+            of_keys = [str(place) for place in range(keys)] if is_other else of_queries
         title = "" if len(stacks) == 1 else name
         shown.append(
             Stack(
                 title,
                 maps,
-                of_keys if is_read or layers[0].cross else of_queries,
-                of_queries if layers[0].cross else None,
-                [] if layers[0].cross else [_support_of(layer, number) for layer in layers],
+                of_keys,
+                of_queries if layers[0].cross or has_more_keys else None,
+                [] if layers[0].cross or has_more_keys else [_support_of(layer, number) for layer in layers],
                 cross=layers[0].cross,
                 answer=_span(layers[0], number, queries),
             )
@@ -69,10 +84,12 @@ def stacks_of_recording(
 
 def _maps_of(layer: Layer, sample: int) -> Tensor:
     """Return the maps of a sequence without its padding, [heads, q, k] on the CPU."""
-    if layer.cross:
-        maps = layer.attention[sample][..., layer.valid[sample]]
-        return (maps if layer.query_valid is None else maps[:, layer.query_valid[sample]]).float().cpu()
-    return layer.samples()[sample].float().cpu()
+    count, keys = layer.attention.shape[-2:]
+    if not layer.cross and count == keys:
+        return layer.samples()[sample].float().cpu()
+    queries = layer.query_valid if layer.cross else layer.valid[:, keys - count :]
+    maps = layer.attention[sample][..., layer.valid[sample]]
+    return (maps if queries is None else maps[:, queries[sample]]).float().cpu()
 
 
 def _support_of(layer: Layer, sample: int) -> LayerSupport:

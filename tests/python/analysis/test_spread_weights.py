@@ -23,21 +23,31 @@ def mesh():
         distributed.destroy_process_group()
 
 
-def test_a_model_spread_over_processes_is_analyzed(mesh):
-    """Its base alone, which is run of other models, cannot gather its weights."""
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_a_model_spread_over_processes_is_analyzed(mesh, is_fresh):
+    """Its base alone, which is run of other models, cannot gather its weights.
+
+    The first pass settles which module gathers what; a captured one may be that pass.
+    """
     from torch.distributed.fsdp import fully_shard
 
     model = models.tiny("llama")
     texts = [[5, 6, 7, 8, 9], [9, 8, 7]]
     expected = asc.analyze(model, texts, ["sink_share"], progress=False)["heads"]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(texts[:1])).logits
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    with torch.no_grad():
-        model(input_ids=torch.tensor(texts[:1]))  # the first pass settles which module gathers what
+    if not is_fresh:
+        with torch.no_grad():
+            model(input_ids=torch.tensor(texts[:1]))
     for lazy in (False, True):
         metrics = ["sink_share"] if lazy else ["sink_share", "fiedler_value"]
         heads = asc.analyze(model, texts, metrics, progress=False)["heads"]
         torch.testing.assert_close(
             torch.tensor(heads["sink_share"]), torch.tensor(expected["sink_share"]), rtol=0, atol=1e-6
         )
+        with torch.no_grad():
+            after = model(input_ids=torch.tensor(texts[:1])).logits
+        torch.testing.assert_close(after, logits, rtol=0, atol=1e-5)

@@ -178,3 +178,15 @@ def test_steps_that_differ_by_themselves_are_no_fault_of_capture():
     assert check.ok
     assert "its own logits differ by" in check.result
     assert "recording.assembled() is not one forward pass here" in str(verification)
+
+
+def test_maps_in_the_outputs_of_a_models_parts_are_compared():
+    from transformers import CLIPConfig, CLIPModel
+
+    shape = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    config = CLIPConfig(
+        text_config=dict(vocab_size=64, **shape), vision_config=dict(image_size=32, patch_size=8, **shape)
+    )
+    inputs = {"input_ids": torch.tensor([[1, 5, 6, 2]]), "pixel_values": torch.rand(1, 3, 32, 32)}
+    checks = named(asc.verify(CLIPModel(config).eval(), inputs))
+    assert checks["maps"].result.endswith("from eager attention at most, 4 of 4 layers compared")

@@ -268,6 +268,33 @@ def test_a_loop_that_waits_for_a_run_of_its_model_is_an_error(model, waits):
     assert ("another" if waits == "joins" else "pool_0") in errors[0]
 
 
+def test_a_run_that_waits_long_says_for_whom(model, monkeypatch):
+    """What a loop waits for, such as an event, cannot be seen from another thread."""
+    from attnscope.capture import implementation as module
+
+    monkeypatch.setattr(module, "_SAY_AFTER", 0.3)
+    inputs, said = models.text(model), threading.Event()
+
+    def work():
+        with capture(model) as recording:
+            list(recording.run(**inputs))
+
+    thread = threading.Thread(target=work, name="another", daemon=True)
+
+    def loop():
+        with capture(model) as recording:
+            for _layer in recording.run(**inputs):
+                thread.start()
+                said.wait(2)
+                break
+            thread.join(30)
+
+    words = r"thread another has waited 0.3 s for the run of LlamaForCausalLM in thread MainThread to end"
+    with pytest.warns(UserWarning, match=words):
+        loop()
+    assert not thread.is_alive()
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "t5"])
 def test_a_bystander_gets_what_it_always_got(name):
     model = models.tiny(name)

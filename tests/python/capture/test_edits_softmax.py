@@ -143,3 +143,29 @@ def test_a_read_is_taken_from_what_the_heads_hand_on(name):
     base = layers_of(model, inputs, sites, SubtractRead([]))
     assert torch.equal(layer.attention, base[0].attention), "the probabilities stay"
     assert not torch.equal(edited[1].attention, base[1].attention)
+
+
+@pytest.mark.parametrize("left", [0, 3])
+@pytest.mark.parametrize("change", [HideKeys([3]), HideKeys([0]), LimitWindow(3, keep_first=1)])
+def test_an_edit_is_of_the_same_keys_whatever_the_cache(change, left):
+    """The masks of a cache of fixed size are made before the pass, of padding and of dropped keys alike."""
+    model = models.tiny("mistral")
+    ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, :left] = 0
+    written = []
+    for options in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
+        with edit(model, change):
+            output = model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=6,
+                do_sample=False,
+                eos_token_id=None,
+                output_logits=True,
+                return_dict_in_generate=True,
+                **options,
+            )
+        written.append(torch.stack(output.logits))
+    for other in written[1:]:
+        torch.testing.assert_close(other, written[0], rtol=0, atol=1e-4)

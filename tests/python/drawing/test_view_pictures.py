@@ -157,3 +157,16 @@ def test_windows_are_refused_by_name():
 def test_a_processor_goes_with_a_model():
     with pytest.raises(ValueError, match="processor does not go with tensors, only with a model"):
         asc.view(torch.full((1, 2, 4, 4), 0.25), processor=print)
+
+
+def test_layers_whose_keys_are_fewer_than_their_queries_are_refused_by_name():
+    from transformers import SegformerConfig, SegformerModel
+
+    config = SegformerConfig(
+        depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1, 2, 4, 4], sr_ratios=[8, 4, 2, 1]
+    )
+    words = (
+        r"^view: SegformerModel: a page has no place for .* more queries than keys: layer 0 of .*: 256 x 4"
+    )
+    with pytest.raises(ValueError, match=words):
+        asc.view(SegformerModel(config).eval(), {"pixel_values": torch.rand(1, 3, 64, 64)})

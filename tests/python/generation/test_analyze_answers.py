@@ -4,7 +4,13 @@
 import numpy as np
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import attnscope as asc
 
@@ -162,3 +168,31 @@ def test_what_cannot_be_generated_or_chosen_is_refused(model):
         ValueError, match="generate takes texts or token ids, got inputs with inputs_embeds too"
     ):
         asc.analyze(model, embeds, "top_mass", generate=GREEDY)
+
+
+def test_the_end_of_an_answer_is_that_of_the_models_configuration():
+    """A configuration that is passed leaves it to the model's; what follows the end is padding."""
+    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    torch.manual_seed(0)
+    options = {"do_sample": True, "num_return_sequences": 8, "max_new_tokens": 12}
+    passed = GenerationConfig(**options)
+    model.generation_config.eos_token_id = [2, 3, 4, 5, 6, 7, 8]
+    for settings in (options, {"generation_config": passed}):
+        torch.manual_seed(0)
+        samples = asc.analyze(model, [[9, 10, 11]], "top_mass", generate=settings)["samples"]
+        torch.manual_seed(0)
+        ids = torch.tensor([[9, 10, 11]])
+        written = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options
+        )
+        ends = [next((i for i, t in enumerate(row) if 2 <= t <= 8), len(row) - 1) for row in written.tolist()]
+        assert len(set(ends)) > 1
+        assert samples["n_tokens"].tolist() == [end + 1 for end in ends]
+
+
+def test_an_answer_of_a_model_that_returns_more_than_tokens():
+    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    expected = asc.analyze(model, [[9, 10, 11]], "top_mass", generate=GREEDY)["samples"]["token_ids"]
+    model.generation_config.return_dict_in_generate = True
+    found = asc.analyze(model, [[9, 10, 11]], "top_mass", generate=GREEDY)["samples"]["token_ids"]
+    assert found[0].tolist() == expected[0].tolist()

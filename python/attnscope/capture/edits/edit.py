@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture.module_tracing import takes
+from attnscope.capture.visibility import visible_entries
 
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
@@ -78,7 +79,14 @@ class PassPosition:
         elif outermost or self.mask.shape[0] != batch:
             cache: Any = next((kwargs[name] for name in CACHE if kwargs.get(name) is not None), None)
             past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
-            self.mask = torch.ones(batch, past + n, dtype=torch.bool, device=tokens.device)
+            real = torch.ones(batch, past + n, dtype=torch.bool, device=tokens.device)
+            pairs = next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask
+            if torch.is_tensor(pairs) and pairs.ndim == 4:  # made ahead, for a cache of fixed size
+                if not past:
+                    real &= visible_entries(pairs).flatten(1, 2).any(1)[:, :n].to(real.device)
+                elif self.mask.shape == (batch, past):
+                    real[:, :past] = self.mask.to(real.device)
+            self.mask = real
         self.past = max(0, self.mask.shape[1] - n)
 
     @property

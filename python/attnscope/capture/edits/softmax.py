@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attnscope._checks import as_tensor
 from attnscope.capture.edits.edit import ACTIVE, Applied, BaseEdit
-from attnscope.capture.visibility import float_mask
+from attnscope.capture.visibility import PLACES, float_mask
 from attnscope.models.layer_numbers import running_number
 
 Heads = Sequence[int] | Sequence[tuple[int, int]] | None
@@ -159,9 +159,10 @@ def attended(
     hidden: Tensor | None = None
     unread: Tensor | None = None
     n, keys = query.shape[2], key.shape[2]
+    places = getattr(mask, PLACES, None)
     for applied in edits:
         where = applied.where
-        begin, start = where.offsets.get(keys, (where.past, 0))
+        begin, start = places or where.offsets.get(keys, (where.past, 0))
         layer = getattr(module, "layer_idx", None)
         if type(layer) is int and layer < 0:  # a module that several blocks share
             layer = running_number(applied.model)

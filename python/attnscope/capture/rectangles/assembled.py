@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnscope._memory import free_bytes
 from attnscope.capture.layer import Layer
+from attnscope.capture.rectangles.generation_settings import GenerationSettings
 from attnscope.capture.visibility import visible_entries
 
 #: The rows of a generation may take this part of the memory that is free when it begins.
@@ -41,26 +41,26 @@ class GeneratedRows:
     """The rows of attention of one generation, by layer.
 
     Args:
-        assisted: the option by which tokens are guessed, some of which are taken back; "" without one.
-        prompt_tokens: of each prompt, padding among them; 0 where it is what the first step reads.
+        settings: of the generation.
 
     Attributes:
         beams: for each returned sequence the row of the batch in each step, int64 [sequences, steps], −1
             behind its end; None where rows stay in their place.
     """
 
-    def __init__(self, assisted: str = "", prompt_tokens: int = 0) -> None:
+    def __init__(self, settings: GenerationSettings) -> None:
         self.beams: Tensor | None = None
-        self._prompt_tokens = prompt_tokens
-        self._assisted = assisted
+        self._settings = settings
         self._rows: dict[tuple[str, int, int], list[StepRows]] = {}
         self._room = SHARE_OF_MEMORY * free_bytes()
         self._dropped = 0.0
+        # Of the layer that ran last, which is one that writes.
+        self._sequences = 0
 
     def add(self, layer: Layer) -> None:
         """Keep the rows of a layer, as long as there is room for all of them."""
         attention = layer.tensors.get("attention")
-        if attention is None or self._assisted:
+        if attention is None or self._settings.detour:
             return
         size = attention.numel() * attention.element_size()
         if self._dropped or size > self._room:
@@ -68,6 +68,7 @@ class GeneratedRows:
             self._rows.clear()
             return
         self._room -= size
+        self._sequences = len(attention)
         # the layer without its tensors: only what it says of itself
         bare = Layer(
             layer.index,
@@ -81,6 +82,7 @@ class GeneratedRows:
             key_offset=layer.key_offset,
             tensors={},
             sink_logits=layer.sink_logits,
+            exact_mask=layer.exact_mask,
         )
         real_queries = layer.query_valid
         if real_queries is None:
@@ -95,10 +97,10 @@ class GeneratedRows:
         Raises:
             RuntimeError: nothing was kept, or the steps do not follow each other.
         """
-        if self._assisted:
+        if self._settings.detour:
             raise RuntimeError(
-                f"assembled: {self._assisted} guesses tokens and takes some back, whose rows are no part of "
-                "the text; generate without it, or run the tokens in one forward pass"
+                f"assembled: {self._settings.detour}, whose rows are no part of the text; generate without "
+                "it, or run the tokens in one forward pass"
             )
         if self._dropped:
             raise RuntimeError(
@@ -110,13 +112,16 @@ class GeneratedRows:
                 "assembled: no step was kept; loop over recording.generate(...) first, with 'attention' "
                 "among the captured sites"
             )
-        texts = max(len(step.attention) for rows in self._rows.values() for step in rows)
         for rows in self._rows.values():
-            if len(rows[0].attention) < texts:  # an encoder reads each text once, whatever its answers
-                sequences = texts if self.beams is None else len(self.beams)
+            count = len(rows[0].attention)
+            if count == self._sequences:
+                yield assemble(rows, self.beams, self._settings.prompt_tokens)
+            elif self._settings.has_encoder and count < self._sequences:
+                # an encoder reads each text once, whatever its answers
+                sequences = self._sequences if self.beams is None else len(self.beams)
                 yield assemble([_repeated(step, sequences) for step in rows])
-            else:
-                yield assemble(rows, self.beams, self._prompt_tokens)
+            else:  # pictures, of which a text may have several
+                yield assemble(rows)
 
 
 def assemble(rows: Sequence[StepRows], beams: Tensor | None = None, prompt_tokens: int = 0) -> Layer:
@@ -125,7 +130,7 @@ def assemble(rows: Sequence[StepRows], beams: Tensor | None = None, prompt_token
     Args:
         rows: of the steps, in order.
         beams: as `GeneratedRows.beams`.
-        prompt_tokens: as of `GeneratedRows`.
+        prompt_tokens: queries of the prompt; 0 where they are those of the first step.
 
     Raises:
         RuntimeError: a step that goes back, or whose keys are not those of the steps before it.
@@ -134,41 +139,69 @@ def assemble(rows: Sequence[StepRows], beams: Tensor | None = None, prompt_token
     if len(rows) > 1 and rows[-1].attention.shape[-2] == rows[-2].attention.shape[-2] + 1:
         # without a cache every step computes all rows again
         rows = [rows[0], *map(_last_query, rows[1:])]
+    steps_of_prompt = _steps_of_prompt(rows, prompt_tokens)
     if beams is not None:
-        rows = [_follow(step, at, beams) for at, step in enumerate(rows) if at < beams.shape[1]]
-    prompt = _prompt_size(rows, prompt_tokens)
+        # all steps that read the prompt lead to the first token
+        turns = [max(0, at + 1 - steps_of_prompt) for at in range(len(rows))]
+        rows = [
+            _follow(step, turn, beams)
+            for step, turn in zip(rows, turns, strict=True)
+            if turn < beams.shape[1]
+        ]
+    prompt = None
+    if steps_of_prompt < len(rows):
+        prompt = sum(step.attention.shape[-2] for step in rows[:steps_of_prompt])
     if first.cross:
         return _stack_rows(rows, prompt)
-    total = sum(step.attention.shape[-2] for step in rows)
+    before = _keys_before(rows[0])
+    queries = sum(step.attention.shape[-2] for step in rows)
     batch, heads = rows[0].attention.shape[:2]
     mask_heads = max(1 if step.mask is None else step.mask.shape[1] for step in rows)
-    maps = rows[0].attention.new_zeros(batch, heads, total, total)
-    visible = torch.zeros(batch, mask_heads, total, total, dtype=torch.bool, device=maps.device)
-    valid = torch.zeros(batch, total, dtype=torch.bool, device=maps.device)
-    start = 0
+    maps = rows[0].attention.new_zeros(batch, heads, queries, before + queries)
+    shape = (batch, mask_heads, *maps.shape[-2:])
+    visible = torch.zeros(shape, dtype=torch.bool, device=maps.device)
+    valid = torch.zeros(batch, before + queries, dtype=torch.bool, device=maps.device)
+    start = before
     for at, step in enumerate(rows):
-        queries, keys = step.attention.shape[-2:]
+        count, keys = step.attention.shape[-2:]
         offset = step.layer.key_offset
         # a static cache of a window's size does not say which keys it dropped: the first ones
-        if queries == 1 and all(later.attention.shape[-1] == keys for later in rows[at:]):
+        if count == 1 and all(later.attention.shape[-1] == keys for later in rows[at:]):
             offset = max(offset, start + 1 - keys)
-        _place(step, start, offset, maps, visible, valid)
-        start += queries
-    return _layer_of(first, maps, valid, visible, None if prompt is None else valid[:, :prompt].sum(-1).cpu())
+        _place(step, start, offset, before, maps, visible, valid)
+        start += count
+    of_prompt = None if prompt is None else valid[:, before : before + prompt].sum(-1).cpu()
+    # what a single step without a mask sees is not known; where others follow it, it is causal
+    is_known = len(rows) > 1 or rows[0].mask is not None
+    layer = _layer_of(first, maps, valid, visible if is_known else None, of_prompt)
+    layer.exact_mask = all(step.layer.exact_mask for step in rows)
+    return layer
 
 
-def _prompt_size(rows: Sequence[StepRows], tokens: int) -> int | None:
-    """Return how many queries belong to the prompt, which may be read in pieces; None without an answer."""
+def _steps_of_prompt(rows: Sequence[StepRows], tokens: int) -> int:
+    """Return how many steps read the prompt, which may be read in pieces."""
     size = 0
     for at, step in enumerate(rows):
         size += step.attention.shape[-2]
         if size >= tokens:
-            return size if at + 1 < len(rows) else None
-    return None
+            return at + 1
+    return len(rows)
 
 
-def _place(step: StepRows, start: int, offset: int, maps: Tensor, visible: Tensor, valid: Tensor) -> None:
-    """Write the rows of a step, the first of which is query `start`, over the keys from `offset` on."""
+def _keys_before(step: StepRows) -> int:
+    """Return how many keys the first query finds: of a cache that was filled before, or a learned prefix."""
+    queries, keys = step.attention.shape[-2:]
+    used = step.valid.any(0).nonzero()
+    return max(0, step.layer.key_offset + (int(used.max()) + 1 if len(used) else keys) - queries)
+
+
+def _place(
+    step: StepRows, start: int, offset: int, before: int, maps: Tensor, visible: Tensor, valid: Tensor
+) -> None:
+    """Write the rows of a step, whose first query is the key `start`, over the keys from `offset` on.
+
+    Row 0 of the maps is that of the key `before`.
+    """
     queries, keys = step.attention.shape[-2:]
     end = start + queries
     # a static cache has places for tokens to come
@@ -179,16 +212,16 @@ def _place(step: StepRows, start: int, offset: int, maps: Tensor, visible: Tenso
             f"{offset} to {offset + keys - 1} after {start} tokens: its steps do not follow each other; run "
             "the tokens in one forward pass"
         )
-    rows, columns = slice(start, end), slice(offset, offset + used)
+    rows, columns = slice(start - before, end - before), slice(offset, offset + used)
     maps[:, :, rows, columns] = step.attention[..., :used]
     real = step.valid[:, :used].to(valid.device)
     valid[:, columns] |= real
-    before = torch.arange(offset, offset + used, device=maps.device) <= torch.arange(
-        start, end, device=maps.device
-    ).unsqueeze(-1)
-    seen = before & real[:, None, None]
+    seen = real[:, None, None]
     if step.mask is not None and step.mask.ndim == 4:
         seen = seen & visible_entries(step.mask[..., :used]).to(maps.device)
+    else:
+        place = torch.arange(end, device=maps.device)
+        seen = seen & (place[columns] <= place[start:end, None])
     visible[:, :, rows, columns] = seen
 
 
@@ -261,29 +294,3 @@ def _layer_of(
         mask=mask,
         answer_start=answer_start,
     )
-
-
-def prompt_tokens_of(model: Any, inputs: dict[str, Any]) -> int:
-    """Return the tokens of a generation's prompt; 0 of an encoder-decoder, whose decoder has its own."""
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return 0
-    prompts = (inputs.get(name) for name in ("input_ids", "inputs", "inputs_embeds"))
-    sizes = (prompt.shape[1] for prompt in prompts if isinstance(prompt, Tensor) and prompt.ndim > 1)
-    return next(sizes, 0)
-
-
-def assisted_by(model: Any, inputs: dict[str, Any]) -> str:
-    """Return the name of the option by which a generation guesses several tokens at once, "" without one."""
-    settings = inputs.get("generation_config") or getattr(model, "generation_config", None)
-    if inputs.get("assistant_model") is not None:
-        return "assistant_model"
-    name = "prompt_lookup_num_tokens"
-    return name if inputs.get(name, getattr(settings, name, None)) else ""
-
-
-def beams_of(model: Any, inputs: dict[str, Any]) -> tuple[int, bool]:
-    """Return the number of beams of a generation, and whether its output is a dictionary."""
-    settings = inputs.get("generation_config") or getattr(model, "generation_config", None)
-    beams = inputs.get("num_beams", getattr(settings, "num_beams", 1)) or 1
-    as_dictionary = inputs.get("return_dict_in_generate", getattr(settings, "return_dict_in_generate", False))
-    return int(beams), bool(as_dictionary)

@@ -218,12 +218,18 @@ def _eager_maps(model: nn.Module, inputs: dict[str, Any]) -> Iterator[Tensor]:
         inputs = {"use_cache": False, **inputs}
     with preserved_run(model), implementation(model, "eager"), torch.no_grad():
         output = model(**float_masks(inputs, model), output_attentions=True)
-    for name in output:
-        if not name.endswith("attentions") or output[name] is None:
-            continue
-        for tensor in output[name]:
-            if torch.is_tensor(tensor) and tensor.ndim == 4:
-                yield tensor.detach().cpu()
+    yield from _maps_in(output)
+
+
+def _maps_in(output: Any) -> Iterator[Tensor]:
+    """Yield the maps in an output, and in the outputs of parts of the model inside it."""
+    for name, value in output.items() if hasattr(output, "items") else ():
+        if name.endswith("attentions"):
+            for tensor in value if isinstance(value, (tuple, list)) else ():
+                if torch.is_tensor(tensor) and tensor.ndim == 4:
+                    yield tensor.detach().cpu()
+        else:
+            yield from _maps_in(value)
 
 
 def _gap(layer: Layer, eager: Tensor) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from attnscope.models.architecture import input_device
@@ -13,6 +14,8 @@ from attnscope.models.inputs.prompt_learning import virtual_tokens
 
 #: Options of `generate` that the caller sets itself.
 _SET_HERE = ("input_ids", "inputs", "attention_mask", "return_dict_in_generate", "output_attentions")
+#: Options that end a text without an end token.
+_STOPS = ("stop_strings", "stopping_criteria")
 
 
 def check_generation(function: str, model: Any, options: Mapping[str, Any]) -> None:
@@ -51,20 +54,43 @@ def write_answers(
         pad_id: stands behind sequences that end before others.
     """
     ids = torch.as_tensor(prompt, dtype=torch.long, device=input_device(model))[None]
+    settings = {"pad_token_id": pad_id, **options}
     with torch.no_grad():
-        settings = {"pad_token_id": pad_id, **options}
-        sequences = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings)
+        written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings)
+    sequences = getattr(written, "sequences", written)  # the model's configuration may ask for more
     start, ends = ids.shape[1], _end_tokens(model, options)
-    return [tokens[:start] + _until_end(tokens[start:], ends) for tokens in sequences.tolist()]
+    answers = [_until_end(tokens[start:], ends) for tokens in sequences.tolist()]
+    if any(_setting(model, options, name) for name in _STOPS):
+        answers = [_without_padding(answer, settings["pad_token_id"]) for answer in answers]
+    return [ids[0].tolist() + answer for answer in answers]
+
+
+def _setting(model: Any, options: Mapping[str, Any], name: str) -> Any:
+    """Return an option of a generation: of the call, else of its configuration, else of the model's."""
+    if name in options:
+        return options[name]
+    value = getattr(options.get("generation_config"), name, None)
+    return getattr(getattr(model, "generation_config", None), name, None) if value is None else value
 
 
 def _end_tokens(model: Any, options: Mapping[str, Any]) -> set[int]:
     """Return the ids at which an answer ends."""
-    settings = options.get("generation_config", getattr(model, "generation_config", None))
-    ends = options.get("eos_token_id", getattr(settings, "eos_token_id", None))
+    ends = _setting(model, options, "eos_token_id")
     if ends is None:
         return set()
-    return {int(end) for end in (ends if isinstance(ends, (list, tuple)) else [ends])}
+    return {int(end) for end in np.ravel(np.asarray(ends))}
+
+
+def _without_padding(answer: list[int], pad_id: int | None) -> list[int]:
+    """Return an answer without the padding behind it, which follows a text that its words ended.
+
+    >>> _without_padding([5, 6, 0, 0], 0), _without_padding([0, 5], 0)
+    ([5, 6], [0, 5])
+    """
+    count = len(answer)
+    while count and answer[count - 1] == pad_id:
+        count -= 1
+    return answer[:count]
 
 
 def _until_end(answer: list[int], ends: set[int]) -> list[int]:

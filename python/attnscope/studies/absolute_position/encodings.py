@@ -43,16 +43,11 @@ def record(run: StageRun, edits: tuple[Any, ...] = ()) -> None:
     model = run.model().model
     config = model.config.get_text_config()
     rotary = rotary_dimensions(model)
-    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = [part for part in parameters.values() if isinstance(part, dict)] or [parameters] if rotary else []
-    theta = [part.get("rope_theta", getattr(config, "rope_theta", None)) for part in kinds]
     named = getattr(config, "position_encoding", "") or ("alibi" if getattr(config, "alibi", False) else "")
     run.write(
         "encodings",
         encoding="rope" if rotary else named or "other",
-        rope_type=", ".join(str(part.get("rope_type", "default")) for part in kinds),
-        rope_theta=float(theta[0]) if theta and theta[0] is not None else np.nan,
-        rope_factor=float(kinds[0].get("factor", 1.0)) if kinds else np.nan,
+        **rotation(config if rotary else None),
         rotary_dimensions=rotary or 0,
         windows=", ".join(_visible(run, edits)),
         sets_bos=run.encoder.bos_id is not None,
@@ -60,6 +55,29 @@ def record(run: StageRun, edits: tuple[Any, ...] = ()) -> None:
         heads=int(config.num_attention_heads),
         width=int(config.hidden_size),
     )
+
+
+def rotation(config: Any) -> dict[str, Any]:
+    """Return the type, base and factor of a configuration's rotation; NaN for numbers that kinds of layers
+    differ in, whose type says them.
+    """
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = {name: part for name, part in parameters.items() if isinstance(part, dict)} or {"": parameters}
+    if config is None:
+        kinds = {}
+    stored = getattr(config, "rope_theta", None)
+    types = [str(part.get("rope_type", "default")) for part in kinds.values()]
+    given = [part.get("rope_theta", stored) for part in kinds.values()]
+    bases = [np.nan if base is None else float(base) for base in given]
+    factors = [float(part.get("factor", 1.0)) for part in kinds.values()]
+    if len(set(bases)) > 1 or len(set(factors)) > 1:
+        types = [
+            f"{name} {kind} {base:g}" + (f" / {factor:g}" if factor != 1 else "")
+            for name, kind, base, factor in zip(kinds, types, bases, factors, strict=True)
+        ]
+    common = {"rope_theta": bases, "rope_factor": factors}
+    numbers = {name: values[0] if len(set(values)) == 1 else np.nan for name, values in common.items()}
+    return {"rope_type": ", ".join(types), **numbers}
 
 
 def _visible(run: StageRun, edits: tuple[Any, ...]) -> list[str]:
@@ -126,6 +144,8 @@ def label(facts: Any) -> str:
     name = str(facts["encoding"])
     if np.isfinite(facts["rope_theta"]):
         name += f" {facts['rope_theta']:g}"
+    elif isinstance(kinds := facts.get("rope_type"), str) and kinds:  # of layers, with bases of their own
+        name += f" ({kinds})"
     windows = [window for window in str(facts["windows"]).split(", ") if window.startswith("window")]
     return " ".join([name, *windows])
 

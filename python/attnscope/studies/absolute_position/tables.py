@@ -27,6 +27,7 @@ SUMS = (
 
 _RESIDUAL = "Unbiased variance over the body keys of what mean scores owe to neither offset nor row, nats²."
 _OF_MAPS = "null of a model that hands out its maps alone."
+_OF_ALL_LAYERS = "Null where kinds of layers have their own, which rope_type says."
 _FROM_1 = "Of the scope from_1, which is all layers from 1 on together, the first of them."
 _MOVED = "Unbiased squared distance of body attention to the mask's, summed over keys."
 
@@ -308,12 +309,14 @@ TABLES = (
         CHECKPOINT_KEYS,
         (
             *columns("text", "encoding", "rope_type"),
-            *columns("value", "rope_theta", "rope_factor"),
+            Column("rope_theta", kind="value", meaning=_OF_ALL_LAYERS),
+            Column("rope_factor", kind="value", meaning=_OF_ALL_LAYERS),
             Column("rotary_dimensions", kind="count"),
             Column("windows", "string", "text", meaning="What queries see, each kind of layer once."),
             Column("sets_bos", kind="flag"),
             *(Column(name, kind="count") for name in ("layers", "heads", "width")),
         ),
+        version=2,
     ),
     Table(
         "depth_slopes",

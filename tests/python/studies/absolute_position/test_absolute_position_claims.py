@@ -137,3 +137,23 @@ def test_the_path_of_position_0_is_a_mean_over_texts_and_not_over_batches():
     assert [row["gap"] for row in written] == [9.0, 9.0]
     assert written[0]["cosine"] == pytest.approx(mean)
     assert np.isnan(written[1]["cosine"])
+
+
+def test_bases_that_kinds_of_layers_have_for_themselves_are_all_said():
+    """Gemma 3: one base for layers with a window, another one for the rest."""
+    from transformers import Gemma3TextConfig, LlamaConfig
+
+    kinds = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    }
+    facts = encodings.rotation(Gemma3TextConfig(rope_parameters=kinds))
+    assert np.isnan(facts["rope_theta"])
+    assert np.isnan(facts["rope_factor"])
+    assert facts["rope_type"] == "sliding_attention default 10000, full_attention linear 1e+06 / 8"
+    words = encodings.label({**facts, "encoding": "rope", "windows": "window 32, causal"})
+    assert words == f"rope ({facts['rope_type']}) window 32"
+    same = {name: {"rope_type": "default", "rope_theta": 5e5} for name in kinds}
+    assert encodings.rotation(Gemma3TextConfig(rope_parameters=same))["rope_theta"] == 5e5
+    assert encodings.rotation(LlamaConfig())["rope_theta"] == 1e4
+    assert np.isnan(encodings.rotation(None)["rope_factor"])

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""The settings of a generation that decide which rows of its steps are those of the written text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from attnscope.capture.edits.edit import CACHE
+
+#: Options by which a model guesses several tokens at once and takes back those that it would not write.
+_GUESSES = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """The settings of one generation.
+
+    Attributes:
+        beams: that are followed at once.
+        is_dictionary: what `generate` returns holds more than tokens.
+        prompt_tokens: queries of each prompt, padding among them; 0 where they are those of the first step.
+        has_encoder: the prompt is read by an encoder.
+        detour: what makes the model compute rows that are no part of the text, in words; "" for nothing.
+    """
+
+    beams: int = 1
+    is_dictionary: bool = False
+    prompt_tokens: int = 0
+    has_encoder: bool = False
+    detour: str = ""
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: Mapping[str, Any]) -> GenerationSettings:
+        """Return the settings of ``model.generate(**inputs)``.
+
+        An option overrules the configuration that is passed, and that the model's for all that it names.
+        """
+        stored = _first_attribute(model, "generation_config")
+        passed = inputs.get("generation_config")
+
+        def setting(name: str) -> Any:
+            if name in inputs:
+                return inputs[name]
+            value = getattr(passed, name, None)
+            return getattr(stored, name, None) if value is None else value
+
+        has_encoder = bool(getattr(_first_attribute(model, "config"), "is_encoder_decoder", False))
+        guess = next((name for name in _GUESSES if setting(name)), "")
+        detour = f"{guess} guesses tokens and takes some back" if guess else ""
+        if not detour and (setting("guidance_scale") or 1) != 1:
+            detour = "guidance_scale runs the model a second time in each step"
+        return cls(
+            int(setting("num_beams") or 1),
+            bool(setting("return_dict_in_generate")),
+            0 if has_encoder else _prompt_queries(inputs),
+            has_encoder,
+            detour,
+        )
+
+
+def _first_attribute(model: nn.Module, name: str) -> Any:
+    """Return an attribute of a model, or of the first module inside that has it; None without one."""
+    values = (getattr(module, name, None) for module in model.modules())
+    return next((value for value in values if value is not None), None)
+
+
+def _prompt_queries(inputs: Mapping[str, Any]) -> int:
+    """Return the queries of a decoder's prompt: tokens that a cache holds already are none.
+
+    A prompt that is as long as its mask begins with the tokens of the cache; a shorter one goes on with them.
+    """
+    prompts = (inputs.get(name) for name in ("input_ids", "inputs", "inputs_embeds"))
+    sizes = (prompt.shape[1] for prompt in prompts if isinstance(prompt, Tensor) and prompt.ndim > 1)
+    tokens = next(sizes, 0)
+    mask = inputs.get("attention_mask")
+    caches: list[Any] = [inputs[name] for name in CACHE if hasattr(inputs.get(name), "get_seq_length")]
+    lengths = (cache.get_seq_length() for cache in caches)
+    if mask is None or mask.shape[1] == tokens:
+        return max(0, tokens - int(next(lengths, 0)))
+    return tokens

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: MIT
+"""Generations that are not one prompt read at once: the rows of their steps, or why there are none."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    DynamicCache,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    StaticCache,
+)
+
+import attnscope as asc
+from attnscope.capture.edits.edit import cache_name
+from attnscope.view.generated import stacks_of_recording
+
+WORDS = 64
+SMALL = {
+    "vocab_size": WORDS,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+FREE = {"eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 5}
+GREEDY = {**FREE, "do_sample": False}
+
+
+def llama():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+
+
+def prompt(batch=2, tokens=7):
+    ids = torch.randint(3, WORDS, (batch, tokens), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def eager_maps(model, tokens):
+    """Return eager attention of all tokens in one pass, by transformers alone."""
+    eager = LlamaForCausalLM._from_config(model.config, attn_implementation="eager").eval()
+    eager.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        return eager(input_ids=tokens, output_attentions=True, use_cache=False).attentions
+
+
+def generated(model, inputs, **options):
+    """Return the assembled layers of a generation, the steps of layer 0, and the tokens."""
+    with asc.capture(model) as recording:
+        list(recording.run(**prompt()))
+        options = {**GREEDY, **options}
+        layers = recording.generate(**inputs, **options)
+        steps = [(layer.step, layer.call) for layer in layers if layer.index == 0]
+        return list(recording.assembled()), steps, recording.output
+
+
+class Wrapper(nn.Module):
+    """A module that hands `generate` over to the model inside it, as adapters do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner = model
+
+    def forward(self, **inputs):
+        return self.inner(**inputs)
+
+    def generate(self, **inputs):
+        return self.inner.generate(**inputs)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}])
+def test_a_wrapper_that_hands_generate_over_has_the_steps_of_its_model(options):
+    model = llama()
+    layers, steps, tokens = generated(Wrapper(model), prompt(), **options)
+    assert steps == [(step, 0) for step in range(5)]
+    assert [layer.index for layer in layers] == [0, 1]
+    for layer, expected in zip(layers, eager_maps(model, tokens[:, :-1]), strict=True):
+        torch.testing.assert_close(layer.attention, expected, rtol=0, atol=1e-5)
+        assert layer.answer_start.tolist() == [7, 7]
+
+
+def test_beams_of_a_configuration_that_is_stored_are_followed():
+    """An option that the passed configuration does not name is the model's."""
+    for wrap in (Wrapper, lambda model: model):
+        model = llama()
+        model.generation_config.num_beams = 3
+        passed = GenerationConfig(max_new_tokens=5, do_sample=False, pad_token_id=0)
+        with asc.capture(wrap(model)) as recording:
+            list(recording.run(**prompt()))
+            list(recording.generate(**prompt(), generation_config=passed))
+            layers, tokens = list(recording.assembled()), recording.output
+        for layer, expected in zip(layers, eager_maps(model, tokens[:, :-1]), strict=True):
+            torch.testing.assert_close(layer.attention, expected, rtol=0, atol=1e-5)
+
+
+def test_beams_behind_a_prompt_that_is_read_in_pieces():
+    model = llama()
+    layers, _, tokens = generated(model, prompt(tokens=8), num_beams=3, prefill_chunk_size=3)
+    for layer, expected in zip(layers, eager_maps(model, tokens[:, :-1]), strict=True):
+        torch.testing.assert_close(layer.attention, expected, rtol=0, atol=1e-5)
+        assert layer.answer_start.tolist() == [8, 8]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk_size": 3}])
+def test_a_cache_that_was_filled_before_has_keys_without_rows(kind, options):
+    model, inputs = llama(), prompt(tokens=12)
+    make = {"dynamic": DynamicCache, "static": lambda config: StaticCache(config, max_cache_len=24)}
+    cache = make[kind](config=model.config)
+    with torch.no_grad():
+        model(input_ids=inputs["input_ids"][:, :5], **{cache_name(model): cache}, use_cache=True)
+    layers, _, tokens = generated(model, inputs, **{cache_name(model): cache}, **options)
+    for layer, expected in zip(layers, eager_maps(model, tokens[:, :-1]), strict=True):
+        torch.testing.assert_close(layer.attention, expected[:, :, 5:], rtol=0, atol=1e-5)
+        assert layer.answer_start.tolist() == [7, 7]
+        entropy = layer.measure("attention_entropy")["attention_entropy"]
+        torch.testing.assert_close(
+            torch.as_tensor(entropy), asc.attention_entropy(expected)[..., 5:], rtol=1e-4, atol=1e-6
+        )
+
+
+def test_a_page_of_a_cache_that_was_filled_before_names_keys_and_queries():
+    model, inputs = llama(), prompt(batch=1, tokens=12)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=inputs["input_ids"][:, :5], **{cache_name(model): cache}, use_cache=True)
+    with asc.capture(model) as recording:
+        list(recording.run(**inputs))
+        list(recording.generate(**inputs, **GREEDY, **{cache_name(model): cache}))
+        (stack,) = stacks_of_recording(recording, None, None, None)
+        names = [str(token) for token in recording.output[0, :-1].tolist()]
+    assert (stack.keys, stack.queries, stack.answer) == (names, names[5:], (7, 11))
+    assert stack.layers[0].shape == (4, 11, 16)
+
+
+def test_an_assembled_encoder_sees_all_of_its_text():
+    torch.manual_seed(0)
+    width = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    layers = {"encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = BartForConditionalGeneration(
+        BartConfig(vocab_size=WORDS, **width, **layers, **heads, max_position_embeddings=64)
+    ).eval()
+    texts = prompt()
+    texts["attention_mask"][1, 5:] = 0
+    with asc.capture(model) as recording:
+        expected = list(recording.run(**texts, decoder_input_ids=torch.ones(2, 2, dtype=torch.long)))
+        list(recording.generate(**texts, **GREEDY, num_beams=1))
+        layers = list(recording.assembled())
+    kinds = {"encoder": "full", "decoder": "causal"}
+    for layer in layers:
+        kind = next(kind for part, kind in kinds.items() if layer.stack.startswith(f"model.{part}"))
+        assert layer.cross or layer.visibility.name == kind
+    ours, theirs = (
+        next(layer for layer in part if "encoder.layers" in layer.stack and not layer.cross)
+        for part in (layers, expected)
+    )
+    for name in ("attention_entropy", "sink_share"):
+        for normalized in ({"normalized": True} if name == "attention_entropy" else {},):
+            one, other = (np.asarray(layer.measure(name, **normalized)[name]) for layer in (ours, theirs))
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def llava(pictures):
+    """A model of pictures and text, and two prompts of some pictures each."""
+    from transformers import CLIPVisionConfig
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = CLIPVisionConfig(**shape, image_size=16, patch_size=8)
+    config = LlavaConfig(
+        text_config=LlamaConfig(**SMALL), vision_config=vision, image_token_id=60, vision_feature_layer=-1
+    )
+    ids = torch.tensor([[5, *[60] * 4 * pictures, 7, 8], [6, *[60] * 4 * pictures, 9, 10]])
+    pixels = torch.randn(2 * pictures, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
+    return LlavaForConditionalGeneration(config).eval(), inputs
+
+
+@pytest.mark.parametrize("pictures", [1, 2])
+def test_a_text_with_several_pictures_has_its_own_rows(pictures):
+    """They were taken for the rows of an encoder and repeated, one for each picture."""
+    model, inputs = llava(pictures)
+    with asc.capture(model) as recording:
+        list(recording.run(**inputs))
+        list(recording.generate(**inputs, **GREEDY))
+        layers, tokens = list(recording.assembled()), recording.output[:, :-1]
+        if pictures == 1:
+            stacks = stacks_of_recording(recording, None, None, 0)
+        else:
+            with pytest.warns(RuntimeWarning, match=r"maps of single pictures.*\(4 maps\)"):
+                stacks = stacks_of_recording(recording, None, None, 0)
+        whole = recording.run(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), pixel_values=inputs["pixel_values"]
+        )
+        expected = {(layer.stack, layer.index): layer.attention for layer in whole}
+    assert len(layers) == len(expected)
+    for layer in layers:
+        torch.testing.assert_close(layer.attention, expected[layer.stack, layer.index], rtol=0, atol=1e-5)
+        if "language_model" in layer.stack:
+            assert layer.answer_start.tolist() == [inputs["input_ids"].shape[1]] * 2
+    assert len(stacks) == (2 if pictures == 1 else 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"assistant_early_exit": 1}, "assistant_early_exit guesses tokens and takes some back"),
+        ({"guidance_scale": 1.5}, "guidance_scale runs the model a second time in each step"),
+    ],
+)
+def test_steps_that_are_no_part_of_the_text_are_refused_by_the_options_name(options, words):
+    with asc.capture(llama()) as recording:
+        list(recording.run(**prompt(1)))
+        list(recording.generate(**prompt(1), **GREEDY, **options))
+        with pytest.raises(RuntimeError, match=rf"^assembled: {words}, whose rows are no part of the text"):
+            list(recording.assembled())
+
+
+def test_inputs_that_are_none_are_named():
+    ids = prompt()["input_ids"]
+    with asc.capture(llama()) as recording:
+        with pytest.raises(TypeError, match=r"^generate: give the model's inputs by name.*got Tensor"):
+            recording.generate(ids)
+        with pytest.raises(TypeError, match=r"^generate: input_ids is a text; a tokenizer makes inputs"):
+            recording.generate(input_ids="a text")
+        with pytest.raises(ValueError, match=r"^generate: input_ids holds no token, got shape \(1, 0\)"):
+            recording.generate(input_ids=ids[:1, :0])
+        with pytest.raises(ValueError, match=r"^generate: output_attentions is what the recording is for"):
+            recording.generate(input_ids=ids, output_attentions=True)
+        # options may be words
+        list(recording.generate(input_ids=ids, cache_implementation="static", **GREEDY))
+
+
+@pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static"}])
+def test_a_step_knows_which_key_its_cache_begins_with(cache):
+    """The masks of a cache of fixed size are made before the pass that reads them."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=5)).eval()
+    with asc.capture(model, layers=[0]) as recording:
+        list(recording.run(**prompt()))
+        steps = list(recording.generate(**prompt(), **GREEDY, **cache))
+    assert [step.key_offset for step in steps] == [0, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_filled_cache_that_has_dropped_keys(kind):
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=4)).eval()
+    inputs = prompt(tokens=12)
+    make = {"dynamic": DynamicCache, "static": lambda config: StaticCache(config, max_cache_len=24)}
+    cache = make[kind](config=model.config)
+    with torch.no_grad():
+        model(input_ids=inputs["input_ids"][:, :5], **{cache_name(model): cache}, use_cache=True)
+    layers, _, tokens = generated(model, inputs, **{cache_name(model): cache})
+    with asc.capture(model) as recording:
+        expected = [layer.attention for layer in recording.run(input_ids=tokens[:, :-1])]
+    for layer, maps in zip(layers, expected, strict=True):
+        torch.testing.assert_close(layer.attention, maps[:, :, 5:], rtol=0, atol=1e-5)
