@@ -48,8 +48,9 @@ def emergence_step(
     The value of a checkpoint is the mean over samples of each sample's mean over its rows (layers, heads).
     The step is the split of the least-squares fit of two levels to these values, at least three checkpoints
     on each side. It is given only where that fit explains more than when the checkpoints are put in random
-    orders: noise has a best split too. A checkpoint whose mean is infinite takes no part in it. Texts are not drawn again for this, because what all texts of one
-    checkpoint share would then pass for a step. Steps are ordered as integers.
+    orders: noise has a best split too. A checkpoint whose mean is infinite takes no part in this. Texts are
+    not drawn again for it, because what all texts of one checkpoint share would then pass for a step. Steps
+    are ordered as integers.
 
     Args:
         table: rows with `step`, `sample` and the metric, such as the table `heads` of a checkpoint series;

@@ -182,7 +182,8 @@ def _columns(
     labels = number_array(function, "units or texts", together, None)
     if labels.shape != first.shape:
         raise ValueError(
-            f"{function}: units or texts must hold one label per item, [{len(first)}], got shape {labels.shape}"
+            f"{function}: units or texts must hold one label per item, [{len(first)}], got shape "
+            f"{labels.shape}"
         )
     data = np.column_stack([first, second, covariate_columns])
     complete = ~(np.isnan(data).any(1) | missing_labels(labels))
