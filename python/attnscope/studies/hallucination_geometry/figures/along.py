@@ -88,9 +88,9 @@ def means_by(
 ) -> pd.Series[float]:
     """Return means over prompts by some keys, of logarithms the geometric mean: as `draw_means` has them."""
     numbers = rows[column].astype(float)
-    values = np.log(numbers) if logarithmic else numbers
+    values = pd.Series(np.log(numbers) if logarithmic else numbers, index=rows.index)
     means = values.groupby([rows[key] for key in keys]).mean()
-    return np.exp(means) if logarithmic else means
+    return pd.Series(np.exp(means) if logarithmic else means, index=means.index)
 
 
 @figure("sensitivity")
