@@ -25,8 +25,8 @@ def number_array(function: str, name: str, values: Any, dtype: Any = np.float64)
         if dtype is np.float64 and hasattr(values, "isna") and hasattr(values, "to_numpy"):
             # a missing whole number is NaN; older versions of pandas refuse to convert it
             return np.asarray(values.to_numpy(dtype=dtype, na_value=np.nan))
-        if dtype is np.float64 and isinstance(values, np.ma.MaskedArray):
-            return np.ma.asarray(values, dtype=dtype).filled(np.nan)
+        if np.ma.is_masked(values) and np.ma.asarray(values).dtype.kind in "biuf":
+            return np.ma.asarray(values, dtype=np.float64).filled(np.nan)
         return np.asarray(values, dtype=dtype)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         expectation = "numbers" if dtype else "an array"

@@ -32,11 +32,24 @@ def label_numbers(
         raise ValueError(
             f"{function}: {name} must hold one label per item{size}, got shape {items_array.shape}"
         )
+    if (missing := missing_labels(items_array)).any():
+        raise ValueError(
+            f"{function}: {name} must hold a label for every item, got none for item {int(missing.argmax())}"
+        )
     try:
         unique, item_labels = np.unique(items_array, return_inverse=True)
     except TypeError as error:
         raise TypeError(f"{function}: {name} must be labels of one kind: {error}") from None
     return unique, item_labels.astype(np.int64)
+
+
+def missing_labels(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which labels are missing: NaN or None, which are no label that items could share."""
+    if labels.dtype.kind == "O":
+        import pandas as pd
+
+        return np.asarray(pd.isna(labels), dtype=bool)
+    return np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(labels.shape, dtype=bool)
 
 
 def pairs(function: str, a: Any, b: Any) -> tuple[Vector, Vector]:

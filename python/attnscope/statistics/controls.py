@@ -85,8 +85,8 @@ def control_test(
     control_values = [vector(name, "controls", values) for values in controls]
     control_values = [without_rounding(values[~np.isnan(values)], resolution) for values in control_values]
     control_values = [values for values in control_values if len(values)]
-    means = without_rounding(np.array([values.mean() for values in control_values]), resolution)
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite has no test
+        means = without_rounding(np.array([values.mean() for values in control_values]), resolution)
         has_both = len(model_values) and len(means)
         difference = float(model_values.mean() - means.mean()) if has_both else math.nan
     count, texts = len(means), len(model_values)

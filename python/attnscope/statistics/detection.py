@@ -20,6 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from attnscope.arguments.number_lists import number_array
+from attnscope.statistics._arguments import check_draws, label_numbers
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -75,7 +78,8 @@ def detection(
         only, for one label only, and for states that are not finite.
 
     Raises:
-        ValueError: lengths that differ, other labels than 0 and 1.
+        ValueError: lengths that differ, other labels than 0 and 1, confidence outside (0, 1), draws below 1.
+        TypeError: states that are no numbers.
 
     Example:
         A feature that is the label, held out by halves.
@@ -91,17 +95,20 @@ def detection(
         Inference for the generalization error, 2003, for the variance.
     """
     name = "detection"
+    confidence, draws, seed = check_draws(name, confidence, draws, seed)
     features = _features(name, "states", states, scale)
-    target = np.asarray(labels)
+    target = number_array(name, "labels", labels, None)
+    if target.ndim != 1:
+        raise ValueError(f"{name}: labels must have one dimension, got shape {target.shape}")
     if set(target.tolist()) - {0, 1}:
-        raise ValueError(f"{name}: labels must be 0 and 1, got {sorted(set(target.tolist()))[:5]}")
+        raise ValueError(f"{name}: labels must be 0 and 1, got {sorted(set(target.tolist()), key=str)[:5]}")
     if np.ndim(folds) != 1:
         raise ValueError(
             f"{name}: folds must be the fold of each of {len(features)} rows, got {folds!r:.60}; "
             f"np.arange({len(features)}) % 5 makes five folds"
         )
-    held = np.unique(np.asarray(folds), return_inverse=True)[1]
-    units = held if clusters is None else np.unique(np.asarray(clusters), return_inverse=True)[1]
+    held = label_numbers(name, "folds", folds)[1]
+    units = held if clusters is None else label_numbers(name, "clusters", clusters)[1]
     for argument, value in (("labels", target), ("folds", held), ("clusters", units)):
         if len(value) != len(features):
             raise ValueError(f"{name}: {argument} must have {len(features)} entries, got {len(value)}")
@@ -176,9 +183,20 @@ def probe_scores(features: Vector, labels: Vector, folds: Vector, *, scale: bool
 
 def direction_scores(features: Vector, labels: Vector, folds: Vector, *, scale: bool = False) -> Vector:
     """Return projections of held-out rows on the others' difference of means, from the middle between
-    these.
+    these, in units of the features' largest distance from their mean.
     """
-    return _held_out(features, labels, folds, _difference, scale)
+    return _held_out(in_units(features), labels, folds, _difference, scale)
+
+
+def in_units(features: Vector) -> Vector:
+    """Return features [n, D] less their mean over their largest size: what is rounded then has no unit.
+
+    Features that are all alike, or not finite, stay as they are.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        rest = features - features.mean(0)
+        largest = np.abs(rest).max()
+    return rest / largest if 0 < largest < np.inf else features
 
 
 def cluster_wins(scores: Vector, labels: Vector, clusters: Vector) -> tuple[Vector, Vector]:
@@ -239,7 +257,8 @@ def _interval(
 
 
 def _features(function: str, argument: str, values: Any, scale: bool) -> Vector:
-    data = values.detach().cpu().double().numpy() if torch.is_tensor(values) else np.asarray(values, float)
+    is_tensor = torch.is_tensor(values)
+    data = values.detach().cpu().double().numpy() if is_tensor else number_array(function, argument, values)
     data = data[:, None] if data.ndim == 1 else data
     if data.ndim != 2 or not len(data):
         raise ValueError(f"{function}: {argument} must be [n, D], got shape {data.shape}")

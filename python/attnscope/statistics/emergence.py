@@ -48,8 +48,9 @@ def emergence_step(
     The value of a checkpoint is the mean over samples of each sample's mean over its rows (layers, heads).
     The step is the split of the least-squares fit of two levels to these values, at least three checkpoints
     on each side. It is given only where that fit explains more than when the checkpoints are put in random
-    orders: noise has a best split too. Texts are not drawn again for this, because what all texts of one
-    checkpoint share would then pass for a step. Steps are ordered as integers.
+    orders: noise has a best split too. A checkpoint whose mean is infinite takes no part in this. Texts are
+    not drawn again for it, because what all texts of one checkpoint share would then pass for a step. Steps
+    are ordered as integers.
 
     Args:
         table: rows with `step`, `sample` and the metric, such as the table `heads` of a checkpoint series;
@@ -143,7 +144,8 @@ def emergence_splits(
         present = ~np.isnan(values)
         with np.errstate(invalid="ignore"):
             means.append(np.where(present, values, 0.0).sum(1) / present.sum(1))
-    defined_means = [mean[~np.isnan(mean)] for mean in means]
+    # an infinite mean is no level, and no order of it tells anything
+    defined_means = [mean[np.isfinite(mean)] for mean in means]
     # Curves that are constant but for rounding hold no test: nothing changes, whatever the order.
     tested = [bool(len(curve) and varies(curve, resolution=resolution)) for curve in defined_means]
     family = sum(
@@ -160,15 +162,15 @@ def emergence_splits(
     for (steps, values), mean, flag, (place, p_value), p_holm in zip(
         curves, means, tested, splits, adjusted, strict=True
     ):
-        defined_steps = steps[~np.isnan(mean)]
+        defined_steps = steps[np.isfinite(mean)]
         verdict = "no change"
         if flag and math.isnan(p_value):
             verdict = "too few to tell"
         elif p_holm <= level:
             verdict = "step"
         ends = bootstrap(values[-1] - values[0], confidence=confidence, seed=seed)
-        way = mean[-1] - mean[0]
         with np.errstate(invalid="ignore"):
+            way = mean[-1] - mean[0]
             covered = (mean - mean[0]) * np.sign(way) >= fraction * abs(way)
         result.append(
             {

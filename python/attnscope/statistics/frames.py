@@ -137,11 +137,11 @@ def classify_frames(
     token_frame = None
     if tokens is not None:
         labels, ends, names = _by_token(sinks, tokens, sizes, anchors)
-        counts, ends_of_tokens = (
-            part.sum(0) for part in _counts(labels, ends, sinks >= 0, groups, len(names))
-        )
-        token_frame, _ = _verdict(counts, ends_of_tokens, causal, thresholds, needed)
-        rows += _evidence("token", counts, ends_of_tokens, names, len(names))
+        by_token, at_tokens = _counts(labels, ends, sinks >= 0, groups, len(names))
+        rows += _evidence("token", by_token.sum(0), at_tokens.sum(0), names, len(names))
+        # one token at both ends of a text is one anchor, whose sinks count once
+        at_tokens[ends[:, 0] == ends[:, 1], :, 1] = 0.0
+        token_frame, _ = _verdict(by_token.sum(0), at_tokens.sum(0), causal, thresholds, needed)
     import pandas as pd
 
     return Frames(frame, token_frame, margin, agreeing / DRAWS, pd.DataFrame(rows))

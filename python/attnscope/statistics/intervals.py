@@ -58,7 +58,8 @@ def per_sample(table: pd.DataFrame, metric: str, by: Sequence[str] = ()) -> pd.S
         [2.0, 5.0]
     """
     table_argument("per_sample", table, ("sample",), metric, by)
-    return table.groupby([*by, "sample"])[metric].mean()
+    # a number without a threshold, or a model without a revision, is no row to lose
+    return table.groupby([*by, "sample"], dropna=False)[metric].mean()
 
 
 def bootstrap(
@@ -136,6 +137,8 @@ def bootstrap(
         return Interval(estimate, math.nan, math.nan, count)
     if statistic is None:
         sums, sizes = (np.bincount(cluster_numbers, weight).astype(np.float64) for weight in (data, None))
+        if not varies(sums / sizes):
+            return Interval(estimate, estimate, estimate, count)
         return Interval(estimate, *_studentised(sums, sizes, confidence, draws, seed), count)
     if clusters is None:
         drawn = _drawn(data, along_last, draws, seed)
@@ -157,8 +160,6 @@ def _studentised(
     sums: Vector, sizes: Vector, confidence: float, draws: int, seed: int
 ) -> tuple[float, float]:
     """Return the interval of a mean over clusters from draws in units of their own standard errors."""
-    if not varies(sums / sizes):
-        return float(sums[0] / sizes[0]), float(sums[0] / sizes[0])
     # Squares of numbers far from 1 would vanish or overflow.
     scale = float(np.abs(sums).max())
     sums = sums / scale
@@ -228,7 +229,8 @@ def median_interval(values: Any, *, confidence: float = 0.95) -> MedianInterval:
     data = vector("median_interval", "values", values)
     data = np.sort(data[~np.isnan(data)])
     n = len(data)
-    estimate = float(np.median(data)) if n else math.nan
+    with np.errstate(invalid="ignore"):  # the middle between −∞ and ∞ is undefined
+        estimate = float(np.median(data)) if n else math.nan
     if n < FEWEST:
         return MedianInterval(estimate, math.nan, math.nan, math.nan, n)
     coverage = 1 - 2 * stats.binom.cdf(np.arange(n // 2), n, 0.5)
@@ -250,5 +252,6 @@ def _percentiles(values: Vector, confidence: float) -> tuple[float, float]:
     if len(values) == 0:
         return math.nan, math.nan
     tail = (1 - confidence) / 2
-    low, high = np.quantile(values, [tail, 1 - tail])
+    with np.errstate(invalid="ignore"):  # between infinite values there is none
+        low, high = np.quantile(values, [tail, 1 - tail])
     return float(low), float(high)

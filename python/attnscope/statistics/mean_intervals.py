@@ -92,15 +92,15 @@ def _of_means(data: Vector, weights: Vector, confidence: float, together: bool) 
     has_spread = variance > 1e-13
     t = np.where(has_spread, drawn / np.sqrt(np.where(has_spread, variance, 1.0)), math.nan)
     spread = rest.std(axis=1, ddof=1) * scale[:, 0]
+    t[fixed] = 0.0
+    # many such draws leave the tails unknown
+    unknown = np.isnan(t).mean(axis=1) > tail
+    t[unknown] = 0.0
     if together:
-        largest = np.nanmax(np.abs(t[~fixed]), axis=0, initial=0.0)
+        largest = np.nanmax(np.abs(t), axis=0, initial=0.0)
         above = np.full(len(data), np.quantile(largest, confidence))
         below = -above
     else:
-        t[fixed] = 0.0
-        # many such draws leave the tails unknown
-        t[np.isnan(t).mean(axis=1) > tail] = 0.0
-        unknown = ~fixed & (t == 0).all(axis=1)
         below, above = np.nanquantile(t, [tail, 1 - tail], axis=1)
-        below[unknown], above[unknown] = math.nan, math.nan
+    below[unknown], above[unknown] = math.nan, math.nan
     return mean[:, 0] - above * spread, mean[:, 0] - below * spread

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from attnscope.arguments import scalars
 from attnscope.arguments.number_lists import number_array
-from attnscope.statistics._arguments import check_draws, label_numbers, vector
+from attnscope.statistics._arguments import check_draws, label_numbers, missing_labels, vector
 from attnscope.statistics.correlations import (
     Correlation,
     correlation_bounds,
@@ -54,7 +54,8 @@ def partial_correlation(
             `correlation`. A row with NaN anywhere is left out.
         method: of values, or of ranks (mean ranks on ties), which the covariates get too.
         confidence: in (0, 1).
-        units: labels [n] of samples that belong together; None: each sample is its own unit.
+        units: labels [n] of samples that belong together, a row without one left out; None: each sample is
+            its own unit.
 
     Returns:
         Correlation; all NaN for fewer than c + 3 samples, where x or y is constant but for rounding, where
@@ -178,10 +179,15 @@ def _columns(
         if len(values) != len(first):
             raise ValueError(f"{function}: {name} must hold the {len(first)} samples of x, got {len(values)}")
     together = np.arange(len(first)) if units is None else units
-    _, unit_numbers = label_numbers(function, "units or texts", together, len(first))
+    labels = number_array(function, "units or texts", together, None)
+    if labels.shape != first.shape:
+        raise ValueError(
+            f"{function}: units or texts must hold one label per item, [{len(first)}], got shape "
+            f"{labels.shape}"
+        )
     data = np.column_stack([first, second, covariate_columns])
-    complete = ~np.isnan(data).any(1)
-    return data[complete], label_numbers(function, "units or texts", unit_numbers[complete])[1]
+    complete = ~(np.isnan(data).any(1) | missing_labels(labels))
+    return data[complete], label_numbers(function, "units or texts", labels[complete])[1]
 
 
 def _rows_of(labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.intp]]:

@@ -2,6 +2,7 @@
 """Held-out detection: against scikit-like loops by hand, under the null, and with a planted difference."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import optimize
@@ -179,3 +180,35 @@ def test_scaling_learns_from_the_training_part_alone(d):
     expected = probe_scores(scaled, labels, folds)[test]
     np.testing.assert_allclose(result[test], expected, atol=1e-4)
     assert np.isfinite(result).all()
+
+
+@pytest.mark.parametrize("factor", [2.0**-60, 2.0**-30, 2.0**60])
+def test_areas_have_no_unit(factor):
+    """Projections were rounded to 9 decimals whatever their unit: states of 1e-10 were all alike."""
+    states, labels, template = clouds(3, shift=1.5)
+    plain = asc.detection(states, labels, folds=template % 4)
+    pd.testing.assert_frame_equal(asc.detection(factor * states, labels, folds=template % 4), plain)
+    assert plain.set_index("score").loc["auc_direction", "auc"] > 0.6
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"confidence": 2}, r"detection: confidence must lie .*got 2"),
+        ({"draws": 0}, "detection: draws must be at least 1, got 0"),
+        ({"seed": -1}, "detection: seed must be at least 0, got -1"),
+        ({"labels": np.zeros((8, 1))}, r"detection: labels must have one dimension, got shape \(8, 1\)"),
+        ({"labels": [0, 1, None, 1, "x", 0, 1, 0]}, "detection: labels must be 0 and 1, got"),
+        ({"clusters": [1.0, np.nan] * 4}, "detection: clusters must hold a label for every item"),
+        ({"folds": np.zeros((8, 2))}, "detection: folds must"),
+    ],
+)
+def test_bad_arguments_are_named_with_their_value(changed, message):
+    arguments = {"states": np.eye(8), "labels": [0, 1] * 4, "folds": np.arange(8) // 2, **changed}
+    with pytest.raises(ValueError, match=message):
+        asc.detection(**arguments)
+
+
+def test_states_that_are_no_numbers_are_named():
+    with pytest.raises(TypeError, match="detection: states must be numbers"):
+        asc.detection(["a"] * 8, [0, 1] * 4, folds=np.arange(8) // 2)

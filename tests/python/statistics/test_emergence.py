@@ -291,3 +291,13 @@ def test_a_series_of_more_than_a_thousand_checkpoints():
     values = np.where(steps < 700, 0.0, 1.0)[:, None] + np.random.default_rng(0).normal(0, 0.1, (1040, 3))
     (result,) = emergence.emergence_splits([(steps, values)], draws=99)
     assert (result["verdict"], result["step"]) == ("step", 700)
+
+
+def test_an_infinite_mean_is_no_step():
+    """No order reached an infinite sum, so that any curve with one had a step of the smallest p."""
+    noise = np.random.default_rng(1).normal(size=len(STEPS))
+    noise[3] = np.inf
+    result = asc.emergence_step(table([noise]), "x").iloc[0]
+    without = asc.emergence_step(table([np.delete(noise, 3)], np.delete(STEPS, 3)), "x").iloc[0]
+    assert (result["verdict"], result["p_value"]) == (without["verdict"], without["p_value"])
+    assert asc.emergence_step(table([[*noise[:-1], np.inf]]), "x").iloc[0]["verdict"] != "step"

@@ -225,7 +225,8 @@ def by_hand(sink_positions, lengths, causal, tokens, special, dominant, half, mi
             order.setdefault(token, len(order))
     verdicts, rows = {}, []
     for kind in ("position", "token") if tokens else ("position",):
-        # Of every sink of a third: what it rests on, and whether that is the first and the last anchor.
+        # Of every sink of a third: what it rests on, and whether that is the first, another last and the last
+        # anchor. A token at both ends is one anchor.
         thirds = []
         for begin, end in itertools.pairwise(cuts):
             sinks = []
@@ -235,10 +236,11 @@ def by_hand(sink_positions, lengths, causal, tokens, special, dominant, half, mi
                 for p in sink_positions[s, begin:end].flatten().tolist():
                     if p >= 0 and kind == "token":
                         token, ends = tokens[s][p], (tokens[s][first], tokens[s][last])
-                        sinks += [(token, token == ends[0], token == ends[1])] * weight
+                        is_last = token == ends[1]
+                        sinks += [(token, token == ends[0], is_last and ends[0] != ends[1], is_last)] * weight
                     elif p >= 0:
                         ends_it = p == last and last > first
-                        sinks += [("last" if ends_it else str(p), p == first, ends_it)] * weight
+                        sinks += [("last" if ends_it else str(p), p == first, ends_it, ends_it)] * weight
             thirds.append(sinks)
         heads = sink_positions[0].numel() * (samples if weights is None else sum(weights))
         verdicts[kind] = verdict_by_hand(thirds, causal, dominant, half, minor)
@@ -266,7 +268,7 @@ def by_hand(sink_positions, lengths, causal, tokens, special, dominant, half, mi
                     "entropy": -sum(x * math.log(x) for x in shares) / (math.log(labels) if labels > 1 else 1)
                     if sinks
                     else math.nan,
-                    "first_anchor": np.mean([first for _, first, _ in sinks]) if sinks else math.nan,
+                    "first_anchor": np.mean([first for _, first, *_ in sinks]) if sinks else math.nan,
                     "last_anchor": np.mean([last for *_, last in sinks]) if sinks else math.nan,
                 }
             )
@@ -274,7 +276,7 @@ def by_hand(sink_positions, lengths, causal, tokens, special, dominant, half, mi
 
 
 def verdict_by_hand(thirds, causal, dominant, half, minor):
-    used = [sinks for sinks in thirds if sinks] or [[("", False, False)]]
+    used = [sinks for sinks in thirds if sinks] or [[("", False, False, False)]]
     labels = {label for sinks in used for label, *_ in sinks}
     central = (
         max(min(sum(x[0] == y for x in sinks) / len(sinks) for sinks in used) for y in labels) - dominant
@@ -376,3 +378,14 @@ def test_the_probability_is_the_share_of_draws_with_the_same_verdict():
         assert verdict.probability == agreeing / 1000
         between += 0 < agreeing < 1000
     assert between > 2
+
+
+def test_a_token_at_both_ends_is_one_anchor():
+    """Half of the sinks lie on the one token: twice counted they were all, and a bidirectional frame."""
+    sinks = positions({0: 5, 2: 5}, {0: 5, 2: 5}, {0: 5, 2: 5})
+    tokens = [["the", "a", "b", "c", "the"]] * len(sinks)
+    verdict = classify(sinks, causal=False, lengths=5, tokens=tokens)
+    assert verdict.token_frame == "distributed"
+    apart = [["the", "a", "b", "c", "end"]] * len(sinks)
+    both = positions({0: 5, 4: 5}, {0: 5, 4: 5}, {0: 5, 4: 5})
+    assert classify(both, causal=False, lengths=5, tokens=apart).token_frame == "bidirectional"

@@ -434,3 +434,34 @@ def test_what_is_infinite_has_no_interval_and_no_test():
         assert np.isnan(test[1:6]).all()
     assert np.isnan(statistics.control_test(values, [others] * 8)[1:7]).all()
     assert np.isnan(statistics.sign_flips(values))
+
+
+def test_rows_of_a_missing_key_are_kept():
+    """A number without a threshold has a mean too; pandas leaves such rows out in silence."""
+    data = pd.DataFrame(
+        {"sample": [0, 0, 1, 1], "threshold": [None, 0.5, None, 0.5], "x": [1.0, 2.0, 3.0, 4.0]}
+    )
+    means = statistics.per_sample(data, "x", ["threshold"]).reset_index()
+    assert means.sort_values("x")["x"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert means["threshold"].isna().sum() == 2
+
+
+def test_a_missing_label_is_no_label():
+    """Items without one were one cluster, one text or the second label of a test."""
+    values, holes = np.arange(8.0), [0, 1, 2, 3, 4, math.nan, math.nan, math.nan]
+    with pytest.raises(
+        ValueError, match="bootstrap: clusters must hold a label for every item, got none for item 5"
+    ):
+        statistics.bootstrap(values, clusters=holes)
+    with pytest.raises(ValueError, match="exchange_labels: labels must hold a label for every item"):
+        statistics.exchange_labels(lambda drawn: drawn.sum(1), [0.0, math.nan] * 4)
+    with pytest.raises(ValueError, match="exchange_labels: pairs must hold a label for every item"):
+        statistics.exchange_labels(lambda drawn: drawn.sum(1), [0, 1] * 4, pairs=np.array([0, None] * 4))
+    hidden = np.ma.masked_array([0, 1] * 4, mask=[True] + [False] * 7)
+    with pytest.raises(ValueError, match="labels must hold a label for every item, got none for item 0"):
+        statistics.exchange_labels(lambda drawn: drawn.sum(1), hidden)
+
+
+def test_hidden_groups_are_missing():
+    hidden = np.ma.masked_array([1, 2, 100], mask=[False, False, True])
+    assert math.isnan(statistics.jackknife(hidden, np.mean).estimate)

@@ -98,3 +98,24 @@ def test_few_clusters_and_bad_ones():
         statistics.bootstrap([1.0, 2.0], clusters=[0, 1, 2])
     with pytest.raises(ValueError, match=r"statistic must give a number, got shape \(12,\)"):
         statistics.bootstrap(np.arange(12.0), lambda x: x, clusters=np.arange(12))
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7])
+@pytest.mark.parametrize("count", [5, 6, 7, 11])
+def test_the_interval_of_equal_numbers_is_their_mean(value, count):
+    """A mean of equal numbers may be rounded: the interval ended at the number and did not hold its mean."""
+    result = statistics.bootstrap([value] * count)
+    assert result.low == result.estimate == result.high
+    low, high = statistics.mean_intervals([[value] * count])
+    assert (low[0], high[0]) == (result.low, result.high)
+
+
+def test_intervals_that_hold_together_leave_unknown_tails_out():
+    values = np.eye(10)[0]
+    other = np.random.default_rng(0).normal(size=10)
+    assert math.isnan(statistics.bootstrap(values).low)
+    low, high = statistics.mean_intervals([values, other, np.full(10, 0.3)], together=True)
+    assert np.isnan([low[0], high[0]]).all()
+    alone = statistics.mean_intervals([other], together=True)
+    np.testing.assert_allclose([low[1], high[1]], np.ravel(alone), rtol=1e-12)
+    assert low[2] == high[2] == pytest.approx(0.3)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from attnscope import statistics
+from attnscope.statistics import partial_correlation, within_correlation
 
 
 def drawn(seed, n=30, c=3, ties=False):
@@ -199,3 +200,15 @@ def test_bad_input_is_named():
         statistics.within_correlation([1, 2, 3], [1, 2, 3], [0])
     with pytest.raises(TypeError, match="partial_correlation: covariates must be numbers"):
         statistics.partial_correlation([1, 2, 3], [1, 2, 3], ["a", "b", "c"])
+
+
+def test_rows_without_a_text_are_left_out():
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(2, 24))
+    texts = np.repeat(np.arange(6.0), 4)
+    texts[[3, 9, 10]] = np.nan
+    kept = ~np.isnan(texts)
+    assert within_correlation(x, y, texts) == within_correlation(x[kept], y[kept], texts[kept])
+    names = np.array([None if label != label else str(label) for label in texts], dtype=object)
+    expected = partial_correlation(x[kept], y[kept], (), units=names[kept])
+    assert partial_correlation(x, y, (), units=names) == expected

@@ -124,8 +124,12 @@ def trajectories(run: StageRun, batch: Batch, arm: Arm, options: Any) -> None:
     with edit(model, *edits) if edits else nullcontext():
         path, states = trajectory_and_states(model, inputs)
     norms = [state.double().norm(dim=-1).cpu() for state in states]
+    # of each text by itself: quantiles of a batch would depend on which texts are read together
     others = np.array(
-        [np.quantile(norms_of_layer[:, 1:].numpy(), (0.05, 0.5, 0.95)) for norms_of_layer in norms]
+        [
+            np.quantile(norms_of_layer[:, 1:].numpy(), (0.05, 0.5, 0.95), axis=1).mean(1)
+            for norms_of_layer in norms
+        ]
     )
     first = [state[:, 0].double().cpu() for state in states]
     largest = [float((state.abs().amax(-1) / state.norm(dim=-1)).mean()) for state in first]

@@ -392,6 +392,11 @@ class AbsolutePosition(Study):
                 f"max_tokens: early queries from {first} on are in the first half of a window, which needs "
                 f"{least} tokens, got {settings.max_tokens}"
             )
+        if self.options.lengths and settings.max_tokens is None:
+            raise ConfigError(
+                f"options.lengths: windows are cut into pieces of {self.options.lengths} tokens, which needs "
+                "max_tokens, got null"
+            )
         if uneven := [n for n in self.options.lengths if settings.max_tokens % n]:
             raise ConfigError(
                 f"options.lengths: each must divide max_tokens, {settings.max_tokens}, so that every length "

@@ -22,7 +22,7 @@ from attnscope.studies.hallucination_geometry.answer_claims import (
     compression_refuses,
     steering_changes,
 )
-from attnscope.studies.hallucination_geometry.contrasts import buckets, with_outcomes
+from attnscope.studies.hallucination_geometry.contrasts import buckets, of_both_outcomes, with_outcomes
 from attnscope.studies.hallucination_geometry.evidence import (
     NOT_MEASURED,
     Evidence,
@@ -66,7 +66,8 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
             name: matching(table, keys) for name, table in tables.items() if not name.endswith("_variants")
         }
         if options.bucket_by == "outcome":
-            prompts = with_outcomes(prompts, rows["answers"])
+            judged = with_outcomes(prompts, rows["answers"]).dropna(subset=["bucket"])
+            prompts = of_both_outcomes(judged)
         rows["prompts"] = prompts
         controls = {
             name.removesuffix("_variants"): matching(table, {"model": keys["model"]})

@@ -108,10 +108,19 @@ def buckets(options: HallucinationOptions) -> tuple[str, list[str]]:
 
 
 def with_outcomes(prompts: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFrame:
-    """Return prompts of any checkpoints in the buckets that their answers put them into."""
+    """Return prompts of any checkpoints in the buckets that their answers put them into; those whose answer
+    nothing judges are in none.
+    """
     keys = [key for key in (*CHECKPOINT_KEYS, "sample") if key in prompts and key in answers]
     right = prompts[keys].merge(answers[[*keys, "correct"]], on=keys, how="left")["correct"]
-    return prompts.assign(bucket=np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong"))
+    names = np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong").astype(object)
+    names[right.isna().to_numpy()] = None
+    return prompts.assign(bucket=names)
+
+
+def of_both_outcomes(prompts: pd.DataFrame) -> pd.DataFrame:
+    """Return the prompts of templates that the model answered right and wrong; others are not compared."""
+    return prompts[prompts.groupby("template")["bucket"].transform("nunique") > 1]
 
 
 def balanced(table: pd.DataFrame, options: HallucinationOptions, rng: np.random.Generator) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import torch
 
 import attnscope as asc
 from attnscope.statistics import benjamini_hochberg, jackknife, max_t
-from attnscope.statistics.detection import areas, auc, direction_scores, narrowed, probe_scores
+from attnscope.statistics.detection import areas, auc, direction_scores, in_units, narrowed, probe_scores
 from attnscope.studies.hallucination_geometry.clouds import Space, compare, describe, template_jackknife
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, contrasts
 from attnscope.studies.hallucination_geometry.questions import bag_of_words
@@ -111,7 +111,7 @@ def _detected(
 
 def directions_auc(data: Array, drawn: Array, folds: Array) -> Array:
     """Return areas of the projection on the training folds' difference, of each labelling [m, n] -> [m]."""
-    scores = np.empty(drawn.shape)
+    data, scores = in_units(data), np.empty(drawn.shape)
     for fold in np.unique(folds):
         test = folds == fold
         weights_of_ones = drawn[:, ~test].astype(float)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnscope.plots.selection import last_step
 from attnscope.report.claims_table import claims_frame
 from attnscope.report.report_tables import (
     count_cells,
@@ -20,7 +21,10 @@ from attnscope.report.report_tables import (
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.hallucination_geometry.claims import CLAIMS
+from attnscope.studies.hallucination_geometry.contrasts import buckets
 from attnscope.studies.hallucination_geometry.evidence import in_blocks
+from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+from attnscope.studies.stored_options import stored_options
 from attnscope.study_api.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED, ClaimRow
 from attnscope.study_api.number_text import number
 from attnscope.study_api.rows import first_as
@@ -107,8 +111,8 @@ def interval_words(row: ClaimRow) -> str:
 
 
 def _reference(results: Any) -> str:
-    study = dict(getattr(results, "study", None) or {})
-    return str(dict(study.get("options") or {}).get("reference", "factual"))
+    """Return the bucket that the others are compared with: of outcomes the right answers."""
+    return buckets(stored_options(results, HallucinationOptions))[0]
 
 
 def _claims(page: Page) -> None:
@@ -132,11 +136,16 @@ def _prompts(page: Page) -> None:
     prompts = page.tables.get("prompts")
     if prompts is None or prompts.empty:
         return
-    means = prompts.groupby(["model", "bucket"], sort=False).agg(
-        prompts=("sample", "size"),
-        templates=("template", "nunique"),
-        tokens=("tokens", "mean"),
-        surprisal=("surprisal", "mean"),
+    # each checkpoint has read them all
+    means = (
+        last_step(prompts)
+        .groupby(["model", "bucket"], sort=False)
+        .agg(
+            prompts=("sample", "size"),
+            templates=("template", "nunique"),
+            tokens=("tokens", "mean"),
+            surprisal=("surprisal", "mean"),
+        )
     )
     cells = {
         "prompts": count_cells("prompts"),
@@ -170,7 +179,7 @@ def _detection(page: Page) -> None:
     page.figure("detection_by_depth")
     table = page.tables.get("detection")
     # where no fold leaves both buckets to be fitted, no area has a value
-    table = None if table is None else in_blocks(table[table["auc"].notna()])
+    table = None if table is None else in_blocks(last_step(table[table["auc"].notna()]))
     if table is not None and not table.empty:
         best = table.loc[table.groupby(["model", "contrast", "score"], sort=False)["auc"].idxmax()]
         names = {heading: text_cells(heading) for heading in ("contrast", "score")}
@@ -189,7 +198,8 @@ def _geometry(page: Page) -> None:
         page.figure(name)
     table = page.tables.get("contrasts")
     if table is not None and not table.empty:
-        rows = table[table["p_value"].notna()]
+        rows = last_step(table)
+        rows = rows[rows["p_value"].notna()]
         smallest = rows.groupby(["model", "contrast", "quantity", "k"], sort=False)["p_value"].idxmin()
         best = rows.loc[smallest].copy()
         for column in ("quantity", "correction"):

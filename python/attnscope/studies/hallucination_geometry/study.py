@@ -16,6 +16,7 @@ import pandas as pd
 
 from attnscope.errors import ConfigError
 from attnscope.studies.hallucination_geometry import questions, states
+from attnscope.studies.hallucination_geometry.contrasts import of_both_outcomes
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.hallucination_geometry.tables import TABLES
 from attnscope.study_api.selection import without
@@ -200,8 +201,7 @@ def by_outcome(table: pd.DataFrame, run: StageRun, options: HallucinationOptions
     right = outcomes.reindex(table["sample"]).astype("boolean").to_numpy(dtype=object, na_value=None)
     prompts = table.assign(bucket=["right" if is_right else "wrong" for is_right in right], pair="")
     prompts = without(prompts, answer="")
-    mixed = prompts.groupby("template")["bucket"].transform("nunique") > 1
-    prompts = prompts[mixed].reset_index(drop=True)
+    prompts = of_both_outcomes(prompts).reset_index(drop=True)
     counts = {name: int((prompts["bucket"] == name).sum()) for name in ("right", "wrong")}
     if min(counts.values()) < options.least:
         raise ConfigError(

@@ -26,6 +26,7 @@ PRETRAINING = "pretraining"
 NO_ARMS = "needs training runs of several objectives from one start (options.arms): attnscope.demo.tuning"
 ONE_RUN = "one training run: no interval"
 _RUN = re.compile(r"(\d+)$")
+_CONTRASTIVE = re.compile(r"contrastive_0*([1-9][0-9]*)")
 ARM_CLAIMS = ClaimSet()
 Measured = Estimate | Untestable
 
@@ -138,7 +139,8 @@ def whitening_removes(arms: Arms, options: WeightsOptions) -> Measured:
             if run in arms.runs["plain"]:
                 for side, where in sides.items():
                     plain = _mean(arms.runs["plain"][run], *where)
-                    shares[arm, side].append(_mean(pair, *where) / plain)
+                    # in all directions of a space every fraction is 1, which leaves nothing to share
+                    shares[arm, side].append(_mean(pair, *where) / plain if plain else math.nan)
     words = ", ".join(
         f"{arm} leaves {np.mean(values):.2f} of the {'inputs' if side == 'white_in' else 'prediction'} side"
         for (arm, side), values in shares.items()
@@ -163,15 +165,21 @@ def whitening_removes(arms: Arms, options: WeightsOptions) -> Measured:
 )
 def objective_agnostic(arms: Arms, options: WeightsOptions) -> Measured:
     """Measure the arm whose read side is least concentrated."""
-    values = {
+    all_values = {
         arm: [_mean(pair, ("q", "k"), "in", "inputs") for pair in pairs.values()]
         for arm, pairs in arms.runs.items()
         if not arm.startswith("white")
     }
+    # an arm that leaves q and k as they are has nothing that could be concentrated
+    values = {
+        arm: finite for arm, numbers in all_values.items() if (finite := [*filter(math.isfinite, numbers)])
+    }
     if len(values) < 2:
-        return Untestable("needs two arms or more" if arms.runs else NO_ARMS)
+        return Untestable("needs two arms or more whose q, k changed" if arms.runs else NO_ARMS)
     least = min(values, key=lambda arm: float(np.mean(values[arm])))
     words = ", ".join(f"{arm} {2 ** float(np.mean(numbers)):.1f}" for arm, numbers in values.items())
+    if unchanged := [arm for arm in all_values if arm not in values]:
+        words += f"; no change of q, k on their inputs: {', '.join(unchanged)}"
     answer = _over_runs(values[least], above(math.log2(options.band[1])), words, len(values))
     if isinstance(answer, Untestable):
         return answer
@@ -190,13 +198,16 @@ def graded(arms: Arms, options: WeightsOptions) -> Measured:
     """Measure the slope over the number of negatives, in each training run."""
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for arm, pairs in arms.runs.items():
-        name, _, number = arm.rpartition("_")
-        if name == "contrastive" and number.isdigit():
-            for run, pair in pairs.items():
-                points[run].append((math.log2(int(number)), _mean(pair, ("o", "down"), "out", "prediction")))
-    slopes = [_slope(numbers) for numbers in points.values() if len(numbers) > 1]
+        if (name := _CONTRASTIVE.fullmatch(arm)) is None:
+            continue
+        for run, pair in pairs.items():
+            octaves = _mean(pair, ("o", "down"), "out", "prediction")
+            if math.isfinite(octaves):
+                points[run].append((math.log2(int(name[1])), octaves))
+    slopes = [_slope(numbers) for numbers in points.values() if len({x for x, _ in numbers}) > 1]
     if not slopes:
-        return Untestable("needs arms contrastive_K of several K" if arms.runs else NO_ARMS)
+        reason = "needs arms contrastive_K of several K whose o, down changed, and a prediction subspace"
+        return Untestable(reason if arms.runs else NO_ARMS)
     return _over_runs(slopes, above(0.0), f"{len(slopes)} training runs")
 
 

@@ -268,11 +268,14 @@ def leaves_isotropy(series: Series, options: WeightsOptions) -> Measured:
     usable = [pair for pair in series.pairs if not _rounding_reason(pair)]
     if len(series.pairs) < 2:
         return Untestable("one pair; a trajectory needs a series of checkpoints")
-    means = {int(pair.keys["step"]): mean for pair in usable if (mean := pair.mean(*WRITING)) is not None}
+    # by pair and not by step: branches have no step of their own
+    means = [(pair, mean) for pair in usable if (mean := pair.mean(*WRITING)) is not None]
     if not means:
         return Untestable(_rounding_reason(series.pairs[-1]) or "the model has no prediction subspace")
-    step = max(means, key=lambda step: means[step].value)
-    return _ratio(means[step], above(options.band[1]), len(means), words=f"step {step} of {len(means)} pairs")
+    pair, mean = max(means, key=lambda measured: measured[1].value)
+    step = int(pair.keys["step"])
+    name = f"step {step}" if step >= 0 else f"revision {pair.keys['revision']}"
+    return _ratio(mean, above(options.band[1]), len(means), words=f"{name} of {len(means)} pairs")
 
 
 def _over_pairs(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from attnscope.statistics.groups import Array
 from attnscope.studies.pretraining_writes.fractions import jackknifed
 from attnscope.studies.pretraining_writes.tables import PAIR
 from attnscope.study_api.number_text import interval_text
@@ -24,18 +25,22 @@ class Mean(NamedTuple):
         low: jackknife over groups of texts; NaN with one group.
         high: likewise.
         deviation: of the mean over random subspaces, in octaves.
+        expected: mean over random subspaces, in octaves: logarithms of fractions that stray around isotropic
+            lie below 0, those of a change of rank one in few directions far below.
     """
 
     value: float
     low: float
     high: float
     deviation: float
+    expected: float = 0.0
 
     def interval(self, choices: int = 1) -> tuple[float, float]:
         """Return the interval that holds both errors: that of the texts and that of the change.
 
         The jackknife is how far the mean would move with other texts. The change itself is a single draw: a
-        change without preferred directions gives 0 only up to the deviation over random subspaces.
+        change without preferred directions gives its expected value only up to the deviation over random
+        subspaces. The interval holds the mean itself, however far that value is from 0.
 
         Args:
             choices: means among which this is the largest or smallest; the error of the change is widened.
@@ -43,12 +48,9 @@ class Mean(NamedTuple):
         from scipy import special
 
         change = float(special.ndtri(1 - 0.025 / choices)) * self.deviation
-        if math.isnan(self.low):
-            return self.value - change, self.value + change
-        return (
-            self.value - math.hypot(self.value - self.low, change),
-            self.value + math.hypot(self.high - self.value, change),
-        )
+        texts = (0.0, 0.0) if math.isnan(self.low) else (self.value - self.low, self.high - self.value)
+        below, above = (math.hypot(side, change) for side in texts)
+        return self.value - max(0.0, below + self.expected), self.value + max(0.0, above - self.expected)
 
     @property
     def is_concentrated(self) -> bool:
@@ -64,7 +66,9 @@ class Mean(NamedTuple):
         """Return the p of so large a mean over random subspaces, one-sided."""
         from scipy import special
 
-        return float(special.ndtr(-self.value / self.deviation)) if self.deviation > 0 else math.nan
+        if not self.deviation > 0:
+            return math.nan
+        return float(special.ndtr((self.expected - self.value) / self.deviation))
 
 
 class Pair:
@@ -124,7 +128,7 @@ class Pair:
         if null:
             return Mean(value, math.nan, math.nan, math.nan)
         low, high = jackknifed(value, list(self._without(rows, side, subspace).values()))
-        return Mean(value, low, high, self._deviation(rows, roles, side, subspace))
+        return Mean(value, low, high, *self._null(rows, roles, side, subspace))
 
     def contrast(self, roles: Sequence[str], others: Sequence[str], side: str, subspace: str) -> Mean | None:
         """Return the mean of some roles less that of others, on the same groups of texts."""
@@ -136,26 +140,30 @@ class Pair:
         left = [without[0][group] - without[1][group] for group in without[0] if group in without[1]]
         low, high = jackknifed(values[0] - values[1], left)
         # what q, k read is turned without what o, down read: these are other spaces
-        spread = math.hypot(
-            *(
-                self._deviation(rows, names, side, subspace)
-                for rows, names in zip(sides, (roles, others), strict=True)
-            )
+        first, second = (
+            self._null(rows, names, side, subspace)
+            for rows, names in zip(sides, (roles, others), strict=True)
         )
-        return Mean(values[0] - values[1], low, high, spread)
+        spread = math.hypot(first[0], second[0])
+        return Mean(values[0] - values[1], low, high, spread, first[1] - second[1])
 
-    def _deviation(self, rows: pd.DataFrame, roles: Sequence[str], side: str, subspace: str) -> float:
-        """Return the deviation of the mean of log2 r over random subspaces, r straying around 1.
+    def _null(
+        self, rows: pd.DataFrame, roles: Sequence[str], side: str, subspace: str
+    ) -> tuple[float, float]:
+        """Return deviation and mean of the mean of log2 r over random subspaces.
 
-        Subspaces of one space are turned together (`shared_subspaces`); matrices whose inputs are their own
-        are independent, each of deviation·d/k.
+        Matrices whose inputs are their own are independent. Subspaces of one space are turned together
+        (`shared_subspaces`), which widens the deviation as it widens that of the mean of r itself.
         """
+        share = (rows["fraction"] / rows["relative"]).to_numpy(dtype=float)
+        deviations, means = log_moments(share, rows["deviation"].to_numpy(dtype=float))
+        alone = float(np.sqrt(np.square(rows["deviation"] / share).sum()))
+        deviation = float(np.sqrt(np.square(deviations).sum())) / len(rows)
         table = self._deviations
         shared = where(table, side=side, subspace=subspace, roles=" ".join(roles)) if len(table) else table
-        if len(shared):
-            return float(shared["deviation"].iloc[0]) / math.log(2)
-        deviations = rows["deviation"] * rows["relative"] / rows["fraction"]
-        return float(np.sqrt((deviations**2).sum()) / len(rows) / math.log(2))
+        if len(shared) and alone > 0:
+            deviation *= float(shared["deviation"].iloc[0]) * len(rows) / alone
+        return deviation, float(means.mean())
 
     def _without(self, rows: pd.DataFrame, side: str, subspace: str) -> dict[int, float]:
         """Return the same mean without each group, by group."""
@@ -171,6 +179,28 @@ class Pair:
         """Return the relative fraction that independent errors of all logits would give the last layer."""
         rows = self._rows(roles, "out", "prediction", "")
         return float((rows["share_of_energy"] * rows["relative"] / rows["fraction"]).mean())
+
+
+def log_moments(share: Array, deviation: Array) -> tuple[Array, Array]:
+    """Return deviation and mean of log2 f·d/k of fractions f of random subspaces, in octaves.
+
+    The fractions have mean k/d = `share` and this deviation. That of a matrix of rank one has a beta law, of
+    others one with the same two moments is close.
+
+    >>> deviation, mean = log_moments(np.array([1 / 16]), np.array([1e-4]))  # hardly strays
+    >>> bool(abs(deviation[0] - 16e-4 / np.log(2)) < 1e-6), bool(abs(mean[0]) < 1e-5)
+    (True, True)
+    """
+    from scipy import special
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        size = share * (1 - share) / np.square(deviation) - 1
+        inside = share * size
+        means = special.digamma(inside) - special.digamma(size) - np.log(share)
+        deviations = np.sqrt(special.polygamma(1, inside) - special.polygamma(1, size))
+    # all directions of a space hold all of any matrix
+    fixed = ~(deviation > 0)
+    return np.where(fixed, 0.0, deviations) / math.log(2), np.where(fixed, 0.0, means) / math.log(2)
 
 
 def pairs_of(tables: Mapping[str, pd.DataFrame]) -> list[Pair]:

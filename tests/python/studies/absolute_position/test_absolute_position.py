@@ -128,6 +128,26 @@ def test_nothing_after_it_changes_position_0(results):
     assert (prints[prints["arm"] == "no_bos"]["fingerprint_cosine"] < 0.999).all()
 
 
+def test_norms_of_other_positions_are_quantiles_of_each_text(results, folder):
+    """Those of a batch depend on the texts that are read together."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.tensor(np.stack(results.table("samples")["token_ids"]))
+    with torch.no_grad():
+        states = model(input_ids=ids, output_hidden_states=True).hidden_states
+    path = results.table("trajectory")
+    path = path[path["arm"] == "base"].set_index("layer")
+    # the last of the hidden states is behind the final norm
+    for layer, state in enumerate(states[:-1], -1):
+        norms = state.double().norm(dim=-1).numpy()
+        assert path.loc[layer, "norm"] == pytest.approx(norms[:, 0].mean(), rel=1e-5)
+        expected = np.quantile(norms[:, 1:], (0.05, 0.5, 0.95), axis=1).mean(1)
+        np.testing.assert_allclose(
+            path.loc[layer, ["other_05", "other_50", "other_95"]].tolist(), expected, rtol=1e-5
+        )
+
+
 def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
     """Reads of position 0 are taken from later queries alone: its own trajectory is that of the base arm."""
     from attnscope.capture import Forward, forward

@@ -135,6 +135,9 @@ def test_lengths_that_do_not_divide_are_refused(folder, texts, tmp_path):
         run(settings(folder, texts, tmp_path, lengths=[7, 8]), progress=False)
     with pytest.raises(ConfigError, match=r"two different lengths or more, or none, got \[8\]"):
         run(settings(folder, texts, tmp_path, lengths=[8]), progress=False)
+    unbounded = settings(folder, texts, tmp_path, lengths=[8, 16]).model_copy(update={"max_tokens": None})
+    with pytest.raises(ConfigError, match=r"options.lengths: .*needs max_tokens, got null"):
+        run(unbounded, progress=False)
 
 
 def test_a_model_without_rotation_has_no_bands(texts, tmp_path):

@@ -3,6 +3,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,9 +11,11 @@ import pytest
 from scipy import stats
 
 from attnscope.studies.hallucination_geometry.claims import CLAIMS, Evidence
+from attnscope.studies.hallucination_geometry.contrasts import of_both_outcomes, with_outcomes
 from attnscope.studies.hallucination_geometry.evidence import exceedance, widen
+from attnscope.studies.hallucination_geometry.figures.along import means_by
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
-from attnscope.studies.hallucination_geometry.sections import describe_contrast
+from attnscope.studies.hallucination_geometry.sections import describe_contrast, findings
 
 U, F = "unknown", "factual"
 SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
@@ -611,3 +614,34 @@ def test_sentences_are_made_of_the_case_that_holds():
     confounded = paragraph({"detection": detection(length=0.9), "contrasts": contrasts(0.001)})
     assert "no claim about uncertainty" in confounded
     assert paragraph({"detection": pd.DataFrame()}).startswith("unknown: one template")
+
+
+def test_sentences_of_outcomes_name_the_bucket_that_answers_make():
+    """Right answers are what wrong ones are compared with, whatever the option `reference` is called."""
+    rows = decided({"detection": detection(), "contrasts": contrasts(0.001)})
+    table = pd.DataFrame([vars(row) for row in rows.values()]).assign(model="m", revision="", step=-1)
+    results = SimpleNamespace(
+        study={"options": {"bucket_by": "outcome"}}, tables=lambda: ["claims"], table=lambda name: table
+    )
+    assert f"States tell {U} from right beyond words" in findings(results)[0]
+
+
+def test_templates_of_outcomes_are_those_that_are_compared():
+    """Questions that nothing judges, and templates of one outcome, take no part and widen no interval."""
+    table = pd.DataFrame({"sample": range(8), "template": ["a", "a", "b", "b", "c", "c", "d", "d"]})
+    answers = pd.DataFrame(
+        {
+            "sample": range(8),
+            "correct": pd.array([True, False] * 2 + [True] * 2 + [None] * 2, dtype="boolean"),
+        }
+    )
+    judged = with_outcomes(table, answers)
+    assert judged["bucket"].fillna("").tolist() == ["right", "wrong"] * 2 + ["right"] * 2 + [""] * 2
+    assert of_both_outcomes(judged.dropna(subset=["bucket"]))["sample"].tolist() == [0, 1, 2, 3]
+
+
+def test_random_directions_are_drawn_as_means_of_the_same_kind():
+    """A geometric mean of the boundary beside arithmetic ones of random directions lay too low."""
+    rows = pd.DataFrame({"layer": 0, "draw": 0, "x": [1.0, 100.0]})
+    assert means_by(rows, ["layer", "draw"], "x", logarithmic=True).item() == pytest.approx(10.0)
+    assert means_by(rows, ["layer", "draw"], "x").item() == pytest.approx(50.5)

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import attnscope as asc
 from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
+from attnscope.report.section import Page
 from attnscope.results.results import Results
 from attnscope.studies.hallucination_geometry import training
 from attnscope.studies.hallucination_geometry.answers import Choice, continued
@@ -17,6 +18,7 @@ from attnscope.studies.hallucination_geometry.clouds import near, null_draws
 from attnscope.studies.hallucination_geometry.direction_sensitivity import exact_model
 from attnscope.studies.hallucination_geometry.figures import FIGURES
 from attnscope.studies.hallucination_geometry.interventions import steered
+from attnscope.studies.hallucination_geometry.sections import SECTIONS
 from knowing_study import FAST, QUICK, questions, settings
 
 
@@ -316,6 +318,27 @@ def test_the_best_layer_of_every_page_is_one_behind_a_block():
     assert values[:, 0] == pytest.approx([0.45 - 0.7] * 3)
     drawn = FIGURES["confounds"](Results({"detection": rows})).figure
     assert "layer 1" in [label.get_text() for label in drawn.axes[0].get_xticklabels()]
+
+
+def test_tables_of_a_series_are_of_its_last_checkpoint():
+    """Areas and tests were the best of any checkpoint, and prompts were counted once for each."""
+    keys = [{"model": "a", "revision": f"step{step}", "step": step} for step in (0, 7)]
+    area = {"contrast": "unknown", "layer": 1, "score": "auc", "low": 0.4, "high": 0.9, "n": 40}
+    detection = pd.DataFrame([{**key, **area, "auc": 0.9 - 0.05 * key["step"]} for key in keys])
+    test = {"contrast": "unknown", "layer": 0, "quantity": "fragmentation_gap", "k": 0, "correction": "max-T"}
+    test |= {"value": 0.2, "null_low": -0.1, "null_high": 0.1, "n_pairs": 20, "p_adjusted": 0.5}
+    contrasts = pd.DataFrame([{**key, **test, "p_value": 0.01 + 0.04 * key["step"]} for key in keys])
+    prompt = {"bucket": "unknown", "template": "t", "tokens": 9, "surprisal": 2.0}
+    prompts = pd.DataFrame([{**key, **prompt, "sample": sample} for key in keys for sample in range(3)])
+    page = Page(Results({"detection": detection, "contrasts": contrasts, "prompts": prompts}), {})
+    shown = {}
+    for section in SECTIONS:
+        for block in page.written(section):
+            if block.kind == "table":
+                shown[block.content.label] = block.content.frame.iloc[0]
+    assert shown["prompts-prompts"]["prompts"] == "3"
+    assert shown["detection-scores"]["AUC"].startswith("0.55")
+    assert shown["geometry-tests"]["p"].startswith("0.29")
 
 
 def test_a_detector_without_a_value_is_no_control(folder, texts, tmp_path, monkeypatch):

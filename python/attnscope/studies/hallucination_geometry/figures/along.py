@@ -40,10 +40,10 @@ def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
     for ax, (column, label), rows_of_contrast in grid.panels(table):
         boundary = where(rows_of_contrast, direction="boundary")
         null = where(rows_of_contrast, direction="covariance")
-        means = null.groupby(["layer", "draw"])[column].mean().groupby("layer")
+        positive = bool((rows_of_contrast[column] > 0).all())
+        means = means_by(null, ["layer", "draw"], column, logarithmic=positive).groupby("layer")
         low, high = means.min(), means.max()
         ax.fill_between(low.index, low, high, color=MUTED, alpha=0.25, linewidth=0, label="covariance")
-        positive = bool((rows_of_contrast[column] > 0).all())
         for bucket, rows in boundary.groupby("bucket", sort=False):
             draw_means(ax, rows, column, shades[bucket], str(bucket), logarithmic=positive)
         if positive:
@@ -53,8 +53,8 @@ def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
     grid.title_rows(lambda contrast: f"{contrast} against the reference")
     legend(grid.axes[0][0])
     return grid.captioned(
-        f"Means over {count} prompts of each bucket and contrast, bars: 95 % over prompts. Grey: range of "
-        "random directions of the states' covariance and the same length.",
+        f"Means over {count} prompts of each bucket and contrast, on logarithmic axes geometric ones, bars: "
+        "95 % over prompts. Grey: range of random directions of the states' covariance and the same length.",
         subject,
     )
 
@@ -83,6 +83,16 @@ def draw_means(
     )
 
 
+def means_by(
+    rows: pd.DataFrame, keys: list[str], column: str, *, logarithmic: bool = False
+) -> pd.Series[float]:
+    """Return means over prompts by some keys, of logarithms the geometric mean: as `draw_means` has them."""
+    numbers = rows[column].astype(float)
+    values = pd.Series(np.log(numbers) if logarithmic else numbers, index=rows.index)
+    means = values.groupby([rows[key] for key in keys]).mean()
+    return pd.Series(np.exp(means) if logarithmic else means, index=means.index)
+
+
 @figure("sensitivity")
 def amplification(results: Results, options: Options) -> Drawn:
     """Draw how much the next block lengthens the boundary, with differences of exchanged labels."""
@@ -93,8 +103,10 @@ def amplification(results: Results, options: Options) -> Drawn:
     drawn = Panels.by(table, "contrast", options, height=2.6, panel_width=3.0, narrowest=2.0)
     shades = colors(["", *drawn.names])
     for contrast, (ax, rows) in zip(drawn.names, drawn.rows(table), strict=True):
+        positive = bool((rows["amplification"] > 0).all())
         for kind, color in (("labels", shades[contrast]), ("isotropic", MUTED)):
-            null = where(rows, direction=kind).groupby(["layer", "draw"])["amplification"].mean()
+            drawn_rows = where(rows, direction=kind)
+            null = means_by(drawn_rows, ["layer", "draw"], "amplification", logarithmic=positive)
             low, high = null.groupby("layer").min(), null.groupby("layer").max()
             name = "exchanged labels" if kind == "labels" else "isotropic"
             ax.fill_between(low.index, low, high, color=color, alpha=0.25, linewidth=0.6, label=name)
@@ -104,7 +116,7 @@ def amplification(results: Results, options: Options) -> Drawn:
             "amplification",
             shades[contrast],
             "boundary",
-            logarithmic=bool((rows["amplification"] > 0).all()),
+            logarithmic=positive,
         )
         level_line(ax, 1)
         ax.set_title(f"{contrast} (n = {rows['sample'].nunique()})")
@@ -112,8 +124,8 @@ def amplification(results: Results, options: Options) -> Drawn:
     drawn.axes[0].set_ylabel("‖J b‖ of the next block")
     legend(drawn.axes[0])
     return drawn.captioned(
-        "1 (dashed): the residual stream passes the boundary on. Bars: 95 % over prompts; bands: range of "
-        "the random directions. Only what exceeds exchanged labels is of the boundary.",
+        "1 (dashed): the residual stream passes the boundary on. Geometric means and 95 % over prompts; "
+        "bands: range of the random directions. Only what exceeds exchanged labels is of the boundary.",
         subject,
     )
 

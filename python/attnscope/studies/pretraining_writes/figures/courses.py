@@ -154,7 +154,7 @@ def graded(results: Results, options: Options) -> Drawn:
     """Draw the write side against the number of negatives of a contrastive objective."""
     table = _arms(results)
     label = _SIDES[1][3]
-    negatives = table["arm"].str.extract(r"^contrastive_(\d+)$", flags=re.ASCII)[0]
+    negatives = table["arm"].str.extract(r"^contrastive_0*([1-9]\d*)$", flags=re.ASCII)[0]
     contrastive = (
         table[negatives.notna()].assign(negatives=negatives.dropna().astype(int)).dropna(subset=[label])
     )
