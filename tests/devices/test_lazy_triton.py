@@ -89,7 +89,8 @@ def dense_attention(
     if sink_logits is not None:
         sink = sink_logits.double()[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sink], -1)
-    weights = scores.softmax(-1)[..., :keys]
+    # a query that sees nothing has no weight
+    weights = torch.where(seen, scores.softmax(-1)[..., :keys], 0.0)
     inside = i[None, None, :, 0] < sizes[:, None, None]
     return weights, scores.logsumexp(-1), distance, inside.expand(weights.shape[:3])
 
