@@ -48,6 +48,20 @@ def differentiable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iter
 
 
 @contextmanager
+def full_precision(device: str = "cpu") -> Iterator[None]:
+    """Multiply in the types of the tensors inside the block, whatever `torch.autocast` is set to outside.
+
+    Example:
+        >>> ones = torch.ones(2, 2)
+        >>> with torch.autocast("cpu", torch.bfloat16), full_precision():
+        ...     (ones @ ones).dtype
+        torch.float32
+    """
+    with torch.autocast(device, enabled=False):
+        yield
+
+
+@contextmanager
 def plain_defaults() -> Iterator[None]:
     """Make the CPU the default device and float32 the default dtype inside the block.
 

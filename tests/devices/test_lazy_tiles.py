@@ -165,3 +165,33 @@ def test_exact_results_on_a_device(name):
         expected, lazy.take(list(expected)), expected.values(), strict=True
     ):
         np.testing.assert_allclose(values, by_softmax, rtol=1e-12, atol=1e-12, err_msg=result)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 5}, {"causal": False, "window": (3, 2)}], ids=str)
+def test_queries_before_the_first_key_see_nothing(options):
+    """The last query stands at the last key, so of more queries than keys the first stand before key 0."""
+    query, key = queries_and_keys(33, 20)
+    names = [("log_z", None), ("mass", None), ("entropy", None), ("collision", None)]
+    names += [("largest", None), ("distance", None), ("first", 2), ("incoming", None), ("squares", None)]
+    metrics = ["incoming_attention", "attention_entropy", "sink_share", "top_mass"]
+    lazy = asc.LazyAttention(query, key, precision="exact", **options)
+    with asc.devices.use("torch"):
+        results, measured = lazy.take(names), asc.measure(lazy, metrics)
+    for (name, _), values, of_core in zip(names, results, lazy.take(names), strict=True):
+        np.testing.assert_allclose(values, of_core, rtol=1e-12, atol=1e-12, err_msg=name)
+    maps = lazy.dense()
+    seen = lazy.visibility.rows(0, 33)
+    assert not seen[..., 0, :].any()
+    expected = asc.measure(maps, metrics, support=seen, cross=True)
+    for name in metrics:
+        leaves = zip(*map(torch.utils._pytree.tree_leaves, (measured[name], expected[name])), strict=True)
+        for values, of_map in leaves:
+            np.testing.assert_allclose(values, of_map, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def test_autocast_around_a_measure_changes_no_product():
+    query, key = queries_and_keys()
+    with asc.devices.use("torch"):
+        expected = asc.attention_entropy(asc.LazyAttention(query, key))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(asc.attention_entropy(asc.LazyAttention(query, key)), expected)

@@ -27,6 +27,7 @@ CASES = {
     "causal, grouped heads": ((1, 4, 2, 70, 70, 16), {}),
     "the last queries of a text": ((1, 2, 2, 20, 70, 24), {}),
     "cross attention": ((1, 2, 1, 33, 50, 8), {"causal": False}),
+    "queries before the first key": ((1, 2, 1, 90, 20, 8), {}),
     "window": ((1, 2, 2, 80, 80, 16), {"window": 7}),
     "window of one": ((1, 2, 2, 20, 20, 16), {"window": 1}),
     "window of both sides": ((1, 2, 2, 200, 200, 16), {"causal": False, "window": 70, "after": 9}),
@@ -88,7 +89,8 @@ def dense_attention(
     if sink_logits is not None:
         sink = sink_logits.double()[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sink], -1)
-    weights = scores.softmax(-1)[..., :keys]
+    # a query that sees nothing has no weight
+    weights = torch.where(seen, scores.softmax(-1)[..., :keys], 0.0)
     inside = i[None, None, :, 0] < sizes[:, None, None]
     return weights, scores.logsumexp(-1), distance, inside.expand(weights.shape[:3])
 

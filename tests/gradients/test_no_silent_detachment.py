@@ -184,3 +184,19 @@ def test_decisions_of_queries_and_keys_that_require_a_gradient() -> None:
     plain, followed = (asc.LazyAttention(states, query) for states in (query, query.clone().requires_grad_()))
     for function in (asc.sink_tokens, asc.sink_position, asc.sink_rate):
         assert torch.equal(function(followed), function(plain))
+
+
+@pytest.mark.parametrize("source", ["scaling", "softcap"])
+@pytest.mark.parametrize("name", OF_LAZY)
+def test_a_gradient_of_a_number_of_all_scores_is_refused(name: str, source: str) -> None:
+    """A temperature may be a parameter."""
+    generator = torch.Generator().manual_seed(1)
+    query, key = (torch.randn(2, 6, 4, generator=generator) for _ in range(2))
+    parameter = torch.nn.Parameter(torch.tensor(0.5))
+    expected = numbers(OF_LAZY[name](asc.LazyAttention(query, key, **{source: 0.5})))
+    results = numbers(OF_LAZY[name](asc.LazyAttention(query, key, **{source: parameter})))
+    assert len(results) == len(expected) > 0
+    for (_, tensor), (_, plain) in zip(results, expected, strict=True):
+        assert torch.equal(tensor.nan_to_num(-1), plain.nan_to_num(-1))
+        with pytest.raises(NotImplementedError, match="has no derivative"):
+            tensor.sum().backward(retain_graph=True)

@@ -22,7 +22,8 @@ from attnscope.analysis.prepared_texts import PreparedTexts, prepare_texts
 from attnscope.analysis.recipe import Recipe, complete_recipe, named_recipe
 from attnscope.analysis.text_measurement import InputRequest, TextMeasurement
 from attnscope.analysis.text_sites import TextSites
-from attnscope.capture.module_tracing import resolve_indices
+from attnscope.arguments import scalars
+from attnscope.capture.module_tracing import indices_argument, resolve_indices
 from attnscope.config.run_config import parse_bytes
 from attnscope.errors import LoadError, SitesRefused
 from attnscope.metrics.request import Metrics
@@ -136,8 +137,12 @@ def analyze(
         >>> answered["samples"][["answer_start", "n_tokens"]].values.tolist()
         [[4, 7]]
     """
-    if isinstance(queries, int):  # so many last ones, an option of `sink_share`
-        options, queries = {**options, "queries": queries}, None
+    if isinstance(queries, (int, np.integer)) and not isinstance(queries, bool):
+        # so many last ones, an option of `sink_share`
+        options, queries = {**options, "queries": int(queries)}, None
+    for argument, text in (("stack", stack), ("name", name), ("column", column)):
+        if not isinstance(text, str):
+            raise TypeError(f"analyze: {argument} must be a text, got {text!r}")
     request = InputRequest(
         "analyze",
         name,
@@ -149,10 +154,10 @@ def analyze(
         generate=generate,
         queries=queries,
         cross=True,
-        vectors=vectors,
+        vectors=scalars.flag("analyze", "vectors", vectors),
         precision=precision,
         progress=progress,
-        layer_bytes=None if max_memory is None else parse_bytes(max_memory) // 4,
+        layer_bytes=None if max_memory is None else _bytes_argument(max_memory) // 4,
         keep_partial=True,
     )
     return measure_inputs(request, model, inputs, metrics, tokenizer, layers, options)
@@ -174,7 +179,7 @@ def measure_inputs(
     inputs, tokenizer = _read_processor(function, inputs, tokenizer, request.processor)
     loaded, tokenizer, own_name = open_model(function, model, tokenizer)
     label = request.name or own_name
-    layers = [layers] if isinstance(layers, int) else layers
+    layers = indices_argument(function, "layers", layers)
     resolve_indices(layers, depth(loaded), f"layers of {type(loaded).__name__}")
     texts = _prepared(function, loaded, read_inputs(function, inputs, request.column), tokenizer, request)
     spans = request.spans(texts, tokenizer)
@@ -243,6 +248,13 @@ def _prepared(
     if cut := sum(text.encoded.truncated for text in texts.inputs):
         warn(f"{function}: {cut} of {len(texts.inputs)} texts were longer than {limit} tokens and are cut")
     return texts if request.generate is None else append_answers(function, model, texts, request.generate)
+
+
+def _bytes_argument(max_memory: int | str) -> int:
+    try:
+        return parse_bytes(max_memory)
+    except ValueError as error:
+        raise ValueError(f"analyze: max_memory: {error}") from None
 
 
 def _read_processor(function: str, inputs: Any, tokenizer: Any, processor: Any) -> tuple[Any, Any]:

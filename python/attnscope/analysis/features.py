@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,8 @@ def features(
         [[6, 4], [6, 2]]
     """
     name = "features"
+    if isinstance(metrics, Iterator):
+        metrics = list(metrics)  # they are looked at twice
     has_answers = answers is not None or generate is not None
     if answer_only and not has_answers:
         raise ValueError(f"{name}: answer_only needs answers, got None")
@@ -129,8 +131,11 @@ def _check_thresholds(options: Mapping[str, Any], metrics: Metrics | None) -> No
     """Raise for thresholds that differ by the length of a text: a feature is of one threshold."""
     of_metrics = metrics.values() if isinstance(metrics, Mapping) else ()
     for settings in (options, *of_metrics):
-        thresholds = settings.get("thresholds", ())
-        for threshold in [thresholds] if isinstance(thresholds, str) else thresholds:
+        # options that are no mapping are refused where metrics are read
+        thresholds = settings.get("thresholds", ()) if isinstance(settings, Mapping) else ()
+        is_single = isinstance(thresholds, str) or not isinstance(thresholds, Iterable)
+        is_single = is_single or getattr(thresholds, "ndim", 1) == 0
+        for threshold in [thresholds] if is_single else thresholds:
             if isinstance(threshold, str):
                 raise ValueError(
                     f"features: thresholds must be numbers, because {threshold!r} differs by text"

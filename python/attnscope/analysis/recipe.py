@@ -30,7 +30,7 @@ from attnscope.metrics.lazy.passes import shared_pass
 from attnscope.metrics.lazy.visibility import visible_keys
 from attnscope.metrics.measured import Measured
 from attnscope.metrics.quantity import MAPS, Quantity, Shared, Site
-from attnscope.metrics.request import Metrics, metric_names, named_metric, requests_of
+from attnscope.metrics.request import Metrics, keyed_options, metric_names, named_metric, requests_of
 from attnscope.metrics.selected_queries import is_mean_of_rows, rows_of
 from attnscope.metrics.signatures import options_of
 from attnscope.metrics.support import LayerSupport, measure_layer
@@ -385,8 +385,7 @@ def named_recipe(
     """
     common = dict(options)
     space = common.pop("space", None)
-    metrics = [metrics] if isinstance(metrics, str) else metrics
-    options_by_key = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
+    options_by_key = keyed_options(metrics)
     split = {key: named_metric(key, key_options) for key, key_options in options_by_key.items()}
     options_of_metric = {key: key_options for key, (_, key_options) in split.items()}
     exact, public = (

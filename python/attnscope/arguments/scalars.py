@@ -12,7 +12,8 @@ def real(function: str, name: str, value: Any) -> float:
     """Return `value` as a float."""
     if not isinstance(value, (str, bytes)):
         try:
-            return float(value)
+            # a parameter is a number like any other; torch warns of one that requires a gradient
+            return float(value.detach() if getattr(value, "requires_grad", False) else value)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             pass
     raise TypeError(f"{function}: {name} must be a number, got {value!r}")

@@ -8,11 +8,13 @@ of calls says which module projects the heads' output, where the block begins an
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +22,26 @@ from torch.utils.hooks import RemovableHandle
 
 from attnscope.models.architecture import has_matrices, has_norm
 from attnscope.models.layer_numbers import LayerNumbers
+
+
+def indices_argument(function: str, name: str, chosen: Any) -> list[int] | None:
+    """Return numbers of layers or heads, or a single one, as integers; None stands for all.
+
+    Raises:
+        ValueError: no number, and what is none.
+    """
+    if chosen is None:
+        return None
+    words = f"{function}: {name} must be whole numbers, at least one, got {chosen!r}"
+    try:
+        numbers = [chosen] if isinstance(chosen, int) or getattr(chosen, "ndim", 1) == 0 else list(chosen)
+        # a flag is no number, though Python counts with it
+        indices = [operator.index(number) for number in numbers if not isinstance(number, (bool, np.bool_))]
+    except (TypeError, RuntimeError):
+        raise ValueError(words) from None
+    if not indices or len(indices) < len(numbers):
+        raise ValueError(words)
+    return indices
 
 
 def resolve_indices(numbers: Collection[int] | None, total: int, label: str) -> list[int]:

@@ -31,7 +31,7 @@ from attnscope.capture.implementation import (
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
 from attnscope.capture.lazy.lazy_recording import LazyRecording
-from attnscope.capture.module_tracing import resolve_indices
+from attnscope.capture.module_tracing import indices_argument, resolve_indices
 from attnscope.capture.preservation import EvaluationMode, preserved_run
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.rectangles.assembled import GeneratedRows
@@ -116,7 +116,10 @@ def capture(
         raise ValueError(
             f"capture: lazy=True takes neither sites nor chunk, got sites={sites!r}, chunk={chunk!r}"
         )
-    return LazyRecording(model, _numbers("layers", layers), _numbers("heads", heads), precision)
+    chosen_layers, chosen_heads = (
+        indices_argument("capture", name, numbers) for name, numbers in (("layers", layers), ("heads", heads))
+    )
+    return LazyRecording(model, chosen_layers, chosen_heads, precision)
 
 
 class Recording:
@@ -138,8 +141,8 @@ class Recording:
             raise ValueError(f"capture: chunk must be a positive number of heads, got {chunk!r}")
         self._model = module_argument("capture", model)
         self._name = type(self._model).__name__
-        self._layers = _numbers("layers", layers)
-        self._heads = _numbers("heads", heads)
+        self._layers = indices_argument("capture", "layers", layers)
+        self._heads = indices_argument("capture", "heads", heads)
         self._sites = sites
         self._chunk = chunk
         self._plan: CapturePlan | None = None
@@ -434,12 +437,3 @@ def _missing_words(names: Sequence[str]) -> str:
     """Return names of modules by their stacks, and how many of each there are."""
     counts = Counter(map(name_pattern, names))
     return ", ".join(f"{stack} ({count} modules)" if count > 1 else stack for stack, count in counts.items())
-
-
-def _numbers(label: str, chosen: Sequence[int] | int | None) -> list[int] | None:
-    if chosen is None:
-        return None
-    numbers: list[int] = [chosen] if isinstance(chosen, int) else list(chosen)
-    if not numbers or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
-        raise ValueError(f"capture: {label} must be whole numbers, at least one, got {chosen!r}")
-    return numbers

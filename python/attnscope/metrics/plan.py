@@ -202,7 +202,10 @@ def _reading(call: Call) -> tuple[str, str, str, bool]:
 
 
 def _is_plain_read(call_options: Mapping[str, Any]) -> bool:
-    plain = call_options.get("base", math.e) == math.e and not call_options.get("normalized")
+    base = call_options.get("base", math.e)
+    # values that are no numbers and flags are left to the function, which names them
+    plain = isinstance(base, (int, float)) and base == math.e
+    plain = plain and call_options.get("normalized", False) is False
     # a sink by the test is read off far attention
     plain = plain and call_options.get("rule", "largest") == "largest"
     return plain and call_options.get("sink_mass") is None
@@ -210,4 +213,6 @@ def _is_plain_read(call_options: Mapping[str, Any]) -> bool:
 
 def _in_words(value: Any) -> str:
     # An option's repr tells two different settings apart; arrays, which print in part, their identity.
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__}({', '.join(map(_in_words, value))})"
     return f"array {id(value)}" if hasattr(value, "__array__") else repr(value)

@@ -265,6 +265,35 @@ def test_a_layer_that_is_not_there_is_an_argument_out_of_range(llama):
         asc.analyze(llama, torch.arange(6)[None], ["fiedler_value"], layers=[99])
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"layers": 1.5}, ValueError, "analyze: layers must be whole numbers, at least one, got 1.5"),
+        ({"layers": "1"}, ValueError, "analyze: layers must be whole numbers, at least one, got '1'"),
+        ({"layers": True}, ValueError, "analyze: layers must be whole numbers, at least one, got True"),
+        ({"max_memory": -1}, ValueError, "analyze: max_memory: expected an amount such as 4GB, got -1"),
+        ({"queries": True}, ValueError, "analyze: queries must be 'answer', .* got True"),
+        ({"vectors": np.ones(2)}, TypeError, "analyze: vectors must be True or False, got array"),
+        ({"name": 3}, TypeError, "analyze: name must be a text, got 3"),
+        ({"stack": 3}, TypeError, "analyze: stack must be a text, got 3"),
+        ({"base": torch.ones(2)}, TypeError, "base must be a number, got tensor"),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_kind_are_named(llama, options, error, words):
+    metrics = ["attention_entropy", "sink_share"]
+    with pytest.raises(error, match=words):
+        asc.analyze(llama, torch.arange(6)[None], metrics, **options)
+
+
+def test_numbers_of_numpy_choose_layers_and_queries(llama):
+    ids, metrics = torch.arange(6)[None], ["sink_share"]
+    plain = asc.analyze(llama, ids, metrics, layers=[1], queries=2)["heads"]
+    for layers in (np.int64(1), np.array([1]), torch.tensor(1)):
+        chosen = asc.analyze(llama, ids, metrics, layers=layers, queries=np.int64(2))["heads"]
+        assert chosen.equals(plain)
+
+
 def test_a_text_longer_than_the_context_is_cut_and_said(llama):
     longest = llama.config.max_position_embeddings
     with pytest.warns(RuntimeWarning, match=rf"1 of 2 texts were longer than {longest} tokens and are cut"):

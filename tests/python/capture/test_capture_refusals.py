@@ -3,6 +3,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -39,6 +40,10 @@ def test_a_single_site_may_be_a_string(model):
         ({"heads": [4]}, r"heads of LlamaForCausalLM, model.layers.\*.self_attn: \[4\] out of range for 4"),
         ({"layers": []}, "layers must be whole numbers, at least one, got"),
         ({"heads": [0.5]}, r"heads must be whole numbers, at least one, got \[0.5\]"),
+        ({"heads": 0.5}, "heads must be whole numbers, at least one, got 0.5"),
+        ({"layers": [True]}, r"layers must be whole numbers, at least one, got \[True\]"),
+        ({"layers": "1", "lazy": True}, "layers must be whole numbers, at least one, got '1'"),
+        ({"layers": slice(1), "lazy": True}, "layers must be whole numbers, at least one, got slice"),
         ({"chunk": 0}, "chunk must be a positive number of heads, got 0"),
         ({"chunk": True}, "chunk must be a positive number of heads, got True"),
     ],
@@ -46,6 +51,16 @@ def test_a_single_site_may_be_a_string(model):
 def test_selections_out_of_range(model, options, words):
     with pytest.raises(ValueError, match=words), capture(model, **options):
         pass
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [1, np.int64(1), np.array([1]), torch.tensor(1), torch.tensor([1]), {1}, iter([1])],
+    ids=["number", "of NumPy", "array", "of torch", "tensor", "set", "iterator"],
+)
+def test_numbers_of_layers_come_from_any_container(model, chosen):
+    with capture(model, layers=chosen) as recording:
+        assert [layer.index for layer in recording.run(**models.text(model))] == [1]
 
 
 def test_something_that_is_no_model():

@@ -139,6 +139,19 @@ def test_thresholds_have_names(llama, ids):
     assert "density_t0p001__l01mean" in table.X
     with pytest.raises(ValueError, match="thresholds must be numbers, because '2/n' differs by text"):
         asc.features(llama, ids, ["graph_statistics"], thresholds=[0.05, "2/n"])
+    for single in (0.05, np.float64(0.05), torch.tensor(0.05, dtype=torch.float64)):
+        alone = asc.features(llama, ids, {"graph_statistics": {"thresholds": single}})
+        assert "density_t0p05__l00h00" in alone.X
+
+
+def test_options_that_are_no_mapping_are_refused(llama, ids):
+    with pytest.raises(TypeError, match="the options of 'sink_share' must be a mapping, got int"):
+        asc.features(llama, ids, {"sink_share": 3})
+
+
+def test_names_may_come_from_an_iterator(llama, ids):
+    named = asc.features(llama, ids, iter(["sink_share", "sink_share_uniform"]))
+    assert "sink_share_uniform" in set(named.about["column"])
 
 
 def test_rows_do_not_depend_on_other_rows(llama, ids, table):

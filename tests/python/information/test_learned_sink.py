@@ -191,3 +191,43 @@ def test_padding_behind_the_lengths_may_hold_anything_without_a_word():
     ]
     for result in results:
         assert not result[1].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda maps, mass: asc.attention_entropy(maps, sink_mass=mass),
+        lambda maps, mass: asc.attention_entropy(maps, sink_mass=mass, normalized=True),
+        lambda maps, mass: asc.head_divergence(maps, sink_mass=mass),
+        lambda maps, mass: asc.top_mass(maps, 2, sink_mass=mass),
+        lambda maps, mass: asc.sink_share(maps, sink_mass=mass).learned,
+    ],
+    ids=["entropy", "normalized entropy", "divergence", "top mass", "share"],
+)
+def test_gradients_of_what_the_sink_takes(function):
+    maps, mass, _ = layers("full")
+    maps, mass = (part[:1, :, :4].contiguous() for part in (maps[..., :4], mass))
+    maps.requires_grad_()
+    mass.requires_grad_()
+    assert torch.autograd.gradcheck(lambda taken: function(maps.detach(), taken), (mass,))
+    if function(maps, mass.detach()).requires_grad:
+        assert torch.autograd.gradcheck(lambda rows: function(rows, mass.detach()), (maps,))
+    none = torch.where(torch.arange(4) == 2, 0.0, mass.detach()).requires_grad_()
+    (gradient,) = torch.autograd.grad(function(maps.detach(), none).sum(), none)
+    assert gradient.isfinite().all()
+
+
+def test_the_last_queries_of_lazy_attention_stand_anywhere():
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(2, 5, 4, generator=generator) for _ in range(2))
+    lazy = asc.LazyAttention(
+        query,
+        key,
+        sink_logits=torch.tensor([0.0, 1.0]),
+        query_positions=torch.tensor([4, 0, 3, 1, 2]),
+        lengths=3,
+    )
+    share = asc.sink_share(lazy, queries=2, sink_mass=lazy.sink_mass)
+    # queries 1, 3 and 4 are real
+    torch.testing.assert_close(share.learned, lazy.sink_mass[:, 3:].mean(-1))
+    torch.testing.assert_close(share.share, lazy.dense()[:, 3:, 0].mean(-1))

@@ -518,3 +518,34 @@ def test_a_window_without_a_bound_on_one_side_is_causal_or_full():
 def test_windows_of_other_shapes_are_refused(window):
     with pytest.raises((ValueError, TypeError), match="LazyAttention: window must be"):
         asc.LazyAttention(*random_vectors(rows=20), window=window)
+
+
+@pytest.mark.parametrize("window", [2**62, 2**63 - 1, (2**62, None), (2**63 - 1, 2**63 - 1), (None, 2**62)])
+@pytest.mark.parametrize("implementation", ["core", "torch"])
+def test_a_window_beyond_all_positions_hides_no_key(window, implementation):
+    """Sums of it and of positions do not fit in 64 bits."""
+    query, key = random_vectors(heads=2, rows=50)
+    metrics = ["attention_entropy", "incoming_attention", "sink_share", "sink_test"]
+    with asc.devices.use(implementation):
+        wide, plain = (
+            asc.measure(asc.LazyAttention(query, key, causal=False, window=width), metrics)
+            for width in (window, None)
+        )
+    for ours, theirs in zip(*map(torch.utils._pytree.tree_leaves, (wide, plain)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_empty_part_of_a_map_with_a_function_of_the_bias():
+    query, key = random_vectors(rows=20)
+    lazy = asc.LazyAttention(query, key, bias=lambda queries, keys: torch.zeros(len(queries), len(keys)))
+    for start in (0, 7, 20):
+        assert lazy.tile(slice(start, start), slice(3, 9)).shape == (2, 0, 6)
+
+
+def test_a_near_window_beyond_64_bits_holds_all_keys():
+    query, key = random_vectors(rows=20)
+    lazy = asc.LazyAttention(query, key)
+    for attention in (lazy, lazy.dense()):
+        for implementation in ("core", "torch"):
+            with asc.devices.use(implementation):
+                assert (asc.local_global_ratio(attention, window=1e300) == math.inf).all()

@@ -116,6 +116,22 @@ def test_heads_of_several_lengths_are_refused():
         HeadMeanAttention(lazy)
 
 
+def test_a_layer_whose_heads_differ_in_their_tokens_is_refused():
+    query, key = random_vectors(heads=2, rows=50)
+    several = asc.LazyAttention(query, key, lengths=torch.tensor([50, 20]))
+    places = torch.stack([torch.arange(50), torch.arange(50).flip(0)])
+    turned = asc.LazyAttention(query, key, query_positions=places)
+    removed = torch.arange(50) == 0
+    for function, name in (
+        (asc.head_divergence, "head_divergence"),
+        (lambda heads: asc.sink_removal(heads, removed, keep_attention=False), "sink_removal"),
+    ):
+        with pytest.raises(ValueError, match=rf"{name}: lengths of the heads .* equal, got \[50, 20\]"):
+            function(several)
+        with pytest.raises(ValueError, match=f"{name}: query_positions of the heads .* got 0 and 49"):
+            function(turned)
+
+
 def test_results_do_not_depend_on_threads_and_prefixes_agree():
     query, key = random_vectors(heads=2, rows=700)
     threads = torch.get_num_threads()

@@ -58,6 +58,23 @@ def test_a_changed_option_is_seen():
     assert not torch.equal(first, second)
 
 
+def test_lists_of_long_arrays_are_options_of_their_own():
+    """NumPy prints a thousand numbers and more in part."""
+    n = 1001
+    masks = [torch.ones(n, n, dtype=torch.bool).tril(), torch.ones(n, n, dtype=torch.bool).tril()]
+    masks[1][500:, 200:400] = False
+    attention = maps(n, n)
+    supports = {name: [row.numpy() for row in mask] for name, mask in zip("ab", masks, strict=True)}
+    measured = asc.measure(
+        attention,
+        {name: {"function": "incoming_attention", "support": rows} for name, rows in supports.items()},
+    )
+    for name, mask in zip("ab", masks, strict=True):
+        torch.testing.assert_close(
+            measured[name], asc.incoming_attention(attention, support=mask), rtol=0, atol=0, equal_nan=True
+        )
+
+
 def test_a_bounded_number_of_plans_is_kept(monkeypatch):
     cached_plan = functools.lru_cache(maxsize=3)(measuring._plan_in_words.__wrapped__)
     monkeypatch.setattr(measuring, "_plan_in_words", cached_plan)

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 import attnscope as asc
-from attnscope.metrics.weights.low_rank import minimal_edit
+from attnscope.metrics.weights.low_rank import LowRank, minimal_edit
 from attnscope.metrics.weights.matrix_spectrum import spectrum_of
 from attnscope.metrics.weights.subspace_fraction import overlap
 
@@ -326,3 +326,23 @@ def test_bases_and_moments_are_right_to_the_rounding_of_their_dtype(dtype):
     assert asc.alignment_gain(WEIGHTS, moment.to(dtype), side="in").gain.isfinite()
     with pytest.raises(ValueError, match="symmetric"):
         asc.alignment_gain(WEIGHTS, (moment + 0.3 * torch.ones(5, 5).triu()).to(dtype), side="in")
+
+
+def test_autocast_around_a_call_changes_no_product():
+    generator = torch.Generator().manual_seed(4)
+    matrix = torch.randn(700, 600, generator=generator)
+    basis = torch.linalg.qr(torch.randn(600, 5, generator=generator)).Q
+    low_rank = LowRank(matrix[:, :3], matrix[:3, :], 0.5)
+    calls = (
+        lambda: asc.subspace_fraction(matrix, basis).fraction,
+        lambda: asc.concentration(matrix[:, :5], torch.eye(5)),
+        lambda: low_rank @ basis,
+        low_rank.dense,
+        lambda: spectrum_of(matrix, 3).top,
+    )
+    for call in calls:
+        expected = torch.utils._pytree.tree_leaves(call())
+        with torch.autocast("cpu", torch.bfloat16):
+            found = torch.utils._pytree.tree_leaves(call())
+        for values, plain in zip(found, expected, strict=True):
+            torch.testing.assert_close(values, plain, rtol=0, atol=0)

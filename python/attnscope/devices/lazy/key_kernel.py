@@ -88,6 +88,8 @@ def measure_keys(
         # queries outside the text get an infinite log Z, so that their weights are 0
         log_z_at = log_z_ptr + tl.program_id(1).to(tl.int64) * queries + r
         log_z = tl.load(log_z_at, mask=(r < queries) & (i < length), other=1e30)
+        # so do those that see nothing
+        log_z = tl.where(log_z < -1e29, 1e30, log_z)
         s = tile_scores(q, k, i, j, scale_log2, softcap_log2, slope, FORM, PRECISION)
         s -= log_z[:, None] * 1.4426950408889634
         if r0 < clear:

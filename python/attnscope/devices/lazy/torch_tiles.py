@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnscope._evaluation import full_precision
 from attnscope.devices.compensated_sums import sum_along
 from attnscope.devices.slab import arithmetic_type
 
@@ -115,13 +116,15 @@ class _Tile:
         self._total = self._mass
         if sink is not None:
             self._total = self._mass + (sink - top)[..., 0].to(self._sums).exp()
+        #: What weights are divided by: a query that sees nothing has none.
+        self._divisor = torch.where(self._total == 0, 1.0, self._total)
         self._top = top[..., 0].to(self._sums)
 
     def of_queries(self, name: str, option: Any) -> Tensor:
         """Return a result of every query."""
-        weights, total = self._weights, self._total
+        weights, total = self._weights, self._divisor
         if name == "log_z":
-            return self._top + total.log()
+            return self._top + self._total.log()
         if name == "mass":
             return self._mass / total
         if name == "entropy":
@@ -141,7 +144,7 @@ class _Tile:
     @functools.cached_property
     def _shares(self) -> Tensor:
         """Weights over the sum of their query's, 0 for queries that are padding."""
-        return torch.where(self._is_real[..., None], self._weights / self._total[..., None], 0.0)
+        return torch.where(self._is_real[..., None], self._weights / self._divisor[..., None], 0.0)
 
     def undefined_behind(self, values: Tensor) -> Tensor:
         """Return values that are NaN for queries that are padding."""
@@ -153,7 +156,9 @@ class _Tile:
         query, key = queries.query[..., begin:end, :], queries.key
         groups = key.shape[-3]
         grouped = query.unflatten(-3, (groups, query.shape[-3] // groups))
-        scores = (grouped @ key[..., None, :, :].mT).flatten(-4, -3) * queries.scaling
+        with full_precision(query.device.type):
+            products = grouped @ key[..., None, :, :].mT
+        scores = products.flatten(-4, -3) * queries.scaling
         if queries.softcap is not None:
             scores = queries.softcap * (scores / queries.softcap).tanh()
         if queries.slopes is not None:

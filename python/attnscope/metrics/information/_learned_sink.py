@@ -64,7 +64,12 @@ def divergence_of_mass(mass: torch.Tensor) -> torch.Tensor:
     """Return the term that the learned sink adds to each head's divergence from the mean of its layer,
     [..., h, q], nats.
     """
-    return torch.xlogy(mass, mass) - torch.xlogy(mass, mass.mean(-2, keepdim=True))
+    return times_log(mass, mass) - times_log(mass, mass.mean(-2, keepdim=True))
+
+
+def times_log(mass: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return mass·log other, which is 0 and has the derivative 0 where the mass is 0."""
+    return torch.xlogy(mass, torch.where(mass == 0, 1.0, other))
 
 
 def learned_share(
@@ -74,8 +79,9 @@ def learned_share(
     mass = sink_mass_argument(function, sink_mass, attention)
     counted = (visible_key_counts(attention, support) > 0).expand(mass.shape)
     if queries is not None:
-        last = attention.queries_inside().sum(-1, keepdim=True)
-        counted = counted & (torch.arange(attention.query_count, device="cpu") >= last - queries)
+        # 1 for the last real query: those of lazy attention may stand anywhere
+        order = attention.queries_inside().flip(-1).cumsum(-1).flip(-1)
+        counted = counted & (order <= queries)
     return torch.where(counted, mass, 0.0).sum(-1) / counted.sum(-1)
 
 
@@ -86,11 +92,16 @@ def top_mass_with(
     [...].
     """
     mass = sink_mass_argument(function, sink_mass, attention)
-    keys = _received(attention, support)
+    maps: Any = attention.tensor
+    # a decision, which has no derivative
+    decided = attention if isinstance(maps, Unmaterialized) else attention._replace(tensor=maps.detach())
+    finite = _calls.call_kernel(_core.finite_matrices, decided)
+    keys = torch.where(finite[..., None], _received(attention, support), 0.0)
     mass_by_key = torch.cat([keys, mass.sum(-1, keepdim=True)], -1)
-    top = mass_by_key.topk(min(k, mass_by_key.shape[-1])).values.sum(-1) / mass_by_key.sum(-1)
-    finite = _calls.call_kernel(_core.finite_matrices, attention)
-    return torch.where(finite, top, torch.nan)
+    total = mass_by_key.sum(-1)
+    defined = finite & (total != 0)
+    top = mass_by_key.topk(min(k, mass_by_key.shape[-1])).values.sum(-1)
+    return torch.where(defined, top / torch.where(defined, total, 1.0), torch.nan)
 
 
 def _received(attention: _checks.Attention, support: Any) -> torch.Tensor:

@@ -11,7 +11,11 @@ import torch
 from attnscope import _calls, _checks, _core
 from attnscope.arguments import scalars
 from attnscope.metrics.closed_forms import uniform_map
-from attnscope.metrics.information._learned_sink import sink_mass_argument, visible_key_counts
+from attnscope.metrics.information._learned_sink import (
+    sink_mass_argument,
+    times_log,
+    visible_key_counts,
+)
 from attnscope.metrics.quantity import ClosedForm, Quantity
 
 
@@ -95,7 +99,7 @@ def attention_entropy(
     )
     if mass is not None:
         # not in place: results of lazy attention are shared by the metrics of one pass
-        result = result - torch.xlogy(mass, mass)
+        result = result - times_log(mass, mass)
         if normalized:
             counts = visible_key_counts(checked, seen) + 1
             # of the learned sink alone: a mass that is rounded would be divided by log 1

@@ -22,6 +22,9 @@ Window = int | tuple[int | None, int | None] | None
 
 _NAME = "LazyAttention"
 
+#: A window of so many keys or more hides none: sums of it and of positions would not fit in 64 bits.
+_WIDEST_WINDOW = 1 << 31
+
 
 def vectors_argument(name: str, value: Any) -> Tensor:
     """Return queries or keys [..., heads, tokens, d] where they are."""
@@ -68,11 +71,16 @@ def window_argument(window: Any) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
     if not isinstance(window, (tuple, list)):
-        return scalars.at_least(_NAME, "window", window, 1), None
+        return _bound(scalars.at_least(_NAME, "window", window, 1)), None
     if len(window) != 2:
         raise ValueError(f"{_NAME}: window must be a number or a pair (before, after), got {window!r}")
     before, after = (None if side is None else scalars.at_least(_NAME, "window", side, 0) for side in window)
-    return None if before is None else before + 1, after
+    return _bound(None if before is None else before + 1), _bound(after)
+
+
+def _bound(keys: int | None) -> int | None:
+    """Return a number of keys; None where it hides none, whatever the text."""
+    return None if keys is None or keys >= _WIDEST_WINDOW else keys
 
 
 def per_head_argument(name: str, value: Any, heads: int) -> Tensor:

@@ -157,6 +157,6 @@ def _options(attention: Scores) -> dict[str, Any]:
 def _mass(attention: Scores, log_z: Tensor) -> Tensor:
     """Return the mass of the real keys of each query, which a learned sink takes the rest of."""
     if attention.sink_logits is None:
-        return torch.where(log_z.isnan(), torch.nan, 1.0)
+        return torch.where(log_z.isnan(), torch.nan, (log_z > -torch.inf).to(log_z.dtype))
     sinks = attention.sink_logits.to(log_z.device, log_z.dtype)[:, None]
     return 1 - torch.exp(sinks - log_z)

@@ -23,6 +23,7 @@ def head_divergence(
 ) -> tuple[Tensor, int]:
     """Return each head's divergence from the head mean, the mean over its queries, [..., h]."""
     heads = prepare(heads, lengths, support)
+    require_layer("head_divergence", heads)
     (rows,) = heads.take([(HEAD_MEAN, ("divergence", None))])
     real = heads.visibility.real
     total = torch.where(real, rows, 0.0).sum(-1)
@@ -45,6 +46,7 @@ def sink_removal(
             "keep_attention=False"
         )
     heads = prepare(heads, lengths, support)
+    require_layer("sink_removal", heads)
     before, after, survived = (
         torch.empty(heads.shape[:-1], dtype=dtype, device="cpu")
         for dtype in (torch.float64, torch.float64, torch.bool)
@@ -65,6 +67,24 @@ def sink_removal(
         torch.where(valid, torch.where(survived, rows, 0.0), math.nan) for rows in (before, after)
     )
     return before, after, ~survived & valid, None, int(non_finite.sum())
+
+
+def require_layer(function: str, heads: LazyAttention) -> None:
+    """Raise where the heads of a layer differ in their tokens, so that no row has a mean over heads."""
+    lengths, positions = heads.visibility.lengths, heads.visibility.positions
+    if bool((lengths != lengths[..., :1]).any()):
+        raise ValueError(
+            f"{function}: lengths of the heads of one layer must be equal, got {lengths.tolist()}"
+        )
+    if heads.query_positions is None:
+        return
+    differs = positions != positions[..., :1, :]
+    if bool(differs.any()):
+        first, other = positions[..., :1, :].expand(differs.shape)[differs][0], positions[differs][0]
+        raise ValueError(
+            f"{function}: query_positions of the heads of one layer must be equal, got {int(first)} and "
+            f"{int(other)} of one query"
+        )
 
 
 def _divergence(rows: Tensor, mean: Tensor) -> Tensor:

@@ -186,7 +186,8 @@ class LazyAttention(Unmaterialized):
         precision: str | None = None,
     ) -> None:
         set_field = super().__setattr__
-        set_field("followed", followed_tensor((query, key, first_tile(bias), sink_logits, log_z)))
+        sources = (query, key, first_tile(bias), sink_logits, log_z, scaling, softcap)
+        set_field("followed", followed_tensor(sources))
         query, key = (vectors_argument(name, value) for name, value in (("query", query), ("key", key)))
         check_shapes(query, key)
         *leading, heads, queries, width = query.shape
@@ -366,7 +367,11 @@ class LazyAttention(Unmaterialized):
         """
         queries, keys = self.shape[-2:]
         if queries != keys or self.query_positions is not None:
-            raise ValueError(f"LazyAttention.diagonal: the map must be square, got {queries} x {keys}")
+            places = "" if self.query_positions is None else " and query_positions"
+            raise ValueError(
+                "LazyAttention.diagonal: the map must be square, with queries at their own keys, got "
+                f"{queries} x {keys}{places}"
+            )
         attention = self.with_log_z(self.log_z)
         blocks = (slice(begin, begin + _DIAGONAL) for begin in range(0, keys, _DIAGONAL))
         return torch.cat([attention.tile(block, block).diagonal(dim1=-2, dim2=-1) for block in blocks], -1)
@@ -574,7 +579,8 @@ class LazyAttention(Unmaterialized):
             return
         size = _BIAS_BYTES // (4 * max(1, keys * math.prod(self.shape[:-2])))
         size = max(1, size // _SLAB) * _SLAB
-        last = queries if last is None else last
+        # at least one, so that an empty part has its shape
+        last = queries if last is None else max(last, first + 1)
         positions = self._visibility.positions
         for begin in range(first // _SLAB * _SLAB, last, size):
             end = min(begin + size, queries)

@@ -78,7 +78,8 @@ class Visibility:
             first = (self.positions - self.window + 1).clamp(min=0)
         later = 0 if self.causal else self.after
         last = lengths if later is None else torch.minimum(lengths, self.positions + (later + 1))
-        last = torch.where(self.real, last, 0)
+        # queries before the first key may see none
+        last = torch.where(self.real, last.clamp(min=0), 0)
         return torch.minimum(first, last), last
 
     def rows(self, begin: int, end: int) -> Tensor:

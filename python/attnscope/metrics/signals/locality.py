@@ -14,6 +14,9 @@ from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import uniform_causal_map
 from attnscope.metrics.quantity import ClosedForm, Quantity
 
+#: Tokens that no text has: wider windows hold as much, and their number does not fit in 64 bits.
+_WIDEST = 2**53
+
 
 @without_derivative("take `attention_entropy` or `sink_share`, or sum the entries")
 def local_global_ratio(
@@ -66,7 +69,7 @@ def local_global_ratio(
     """
     name = "local_global_ratio"
     bare = (support, precision, lengths, query_positions, query_lengths, cross, validate)
-    if type(window) is int and 0 <= window < 2**53 and drop_first is False and _checks.is_bare(*bare):
+    if type(window) is int and 0 <= window < _WIDEST and drop_first is False and _checks.is_bare(*bare):
         results = _calls.called_at_once(
             _core.local_global_ratio, name, attention, support, window, drop_first, precision=precision
         )
@@ -79,6 +82,7 @@ def local_global_ratio(
     window = scalars.real(name, "window", window)
     if not 0.0 <= window < math.inf:
         raise ValueError(f"{name}: window must be a number of tokens or a fraction below 1, got {window!r}")
+    window = min(window, _WIDEST)
     kernel_arguments = (_checks.support_argument(name, support, checked), window)
     dropped = scalars.flag(name, "drop_first", drop_first)
     return _calls.call_and_warn(

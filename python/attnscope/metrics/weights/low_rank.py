@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._evaluation import full_precision
 
 
 class LowRank:
@@ -57,6 +58,7 @@ class LowRank:
         """The transpose [in, out]."""
         return LowRank(self.right.T, self.left.T, self.scale)
 
+    @full_precision()
     def __matmul__(self, basis: Tensor) -> Tensor:
         """[out, in] times [in, k]."""
         kind = torch.promote_types(self.left.dtype, basis.dtype)
@@ -79,6 +81,7 @@ class LowRank:
         upper_right = torch.linalg.qr(self.right.double().T, mode="r").R
         return torch.linalg.svdvals(self.scale * (upper_left @ upper_right.T))
 
+    @full_precision()
     def dense(self) -> Tensor:
         """Return the matrix multiplied out."""
         return self.left @ (self.scale * self.right)

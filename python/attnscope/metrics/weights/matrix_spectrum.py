@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnscope._evaluation import full_precision
 from attnscope.metrics.weights.low_rank import LowRank
 
 #: Up to so many rows or columns the smaller Gram matrix is decomposed; beyond, what follows is estimated.
@@ -59,6 +60,7 @@ def _spectrum(energy: Tensor, top: Tensor, fourth: Tensor, exact: bool) -> Spect
     return Spectrum(energy, top, energy.square() / fourth, exact)
 
 
+@full_precision()
 def _estimated(matrix: Tensor, energy: Tensor, k: int) -> Spectrum:
     """Estimate by subspace iteration, which reaches the leading values from below, and random probes."""
     generator = torch.Generator().manual_seed(0)

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from attnscope._evaluation import full_precision
 from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.metrics import _powers
@@ -280,6 +281,7 @@ def _numbers(function: str, k: Any, largest: int) -> list[int]:
     return checked_counts
 
 
+@full_precision()
 def _column_energies(matrix: Tensor | LowRank, columns: Tensor, side: str) -> Tensor:
     """‖M u‖² (or ‖Mᵀu‖²) of every column, [..., K] float64."""
     if isinstance(matrix, LowRank):
