@@ -126,8 +126,8 @@ def _protocol_of(module: ModuleType) -> str:
 def interval_of_mean(name: str, values: Any, low: Any, high: Any) -> tuple[Any, Any]:
     """Return the ends of an interval of a mean of a column, cut where the values of its quantity end.
 
-    What lies outside covers nothing. Numbers of another protocol may lie beyond the bounds of the exact ones,
-    and then the ends stay as they are.
+    A part beyond them covers nothing. Numbers of another protocol may lie beyond the bounds of the exact
+    ones, and then the ends stay as they are.
 
     Args:
         name: of the column.

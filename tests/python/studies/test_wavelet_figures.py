@@ -201,7 +201,7 @@ def test_a_figure_of_the_first_model_says_that_there_are_more(results, name):
     """With several models nothing told whose signals and whose rotations were drawn."""
     source = "signals" if name == "scalograms" else name
     table = results.table(source)
-    alone = figures.FIGURES[name](results).caption
-    both = in_tables(results, **{source: pd.concat([table, table.assign(model="b")], ignore_index=True)})
+    caption = figures.FIGURES[name](results).caption
+    of_two = in_tables(results, **{source: pd.concat([table, table.assign(model="b")], ignore_index=True)})
     model = table["model"].iloc[0]
-    assert figures.FIGURES[name](both).caption == f"{alone} Drawn: {model}; the run holds 1 more."
+    assert figures.FIGURES[name](of_two).caption == f"{caption} Drawn: {model}; the run holds 1 more."

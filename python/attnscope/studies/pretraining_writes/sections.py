@@ -139,9 +139,9 @@ def _large(blocks: pd.DataFrame) -> list[str]:
     far = blocks[blocks["relative_norm"] > 1]
     if far.empty:
         return []
-    whose = "its" if len(far) == 1 else "their"
+    pronoun = "its" if len(far) == 1 else "their"
     count = counted(len(far), "matrix", "matrices")
-    return [f"{count} changed by more than {whose} own size: is it tuned from another base?"]
+    return [f"{count} changed by more than {pronoun} own size: is it tuned from another base?"]
 
 
 def _fractions(page: Page) -> None:
