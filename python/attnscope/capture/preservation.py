@@ -110,7 +110,7 @@ def _release_gathered(model: nn.Module) -> None:
     FSDP's to put that back: otherwise it holds the weights for gathered and does not gather them again.
     """
     for module in model.modules():
-        if hasattr(module, "unshard") and hasattr(module, "reshard"):
+        if hasattr(type(module), "unshard") and hasattr(type(module), "reshard"):
             module.reshard()  # type: ignore[operator]
 
 

@@ -99,9 +99,9 @@ def _stacks_of_text(
             if len(layer.valid) != 1:  # of windows, or of each of several pictures
                 several.setdefault(layer.stack, len(layer.valid))
                 continue
-            queries, keys = layer.attention.shape[-2:]
-            if queries > keys and not layer.cross:  # keys are averages over some of them
-                narrow.append(f"layer {layer.index} of {layer.stack}: {queries} x {keys}")
+            height, width = layer.attention.shape[-2:]
+            if height > width and not layer.cross:  # keys are averages over some of them
+                narrow.append(f"layer {layer.index} of {layer.stack}: {height} x {width}")
                 continue
             maps = layer.attention[0][..., layer.valid[0].to(layer.attention.device)]
             square = not layer.cross and layer.attention.shape[-1] == layer.attention.shape[-2]

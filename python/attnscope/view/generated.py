@@ -54,6 +54,11 @@ def stacks_of_recording(
     shown = []
     for name, layers in stacks.items():
         maps = [_maps_of(layer, number) for layer in layers]
+        if len(sizes := {tuple(part.shape[-2:]) for part in maps}) > 1:
+            words = ", ".join(f"{count} x {keys}" for count, keys in sorted(sizes))
+            raise ValueError(
+                f"view: layers of {name} have maps of several sizes: {words}; a page shows those of one size"
+            )
         queries, keys = maps[0].shape[-2:]
         is_read = layers[0].answer_start is None and len(stacks) > 1  # of an encoder, whose tokens are others
         real = layers[0].query_valid if layers[0].cross else layers[0].valid

@@ -269,3 +269,36 @@ def test_a_filled_cache_that_has_dropped_keys(kind):
         expected = [layer.attention for layer in recording.run(input_ids=tokens[:, :-1])]
     for layer, maps in zip(layers, expected, strict=True):
         torch.testing.assert_close(layer.attention, maps[:, :, 5:], rtol=0, atol=1e-5)
+
+
+def gemma4():
+    """A model whose last layers read the keys of others, and only the last query of a prompt."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
+    inputs = {"vocab_size_per_layer_input": WORDS, "hidden_size_per_layer_input": 8}
+    shape = {**SMALL, "num_hidden_layers": 4, "head_dim": 8, "global_head_dim": 16, "sliding_window": 4}
+    try:
+        config = AutoConfig.for_model("gemma4_text", **shape, **kinds, **inputs)
+    except ValueError:
+        pytest.skip("transformers has no such model")
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def test_layers_that_read_the_last_query_of_a_prompt_alone():
+    """Their first row was cut to its first key."""
+    with asc.capture(gemma4()) as recording:
+        list(recording.run(**prompt()))
+        list(recording.generate(**prompt(), **GREEDY))
+        layers = {layer.index: layer.attention for layer in recording.assembled()}
+        with pytest.raises(ValueError, match="maps of several sizes: 5 x 8, 5 x 11, 11 x 11"):
+            stacks_of_recording(recording, None, None, 0)
+        tokens = recording.output[:, :-1]
+        expected = {layer.index: layer.attention for layer in recording.run(input_ids=tokens)}
+        for index, maps in layers.items():
+            rows = maps.shape[-2]
+            torch.testing.assert_close(maps, expected[index][:, :, -rows:], rtol=0, atol=1e-5)
+        list(recording.generate(**prompt(), **GREEDY, prefill_chunk_size=3))
+        with pytest.raises(RuntimeError, match="its steps do not follow each other"):
+            list(recording.assembled())

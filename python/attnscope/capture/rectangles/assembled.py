@@ -206,7 +206,8 @@ def _place(
     end = start + queries
     # a static cache has places for tokens to come
     used = min(keys, end - offset)
-    if len(step.attention) != len(maps) or used < 1 or offset + keys < end:
+    follows = used >= 1 and offset + keys >= end and not bool(step.valid[:, used:].any())
+    if len(step.attention) != len(maps) or not follows:
         raise RuntimeError(
             f"assembled: step {step.layer.step} of {step.layer.stack} has {queries} queries over the keys "
             f"{offset} to {offset + keys - 1} after {start} tokens: its steps do not follow each other; run "
