@@ -184,8 +184,8 @@ class Pair:
 def log_moments(share: Array, deviation: Array) -> tuple[Array, Array]:
     """Return deviation and mean of log2 f·d/k of fractions f of random subspaces, in octaves.
 
-    The fractions have mean k/d = `share` and this deviation. A change of rank one has a beta law, and for others
-    one with the same two moments is close.
+    The fractions have mean k/d = `share` and this deviation. A change of rank one has a beta law, and for
+    others one with the same two moments is close.
 
     >>> deviation, mean = log_moments(np.array([1 / 16]), np.array([1e-4]))  # hardly strays
     >>> bool(abs(deviation[0] - 16e-4 / np.log(2)) < 1e-6), bool(abs(mean[0]) < 1e-5)
