@@ -387,5 +387,5 @@ def test_a_token_at_both_ends_is_one_anchor():
     verdict = classify(sinks, causal=False, lengths=5, tokens=tokens)
     assert verdict.token_frame == "distributed"
     apart = [["the", "a", "b", "c", "end"]] * len(sinks)
-    both = positions({0: 5, 4: 5}, {0: 5, 4: 5}, {0: 5, 4: 5})
-    assert classify(both, causal=False, lengths=5, tokens=apart).token_frame == "bidirectional"
+    ends = positions({0: 5, 4: 5}, {0: 5, 4: 5}, {0: 5, 4: 5})
+    assert classify(ends, causal=False, lengths=5, tokens=apart).token_frame == "bidirectional"

@@ -116,6 +116,6 @@ def test_intervals_that_hold_together_leave_unknown_tails_out():
     assert math.isnan(statistics.bootstrap(values).low)
     low, high = statistics.mean_intervals([values, other, np.full(10, 0.3)], together=True)
     assert np.isnan([low[0], high[0]]).all()
-    alone = statistics.mean_intervals([other], together=True)
-    np.testing.assert_allclose([low[1], high[1]], np.ravel(alone), rtol=1e-12)
+    single = statistics.mean_intervals([other], together=True)
+    np.testing.assert_allclose([low[1], high[1]], np.ravel(single), rtol=1e-12)
     assert low[2] == high[2] == pytest.approx(0.3)

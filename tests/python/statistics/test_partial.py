@@ -207,8 +207,8 @@ def test_rows_without_a_text_are_left_out():
     x, y = rng.normal(size=(2, 24))
     texts = np.repeat(np.arange(6.0), 4)
     texts[[3, 9, 10]] = np.nan
-    kept = ~np.isnan(texts)
-    assert within_correlation(x, y, texts) == within_correlation(x[kept], y[kept], texts[kept])
+    present = ~np.isnan(texts)
+    assert within_correlation(x, y, texts) == within_correlation(x[present], y[present], texts[present])
     names = np.array([None if label != label else str(label) for label in texts], dtype=object)
-    expected = partial_correlation(x[kept], y[kept], (), units=names[kept])
+    expected = partial_correlation(x[present], y[present], (), units=names[present])
     assert partial_correlation(x, y, (), units=names) == expected

@@ -157,12 +157,12 @@ class Pair:
         """
         share = (rows["fraction"] / rows["relative"]).to_numpy(dtype=float)
         deviations, means = log_moments(share, rows["deviation"].to_numpy(dtype=float))
-        alone = float(np.sqrt(np.square(rows["deviation"] / share).sum()))
+        independent = float(np.sqrt(np.square(rows["deviation"] / share).sum()))
         deviation = float(np.sqrt(np.square(deviations).sum())) / len(rows)
         table = self._deviations
         shared = where(table, side=side, subspace=subspace, roles=" ".join(roles)) if len(table) else table
-        if len(shared) and alone > 0:
-            deviation *= float(shared["deviation"].iloc[0]) * len(rows) / alone
+        if len(shared) and independent > 0:
+            deviation *= float(shared["deviation"].iloc[0]) * len(rows) / independent
         return deviation, float(means.mean())
 
     def _without(self, rows: pd.DataFrame, side: str, subspace: str) -> dict[int, float]:
@@ -184,7 +184,7 @@ class Pair:
 def log_moments(share: Array, deviation: Array) -> tuple[Array, Array]:
     """Return deviation and mean of log2 f·d/k of fractions f of random subspaces, in octaves.
 
-    The fractions have mean k/d = `share` and this deviation. That of a matrix of rank one has a beta law, of
+    The fractions have mean k/d = `share` and this deviation. A change of rank one has a beta law, and for
     others one with the same two moments is close.
 
     >>> deviation, mean = log_moments(np.array([1 / 16]), np.array([1e-4]))  # hardly strays

@@ -129,7 +129,7 @@ def test_nothing_after_it_changes_position_0(results):
 
 
 def test_norms_of_other_positions_are_quantiles_of_each_text(results, folder):
-    """Those of a batch depend on the texts that are read together."""
+    """Quantiles of a batch depend on the texts that are read together."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
