@@ -87,6 +87,14 @@ class Attention(NamedTuple):
         return int(self.tensor.shape[-2])
 
     @property
+    def sizes(self) -> Tensor | None:
+        """Number of keys of each matrix [...], None where it is n; lazy attention brings its own."""
+        if self.lengths is None and isinstance(self.tensor, Unmaterialized):
+            own: Tensor = self.tensor.visibility.lengths
+            return own
+        return self.lengths
+
+    @property
     def leading(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape[:-2])
 
