@@ -413,7 +413,7 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
     over_n = [isinstance(entry, str) for entry in entries]
     if not any(over_n):
         return values
-    n: Any = attention.n if attention.lengths is None else attention.lengths.reshape(-1, 1)
+    n: Any = attention.n if attention.sizes is None else attention.sizes.reshape(-1, 1)
     values_over_n = torch.where(torch.tensor(over_n, device="cpu"), values / n, values)
     # Infinity, because an entry of exactly 1 reaches a threshold of 1, and the graph is to be empty.
     return values_over_n.masked_fill(values_over_n >= 1.0, math.inf)

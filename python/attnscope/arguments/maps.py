@@ -87,6 +87,14 @@ class Attention(NamedTuple):
         return int(self.tensor.shape[-2])
 
     @property
+    def sizes(self) -> Tensor | None:
+        """Number of keys of each matrix [...], None where it is n; lazy attention brings its own."""
+        if self.lengths is None and isinstance(self.tensor, Unmaterialized):
+            own: Tensor = self.tensor.visibility.lengths
+            return own
+        return self.lengths
+
+    @property
     def leading(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape[:-2])
 
@@ -205,7 +213,7 @@ def place_queries(
             "attention, or query_positions"
         )
     if lengths is None and attention.lengths is not None and not cross:
-        lengths = _queries_at_real_keys(positions, attention)
+        lengths = _queries_at_real_keys(function, positions, attention)
     if positions is None and not cross and lengths is not None:
         real_keys = torch.tensor(keys, device="cpu") if attention.lengths is None else attention.lengths
         real_keys = real_keys.expand(lengths.shape)
@@ -218,10 +226,17 @@ def place_queries(
     return Queries(None if lengths is None else lengths.contiguous(), positions, cross)
 
 
-def _queries_at_real_keys(positions: Tensor | None, attention: Attention) -> Tensor:
+def _queries_at_real_keys(function: str, positions: Tensor | None, attention: Attention) -> Tensor:
     """Return how many leading queries of each map stand at a key within the map's length."""
     assert attention.lengths is not None
     if positions is not None:
-        return (positions < attention.lengths[..., None]).cumprod(-1).sum(-1)
+        is_real = positions < attention.lengths[..., None]
+        leading = is_real.cumprod(-1)
+        if bool((behind := is_real & (leading == 0)).any()):
+            raise ValueError(
+                f"{function}: queries at padding must come last, got query_positions with a query at key "
+                f"{int(positions[behind][0])} behind one at padding; give query_lengths"
+            )
+        return leading.sum(-1)
     hidden = attention.n - attention.query_count
     return (attention.lengths - hidden).clamp(0, attention.query_count)

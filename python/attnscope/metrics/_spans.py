@@ -24,7 +24,8 @@ def integers_argument(function: str, name: str, values: Any, shape: tuple[int, .
 
 def spans_argument(function: str, name: str, spans: Any, attention: _checks.Attention) -> Tensor:
     """Return the span of each map, contiguous int64 [count, 2], or of all maps, [1, 2]."""
-    if attention.lengths is None and _is_pair(spans):
+    sizes = attention.sizes
+    if sizes is None and _is_pair(spans):
         # two numbers for all maps, without a tensor of them before they are checked
         start, stop = spans
         if not (0 <= start < stop <= attention.n or (start, stop) == (-1, -1)):
@@ -32,10 +33,10 @@ def spans_argument(function: str, name: str, spans: Any, attention: _checks.Atte
         return torch.from_numpy(np.array([[start, stop]], np.int64))
     span_tensor = integers_argument(function, name, spans, (*attention.leading, 2))
     values = span_tensor.numpy()
-    if values.ndim > 1 or values.size != 2 or attention.lengths is not None:
+    if values.ndim > 1 or values.size != 2 or sizes is not None:
         values = span_tensor.expand(*attention.leading, 2).numpy()
     start, stop = values[..., 0], values[..., 1]
-    longest = np.asarray(attention.n if attention.lengths is None else attention.lengths)
+    longest = np.asarray(attention.n if sizes is None else sizes)
     wrong = ~(((start >= 0) & (start < stop) & (stop <= longest)) | ((start == -1) & (stop == -1)))
     if wrong.any():
         first = values[wrong][0].tolist()

@@ -228,3 +228,18 @@ def test_bars_of_more_tokens_than_a_dense_map_has_room_for():
     deaths = (1 - to_sink[to_sink >= 0.3]).sort().values
     np.testing.assert_allclose(bars.death[bars.death < 0.7].numpy(), deaths[deaths < 0.7].numpy(), atol=1e-12)
     assert int(bars.death.isinf().sum()) == 1
+
+
+def test_a_threshold_over_n_is_over_the_tokens_of_each_text():
+    lengths = torch.tensor([60, 41, 2])
+    lazy = lazy_with_loops(60, lengths=lengths)
+    maps = lazy.dense().nan_to_num()
+    assert torch.equal(asc.betti_numbers(lazy, "2/n"), asc.betti_numbers(maps, "2/n", lengths=lengths))
+    ours, theirs = asc.graph_statistics(lazy, "2/n"), asc.graph_statistics(maps, "2/n", lengths=lengths)
+    np.testing.assert_allclose(ours.density, theirs.density, atol=1e-12)
+
+
+def test_an_answer_behind_the_tokens_of_a_text_is_refused():
+    lazy = lazy_with_loops(60, lengths=torch.tensor([60, 41, 60]))
+    with pytest.raises(ValueError, match=r"lookback: answer must hold .* <= 41.* got \(30, 50\)"):
+        asc.lookback(lazy, (30, 50))
