@@ -159,12 +159,12 @@ def _loader() -> Any:
             return node
 
     # 0100 is what is written, not 64; 1_000 and 12:30:45 are no numbers either, as in YAML 1.2
-    whole = "tag:yaml.org,2002:int"
+    integer = "tag:yaml.org,2002:int"
     BoundedLoader.yaml_implicit_resolvers = {
-        first: [resolver for resolver in resolvers if resolver[0] != whole]
+        first: [resolver for resolver in resolvers if resolver[0] != integer]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-    BoundedLoader.add_implicit_resolver(whole, re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
+    BoundedLoader.add_implicit_resolver(integer, re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
     return BoundedLoader
 
 
