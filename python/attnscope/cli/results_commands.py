@@ -15,6 +15,7 @@ import typer
 from typer import Argument, Option
 
 from attnscope.cli.errors import FAILED, SKIPPED, Folder, Json, Trust, say, show
+from attnscope.results.json_rows import json_rows
 from attnscope.untrusted.safe_text import quote_formulas
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def figures(
     from attnscope.errors import ResultsError
     from attnscope.plots import NotDrawable, figures_of
 
+    for renaming in labels or ():
+        if "=" not in renaming:
+            raise typer.BadParameter(f"--label: expected OLD=NEW, got {renaming!r}")
     results = opened(folder)
     if listed:
         held = set(results.tables())
@@ -128,10 +132,10 @@ def tables(
             raise typer.BadParameter(str(error)) from error
         return
     table = table or "heads"
-    keys = listed_in(by) or _usual_keys(results, table)
+    keys = list(dict.fromkeys(listed_in(by))) or _usual_keys(results, table)
     frame = statistics(results, table, keys, "" if columns == "all" else columns)
     if as_json:
-        show(frame.to_json(orient="records"))
+        show(json.dumps(json_rows(frame), ensure_ascii=False))
     elif latex:
         show(_latex_of(frame, table, keys, width, is_chosen=columns not in ("", "all")))
     else:
@@ -204,7 +208,7 @@ def compare(
         for warning in caught:
             say(f"warning: {warning.message}")
         text = frame.to_string(index=False, float_format="{:.6g}".format)
-        answer = frame.to_json(orient="records")
+        answer = json.dumps(json_rows(frame), ensure_ascii=False)
     else:
         from attnscope.published import compare_published
 
@@ -216,7 +220,7 @@ def compare(
                 f"none of the run's models was published; --against MODEL chooses one of {', '.join(models)}"
             )
             text = "\n".join([*comparison.statements, hint])
-        rows = json.loads(frame.to_json(orient="records", double_precision=15))
+        rows = json_rows(frame)
         answer = json.dumps({"statements": comparison.statements, "rows": rows}, ensure_ascii=False)
     if csv is not None:
         with atomic_file(csv) as file:
@@ -327,13 +331,17 @@ def opened(folder: Path) -> Results:
 
 
 def statistics(results: Results, table: str, by: Sequence[str], columns: str = "") -> pd.DataFrame:
-    """Summarise the numeric columns by their kind: first within each sentence, then over sentences."""
+    """Summarise the numeric columns by their kind: first within each sentence, then over sentences.
+
+    Equal texts are one, as in the report, unless each text is asked for.
+    """
     from attnscope._nearest import nearest
     from attnscope.errors import MissingError, ResultsError
+    from attnscope.results.equal_texts import of_distinct_texts
     from attnscope.results.schema import check_columns
     from attnscope.results.summaries import grouped, kinds_of
 
-    frame = results.table(table)
+    frame = (results if "sample" in by else of_distinct_texts(results)).table(table)
     keys = results.key_columns(table)
     if frame.empty:
         raise ResultsError(f"tables: table {table!r} has no rows")

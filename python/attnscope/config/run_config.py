@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,7 +64,7 @@ Place = Annotated[
     AfterValidator(check_path),
 ]
 #: A branch, tag, commit or folder; YAML reads an unquoted one such as 1000 as a number.
-Revision = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
+Revision = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 #: A list of names; one name is short for a list of it.
 Names = Annotated[list[str], BeforeValidator(as_list)]
 
@@ -75,9 +76,10 @@ def parse_bytes(value: int | str) -> int:
     (1610612736, 4096)
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", str(value), re.IGNORECASE)
-    amount = int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " ")) if match else 0
+    number = float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " ") if match else 0.0
+    amount = int(number) if math.isfinite(number) else 0
     if amount <= 0:
-        raise ValueError(f"expected an amount such as 4GB, got {value!r}")
+        raise ValueError(f"expected an amount such as 4GB, got {value!r:.80}")
     return amount
 
 
@@ -89,6 +91,30 @@ class Strict(BaseModel):
     """Settings whose keys are all known, and which nobody changes."""
 
     model_config = {"extra": "forbid", "frozen": True, "validate_default": True}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return a value as it is; ValueError where YAML's yes stands for a number, which would be 1."""
+        kinds = _plain_types(cls.model_fields[str(info.field_name)].annotation)
+        if not kinds.isdisjoint((int, float)) and kinds.isdisjoint((bool, Any)) and _has_flag(value):
+            raise ValueError(f"expected numbers, not a truth value, got {value!r:.80}")
+        return value
+
+
+def _plain_types(kind: Any) -> set[Any]:
+    """Return the types that an annotation is made of; of a literal those of its values."""
+    inside = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return {type(value) for value in inside}
+    if typing.get_origin(kind) is Annotated:
+        return _plain_types(inside[0])
+    return {part for argument in inside for part in _plain_types(argument)} if inside else {kind}
+
+
+def _has_flag(value: Any) -> bool:
+    """Return True for a truth value, and for lists of which one is among the entries."""
+    return isinstance(value, bool) or (isinstance(value, (list, tuple)) and any(map(_has_flag, value)))
 
 
 class ModelSource(Strict):
@@ -129,7 +155,7 @@ class Workers(Strict):
 
     most: int | None = Field(default=None, ge=1)
     cpus: int | None = Field(default=None, ge=1)
-    gpus: float | None = Field(default=None, ge=0)
+    gpus: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
 
 class TextSource(Strict):

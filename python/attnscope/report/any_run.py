@@ -91,7 +91,7 @@ def strongest_heads(page: Page, ranked: str = "") -> Table | None:
     baselines = optional(page.results, "baselines")
     rows = []
     # each series has texts of its own
-    for series, rows_of_series in final.groupby("series", sort=True):
+    for series, rows_of_series in final.groupby("series", sort=False):
         means = rows_of_series.groupby(["layer", "head"])[others].mean()
         estimates = estimate(rows_of_series, first, ["layer", "head"], together=True)
         for row in estimates.nlargest(_ROWS, "mean").itertuples():

@@ -24,6 +24,7 @@ from markupsafe import Markup
 
 from attnscope._nearest import nearest
 from attnscope.config.study_folders import study_of
+from attnscope.errors import ResultsError
 from attnscope.plots.figure import require_table
 from attnscope.report import any_run
 from attnscope.report.latex_tables import latex_table
@@ -38,10 +39,10 @@ from attnscope.report.section import (
 )
 from attnscope.results.files import write_bytes
 from attnscope.results.results import Results
-from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.study_api.number_text import counted, number
 from attnscope.study_api.unfinished import unfinished
-from attnscope.untrusted.safe_text import mark_controls, quote_formulas
+from attnscope.untrusted.safe_text import list_names, mark_controls, quote_formulas
 
 if TYPE_CHECKING:
     from attnscope.plots import Drawn, LeftOut
@@ -98,6 +99,7 @@ def report(
         >>> asc.report(asc.Results({"heads": heads}), tempfile.mkdtemp() + "/report.html").name
         'report.html'
     """
+    check_places(results)
     home: Any = getattr(results, "path", None)
     if path is None and home is None:
         raise ValueError("report: these results have no run folder; say where to write")
@@ -125,6 +127,7 @@ def latex_tables(results: Results, *, width: str = "single", columns: Sequence[s
         ValueError: another width, a heading that no table has, or columns that do not fit a page.
     """
     require_table(results, "heads")
+    check_places(results)
     page = Page(results, {})
     parts = ["% \\usepackage{array,booktabs} in the preamble; numbers in brackets are 95 % intervals.\n"]
     blocks = [block for section in _sections(results) for block in page.written(section)]
@@ -161,6 +164,29 @@ def _sections(results: Results) -> Sequence[Section]:
     """Return the sections of a report; of a study that declares findings alone, those that any run has."""
     sections: Sequence[Section] = getattr(_words(results), "SECTIONS", any_run.SECTIONS)
     return sections
+
+
+#: Columns without which a row of a table has no place in a report.
+_PLACES = {
+    "samples": (*CHECKPOINT_KEYS, "sample", "group", "n_tokens", "text"),
+    "heads": tuple(key for key in HEAD_KEYS if key != "protocol"),
+    "graphs": (*(key for key in HEAD_KEYS if key != "protocol"), "threshold"),
+    **dict.fromkeys(("head_means", "layers", "head_mean_graphs"), (*CHECKPOINT_KEYS, "sample")),
+}
+
+
+def check_places(results: Results) -> None:
+    """Raise ResultsError where a table, such as one that somebody else has written, lacks a column that says
+    where its rows belong.
+    """
+    for name in results.tables() if isinstance(results, Results) else ():
+        columns = results.column_names(name)
+        places = _PLACES.get(name, ()) if name in ("samples", "heads") or "sample" in columns else ()
+        if missing := [key for key in places if key not in columns]:
+            raise ResultsError(
+                f"report: table {name!r} has no column {missing[0]!r}, without which its rows have no place; "
+                f"it holds {list_names(columns)}"
+            )
 
 
 def render(

@@ -40,7 +40,7 @@ class DistinctTexts(Results):
         """Return a table as the results give it, each text once; `samples` names every text."""
         import pandas as pd
 
-        names = () if name == "samples" else self._all_results.schema(name).names
+        names = () if name == "samples" else self._all_results.column_names(name)
         if not {"model", "sample"} <= set(names) or self._repeats.empty:
             return self._all_results.table(name, columns)
         further = [key for key in _KEYS if key in names and columns is not None and key not in columns]
@@ -57,7 +57,7 @@ class DistinctTexts(Results):
 
         columns = ["model", "sample", "text_unit"]
         tables = self._all_results.tables()
-        if "samples" not in tables or not {*columns} <= {*self._all_results.schema("samples").names}:
+        if "samples" not in tables or not {*columns} <= {*self._all_results.column_names("samples")}:
             return pd.MultiIndex.from_arrays([[], []])
         samples = self._all_results.table("samples", columns).dropna(subset="text_unit")
         repeated = samples[samples["text_unit"] != samples["sample"]]

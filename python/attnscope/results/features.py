@@ -27,6 +27,7 @@ import numpy as np
 
 from attnscope.errors import ResultsError
 from attnscope.results.files import atomic_file
+from attnscope.results.json_rows import json_rows
 from attnscope.results.key_columns import NUMERIC, check_single, check_whole, kind_of
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Features:
         frame = pa.Table.from_pandas(self.index, preserve_index=False)
         for name in self.X:
             frame = frame.append_column(name, pa.array(self.X[name].to_numpy(), from_pandas=True))
-        facts_of = {row["name"]: row for row in json.loads(self.about.to_json(orient="records"))}
+        facts_of = {row["name"]: row for row in json_rows(self.about)}
         fields = [
             column.with_metadata({"attnscope": json.dumps(facts_of[column.name])})
             if column.name in facts_of
@@ -121,21 +122,34 @@ class Features:
         """Return what `to_parquet` wrote.
 
         Raises:
-            ResultsError: another file.
+            ResultsError: another file, or a damaged one.
         """
         import pandas as pd
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = pq.read_table(path)
+        try:
+            table = pq.read_table(path)
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise ResultsError(f"{path} is not a readable Parquet file: {error}") from error
         if _FACTS not in (table.schema.metadata or {}):
             raise ResultsError(f"{path} holds no features")
-        facts = json.loads(table.schema.metadata[_FACTS])
-        index_columns = facts.pop("index")
-        fields = [column for column in table.schema if column.name not in index_columns]
-        rows = [json.loads((column.metadata or {})[b"attnscope"]) for column in fields]
-        frame = table.to_pandas()
-        x = frame[[column.name for column in fields]].astype(np.float64)
-        return cls(x, frame[index_columns], _about_frame(pd.DataFrame(rows)), facts)
+        try:
+            facts = json.loads(table.schema.metadata[_FACTS])
+            index_columns = facts.pop("index")
+            fields = [column for column in table.schema if column.name not in index_columns]
+            rows = [json.loads((column.metadata or {})[b"attnscope"]) for column in fields]
+            frame = table.to_pandas()
+            x, index = frame[[column.name for column in fields]].astype(np.float64), frame[index_columns]
+            description = _about_frame(pd.DataFrame(rows))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ResultsError(
+                f"{path} holds features whose description is gone or damaged: a program that has written the "
+                "file again has not kept its metadata"
+            ) from error
+        return cls(x, index, description, facts)
 
 
 class _Block(NamedTuple):

@@ -32,7 +32,10 @@ def kind_of(column: pd.Series) -> str:
     """Return what a column holds, in words: whole numbers, numbers, texts, truth values, or its type."""
     from pandas.api import types
 
-    if types.is_bool_dtype(column):
+    if hasattr(column.dtype, "categories"):  # categories count as their values
+        column = column.astype(column.dtype.categories.dtype)
+
+    if types.is_bool_dtype(column) or types.infer_dtype(column, skipna=True) == "boolean":
         return "truth values"
     if types.is_numeric_dtype(column):
         numbers = column.to_numpy(np.float64, na_value=np.nan)

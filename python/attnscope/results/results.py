@@ -17,6 +17,7 @@ from attnscope._nearest import nearest
 from attnscope._warn import warn
 from attnscope.errors import DocumentError, MissingError, ResultsError, command
 from attnscope.results.files import atomic_file, fault_of, hash_file, remove, write_bytes
+from attnscope.results.json_rows import plain_cell
 from attnscope.results.schema import AXES, check_columns, check_provenance, keys_in, with_keys
 from attnscope.untrusted.documents import read_json, read_yaml
 from attnscope.untrusted.names import file_name_fault
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 #: What `save` writes into a folder.
 _SAVED = frozenset(("tables", "study.yaml", "provenance.json"))
+#: The folder in it that `save` writes into before its names appear.
+_UNFINISHED = ".save.tmp"
 
 
 class Results(Mapping[str, "pd.DataFrame"]):
@@ -40,7 +43,8 @@ class Results(Mapping[str, "pd.DataFrame"]):
     that they are of.
 
     Args:
-        tables: DataFrames or Arrow tables by name; key columns first.
+        tables: DataFrames or Arrow tables by name; key columns first. Labels of rows that have a name, as an
+            index has, are columns.
         study: the resolved configuration, as plain data.
         provenance: what made the tables: versions, model commits, machine, seeds.
         path: the run folder, or None for results that live in memory only.
@@ -74,7 +78,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
         self.path = None if path is None else Path(path)
         self.model: Callable[[], Any] | None = None  # a weak reference, of results made in memory
         self.inputs: dict[int, Any] = {}  # of samples that are more than token ids
-        self._tables: dict[str, Any] = dict(tables or {})
+        self._tables: dict[str, Any] = {name: _with_labels(table) for name, table in (tables or {}).items()}
         self.files = {name: list(paths) for name, paths in (files or {}).items()}
         self._verified: set[Path] = set()
 
@@ -184,13 +188,20 @@ class Results(Mapping[str, "pd.DataFrame"]):
         """
         return self.arrow(name).schema if name in self._tables else self._read(name, ()).schema
 
+    def column_names(self, name: str) -> list[str]:
+        """Return the names of a table's columns, no row of a stored one being read; errors as of `table`."""
+        stored = self._tables.get(name)
+        if stored is not None and not hasattr(stored, "schema"):
+            return [str(column) for column in stored.columns]
+        return list(self.schema(name).names)
+
     def arrow(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Return one table as an Arrow table; arguments and errors as of `table`."""
         import pyarrow as pa
 
         table = self._tables[name] if name in self._tables else self._read(name, columns)
         if not isinstance(table, pa.Table):
-            table = pa.Table.from_pandas(table, preserve_index=False)
+            table = _arrow_of(name, table)
         check_columns(name, columns or (), table.column_names)
         return table if columns is None else table.select(list(columns))
 
@@ -279,20 +290,24 @@ class Results(Mapping[str, "pd.DataFrame"]):
     def save(self, path: str | Path, *, overwrite: bool = False) -> Results:
         """Write a run folder (`tables/`, `study.yaml`, `provenance.json`) that `attnscope.load` reads.
 
+        The tables appear all at once: what is interrupted, or cannot be written, leaves no part of them.
+
         Args:
             path: of the folder.
             overwrite: replace results that were saved there; never a run, whose units are dear.
 
         Raises:
             FileExistsError: the folder has something in it; with `overwrite` anything but saved results.
+            ResultsError: a table, the study or the provenance holds what its file cannot.
         """
         target = Path(path)
-        if target.exists() and any(target.iterdir()):
+        held = {file.name for file in target.iterdir()} - {_UNFINISHED} if target.exists() else set()
+        if held:
             if not overwrite:
                 raise FileExistsError(
                     f"save: {target} exists and is not empty; overwrite=True replaces saved results"
                 )
-            if foreign := sorted({file.name for file in target.iterdir()} - _SAVED):
+            if foreign := sorted(held - _SAVED):
                 raise FileExistsError(f"save: {target} holds {foreign[0]!r:.80} and is not overwritten")
             self._replace(target)
         else:
@@ -311,15 +326,36 @@ class Results(Mapping[str, "pd.DataFrame"]):
         remove(old)
 
     def _write(self, target: Path) -> None:
-        """Write the tables, the study and the provenance into a folder."""
+        """Write the tables, the study and the provenance into a folder, the tables last and all at once."""
+        is_new = not target.exists()
+        target.mkdir(parents=True, exist_ok=True)
+        unfinished = target / _UNFINISHED
+        try:
+            remove(unfinished)
+            self._write_files(unfinished)
+            for name in ("study.yaml", "provenance.json", "tables"):
+                (unfinished / name).replace(target / name)
+        except BaseException:
+            if is_new:
+                remove(target)
+            raise
+        finally:
+            remove(unfinished)
+
+    def _write_files(self, folder: Path) -> None:
+        """Write the tables, the study and the provenance, one after the other."""
         import yaml
 
-        files = self.to_parquet(target / "tables")
-        study = yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True)
-        write_bytes(target / "study.yaml", study.encode())
-        tables = {file.stem: {"sha256": hash_file(file), "rows": self._rows(file.stem)} for file in files}
-        provenance = json.dumps({**self.provenance, "tables": tables}, indent=2, ensure_ascii=False)
-        write_bytes(target / "provenance.json", f"{provenance}\n".encode())
+        try:
+            files = self.to_parquet(folder / "tables")
+            study = yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True)
+            write_bytes(folder / "study.yaml", study.encode())
+            tables = {file.stem: {"sha256": hash_file(file), "rows": self._rows(file.stem)} for file in files}
+            provenance = json.dumps({**self.provenance, "tables": tables}, indent=2, ensure_ascii=False)
+            write_bytes(folder / "provenance.json", f"{provenance}\n".encode())
+        except (yaml.YAMLError, TypeError, UnicodeEncodeError) as error:
+            reason = " ".join(str(error).split())
+            raise ResultsError(f"save: the study and the provenance must be plain data: {reason}") from error
 
     def compare(self, other: Results, table: str = "heads") -> pd.DataFrame:
         """Compare two runs, metric by metric, over the rows that both have; see `results.summaries`."""
@@ -395,10 +431,10 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
 
 def _in_csv(cell: Any) -> Any:
-    """Return a list as JSON text, anything else as it is."""
-    if isinstance(cell, str) or not hasattr(cell, "__len__"):
+    """Return a list or a record as JSON text, anything else as it is."""
+    if isinstance(cell, (str, bytes)) or not hasattr(cell, "__len__"):
         return cell
-    return json.dumps(list(cell), ensure_ascii=False, default=lambda number: number.item())
+    return json.dumps(plain_cell(cell), ensure_ascii=False)
 
 
 def load(path: str | Path) -> Results:
@@ -460,10 +496,37 @@ def _again(folder: Path) -> str:
     return f"; to write it again: {command('resume', folder)}" if (folder / "units").is_dir() else ""
 
 
+def _with_labels(table: Any) -> Any:
+    """Return a DataFrame whose named labels of rows are columns; files hold columns alone."""
+    index = getattr(table, "index", None)
+    names = [name for name in getattr(index, "names", ()) if name is not None and name not in table.columns]
+    if not names:
+        return table
+    labelled = table.reset_index(level=names)
+    labelled.attrs = dict(table.attrs)
+    return labelled
+
+
+def _arrow_of(name: str, frame: pd.DataFrame) -> pa.Table:
+    """Return a DataFrame as an Arrow table; ResultsError where a column holds values of several types."""
+    import pyarrow as pa
+
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ResultsError(f"table {name!r} cannot be stored: {reason}") from error
+
+
 def _frame(table: pa.Table) -> pd.DataFrame:
-    """Return a DataFrame; whole numbers with a null among them stay whole."""
+    """Return a DataFrame; whole numbers with a null among them stay whole, categories are their values."""
     import pandas as pd
     import pyarrow as pa
+
+    for at, column in enumerate(table.columns):
+        if pa.types.is_dictionary(column.type):
+            field = table.schema.field(at).with_type(column.type.value_type)
+            table = table.set_column(at, field, column.cast(field.type))
 
     # what pandas noted in the file of somebody else may be no JSON, or make an index of a key
     frame = table.replace_schema_metadata(None).to_pandas()

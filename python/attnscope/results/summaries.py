@@ -39,6 +39,9 @@ KEYS = (*CHECKPOINT_KEYS, "sample", "protocol", *VARIANT_KEYS, "threshold", "tab
 STATISTIC = {"count": "median", "ratio": "median", "position": "most frequent"}
 #: Columns in which infinity is a value: a bar that never ends.
 ENDLESS = ("birth", "death")
+#: Numbers that differ by less of themselves are one, which float32 rounds: the `ROUNDED_FLOAT32` of
+#: `statistics.rounding`, which needs torch, and a folder is read without it.
+ROUNDED = 2.0**-20
 #: Measured nulls and what they are called: a copy of the model with random weights, and shuffled rows.
 NULLS = {"random_weights": "random weights", "row_permutation": "rows shuffled"}
 
@@ -168,14 +171,39 @@ def typical(values: np.ndarray[Any, Any], kind: str) -> float:
 
 
 def grouped(frame: pd.DataFrame, by: Sequence[str], kinds: Mapping[str, str]) -> pd.DataFrame:
-    """Return the statistic of every column within groups, undefined entries left out; groups sorted."""
+    """Return the statistic of every column within groups, undefined and infinite entries left out.
+
+    Groups are sorted, models in the order in which the table first has them, which is that of the plan. A
+    missing key, such as the threshold of a number that has none, is a group of its own.
+    """
     import pandas as pd
 
     plain = frame[list(kinds)].apply(lambda column: column.to_numpy(float, na_value=np.nan))
-    groups = plain.groupby([frame[key] for key in by], sort=True)
+    plain = plain.where(np.isfinite(plain.to_numpy()) | plain.columns.isin(ENDLESS))
+    keys, models = [frame[key] for key in by], None
+    if "model" in by:
+        places, models = pd.factorize(frame["model"], use_na_sentinel=False)
+        keys[list(by).index("model")] = pd.Series(places, frame.index, name="model")
+    groups = plain.groupby(keys, sort=True, dropna=False, observed=True)
     how = {"mean": "mean", "median": "median", "most frequent": partial(typical, kind="position")}
     columns = {name: groups[name].agg(how[STATISTIC.get(kind, "mean")]) for name, kind in kinds.items()}
-    return pd.DataFrame(columns).reset_index()
+    table = pd.DataFrame(columns).reset_index()
+    return table if models is None else table.assign(model=models.take(table["model"].to_numpy()))
+
+
+def in_training_order(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows by model, in the order in which the table first has them, step and revision.
+
+    >>> import pandas as pd
+    >>> rows = pd.DataFrame({"model": ["b", "b", "a"], "revision": "", "step": [9, 1, 0]})
+    >>> in_training_order(rows)["step"].tolist()
+    [1, 9, 0]
+    """
+    import pandas as pd
+
+    places = pd.factorize(rows["model"], use_na_sentinel=False)[0]
+    order = rows[["step", "revision"]].assign(model=places).reset_index(drop=True)
+    return rows.iloc[order.sort_values(["model", "step", "revision"], kind="stable").index]
 
 
 def compared(results: StoredTables, other: StoredTables, table: str = "heads") -> pd.DataFrame:
@@ -240,7 +268,8 @@ def _compared_metrics(
         a, b = (matched[column].to_numpy(float, na_value=np.nan) for column in (name, f"{name}\0other"))
         good = np.isfinite(a) & np.isfinite(b)
         x, y = a[good], b[good]
-        varies = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
+        # what a model computes in float32 differs by rounding from one text to the next
+        is_related = kind != "position" and len(x) > 1 and _varies(x) and _varies(y)
         yield (
             {
                 "metric": name,
@@ -253,10 +282,16 @@ def _compared_metrics(
                 "there": typical(y, kind),
                 "mean_difference": float((y - x).mean()) if len(x) and kind != "position" else np.nan,
                 "max_difference": float(np.abs(y - x).max()) if len(x) else np.nan,
-                "correlation": float(np.corrcoef(x, y)[0, 1]) if varies and kind != "position" else np.nan,
+                "correlation": float(np.corrcoef(x, y)[0, 1]) if is_related else np.nan,
                 "equal": bool(np.array_equal(a, b, equal_nan=True)),
             }
         )
+
+
+def _varies(values: np.ndarray[Any, Any]) -> bool:
+    """Return True if numbers differ by more than what float32 rounds."""
+    with np.errstate(over="ignore"):  # the difference of the largest numbers is infinite
+        return not bool(np.isclose(values.max(), values.min(), rtol=ROUNDED, atol=0.0))
 
 
 def _check_comparable(

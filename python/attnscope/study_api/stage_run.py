@@ -205,7 +205,9 @@ class StageRun:
         if key not in self._rows:
             self._check("writes", table)
             declared = self._context.table(table)
-            self._rows[key] = Rows(declared, self._context.study_name, self.constants(declared.keys))
+            models = [checkpoint.model for checkpoint in self.checkpoints]
+            constants = self.constants(declared.keys)
+            self._rows[key] = Rows(declared, self._context.study_name, constants, models)
         self._rows[key].add(**columns)
 
     def store(self, table: str, rows: pa.Table) -> None:

@@ -139,12 +139,26 @@ class Table:
 
 
 class Rows:
-    """Rows of one table of a study, added as columns of equal length, sorted by their keys at the end."""
+    """Rows of one table of a study, added as columns of equal length, sorted by their keys at the end.
 
-    def __init__(self, table: Table, study: str, constants: Mapping[str, Any] | None = None) -> None:
+    Args:
+        table: that they are of.
+        study: its name.
+        constants: columns that are the same in all rows.
+        models: in the order of the plan, which rows of several have too; any other comes behind them.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        study: str,
+        constants: Mapping[str, Any] | None = None,
+        models: Sequence[str] = (),
+    ) -> None:
         self.table = table
         self.study = study
         self.constants = dict(constants or {})
+        self.models = list(dict.fromkeys(models))
         columns = [column for column in table.columns or () if column.name not in table.keys]
         self._types = {column.name: arrow_type(column) for column in columns}
         self._texts = {column.name for column in columns if column.kind == "text" and not column.empty}
@@ -184,7 +198,8 @@ class Rows:
         table = pa.concat_tables(self._parts, promote_options="permissive").combine_chunks()
         present = table.column_names
         if keys := by_step([key for key in self.table.keys if key in present]):
-            table = table.take(np.lexsort([table[key].to_numpy() for key in reversed(keys)]))
+            order = [part for key in keys for part in self._order_of(key, table[key].to_numpy())]
+            table = table.take(np.lexsort(order[::-1]))
         columns = {}
         declared = self.table.columns
         names = present if declared is None else [column.name for column in declared]
@@ -196,6 +211,14 @@ class Rows:
             elif name in self._types:
                 columns[name] = pa.nulls(len(table), self._types[name])
         return with_metadata(pa.table(columns), self.table, self.study)
+
+    def _order_of(self, key: str, values: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        """Return what rows are sorted by for one of their keys: of models their places in the plan first."""
+        if key != "model" or not self.models:
+            return [values]
+        names, codes = np.unique(values, return_inverse=True)
+        places = {name: place for place, name in enumerate(self.models)}
+        return [np.array([places.get(name, len(places)) for name in names], np.int64)[codes], values]
 
 
 def by_step(keys: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -139,7 +140,7 @@ def _sample_rows(
         held = rows.read_all()
         return [held[place] for place in choose(held, source, draw, samplers)]
     if source.sampling == "first":
-        return list(islice(rows, source.samples))
+        return list(islice(rows, min(source.samples, sys.maxsize)))
     count = rows.count()
     places = draw.choice(count, min(source.samples, count), replace=False).tolist()
     drawn = set(places)

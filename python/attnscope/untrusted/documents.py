@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from typing import Any
 
@@ -157,6 +158,13 @@ def _loader() -> Any:
             _check_expanded_size(node)
             return node
 
+    # 0100 is what is written, not 64; 1_000 and 12:30:45 are no numbers either, as in YAML 1.2
+    integer = "tag:yaml.org,2002:int"
+    BoundedLoader.yaml_implicit_resolvers = {
+        first: [resolver for resolver in resolvers if resolver[0] != integer]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    BoundedLoader.add_implicit_resolver(integer, re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
     return BoundedLoader
 
 

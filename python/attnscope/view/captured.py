@@ -23,6 +23,7 @@ from attnscope.models.inputs.written_answers import check_generation, write_answ
 from attnscope.models.tokens import Encoder
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.results.summaries import in_training_order
 from attnscope.view.measured import ShownText, Stack, answer_of
 from attnscope.view.pictures import pictures_of
 from attnscope.view.read_texts import label_of_text, read_texts
@@ -258,7 +259,7 @@ def captured_sentence(
         raise ResultsError(
             "view: these results name no study and their model is gone: view(results, sample=0, model=model)"
         )
-    row = rows.sort_values(["model", "step", "revision"], kind="stable").iloc[-1]
+    row = in_training_order(rows).iloc[-1]
     checkpoint = tuple(row[[*CHECKPOINT_KEYS]])
     layers = None
     if model is None:

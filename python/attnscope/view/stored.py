@@ -16,12 +16,14 @@ import torch
 
 from attnscope.errors import ResultsError
 from attnscope.metrics.discovery import quantity
+from attnscope.results.equal_texts import of_distinct_texts
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.results.summaries import (
     defined,
     grouped,
     in_series,
+    in_training_order,
     measured_columns,
     optional,
     rows_of_protocol,
@@ -61,12 +63,12 @@ def contents_of_results(
     table = checked_table(results, "heads")
     protocol = "exact" if "protocol" not in table else min(table["protocol"].dropna(), default="exact")
     checked_optional(results, "samples")
-    parts = _parts_of(results, protocol)
+    parts = _parts_of(of_distinct_texts(results), protocol)
     heads = parts[0].rows
     if heads.empty:
         raise ResultsError("view: the table 'heads' has no row of a single head")
 
-    checkpoint_rows = heads[[*CHECKPOINT_KEYS]].drop_duplicates().sort_values(["model", "step", "revision"])
+    checkpoint_rows = in_training_order(heads[[*CHECKPOINT_KEYS]].drop_duplicates())
     inputs = list(dict.fromkeys(heads["group"].astype(str)))
     layers, numbers = (sorted(int(at) for at in heads[name].unique()) for name in ("layer", "head"))
     metrics = [entry for part in parts for entry in _metrics(results, part)]

@@ -16,6 +16,7 @@ import attnscope
 import attnscope.protocols
 import figure_tables as made
 import study_tables as tables
+from attnscope.errors import ResultsError
 from attnscope.plots.selection import measured_heads, series_noun
 from attnscope.report import report
 from attnscope.report.any_run import strongest_heads
@@ -475,3 +476,35 @@ def test_title_and_note_on_intervals_are_those_of_the_study():
     assert "templates of questions as the unit" in page._words(states).INTERVALS
     assert "jackknife" in sections.INTERVALS
     assert "bootstrap" not in any_run.NAMED
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        *(("heads", key) for key in ("model", "step", "sample", "head")),
+        *(("samples", key) for key in ("model", "group", "text")),
+        *(("graphs", "threshold"), ("head_means", "step")),
+    ],
+)
+def test_a_table_without_a_column_that_places_its_rows_is_named(tmp_path, table, column):
+    """Tables that somebody else has written ended in a KeyError."""
+    results = made.make_results()
+    tables = {name: results.table(name) for name in results.tables()}
+    tables.setdefault("head_means", tables["heads"].drop(columns="head"))
+    tables.setdefault("graphs", tables["heads"].assign(threshold=0.5))
+    foreign = Results({**tables, table: tables[table].drop(columns=column)})
+    with pytest.raises(ResultsError, match=rf"report: table '{table}' has no column '{column}'"):
+        foreign.report(tmp_path / "r.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_are_in_the_order_of_the_run_in_every_table(monkeypatch):
+    last = made.make_results().table("heads").query("step == 64")
+    heads = pd.concat([last.assign(model=name) for name in "ba"])
+    page = StudyPage(Results({"heads": heads}), {})
+    result = strongest_heads(page, "sink_share")
+    assert list(dict.fromkeys(result.frame[page.apart])) == ["b", "a"]
+    assert list(dict.fromkeys(row["series"] for row in number_rows(page.heads(), None, ["sink_share"]))) == [
+        "b",
+        "a",
+    ]

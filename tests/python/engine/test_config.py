@@ -348,3 +348,45 @@ def test_a_key_around_a_fault_is_shown_without_its_control_characters(key):
     with pytest.raises(ConfigError, match="half of a surrogate pair") as refused:
         RunConfig(models="a", texts="b", options={key: {"\ud800": 1}})
     assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"seed": True}, "seed"),
+        ({"block": True}, "block"),
+        ({"layers": [True, 1]}, "layers"),
+        ({"texts": [{"path": "a", "samples": True}]}, r"texts\[0\]\.samples"),
+        ({"workers": {"gpus": True}}, r"workers\.gpus"),
+        ({"thresholds": [True, 0.5]}, "thresholds"),
+    ],
+)
+def test_a_truth_value_is_no_number(change, place):
+    """YAML's yes and true became 1."""
+    with pytest.raises(ConfigError, match=rf"{place}: expected numbers, not a truth value, got "):
+        RunConfig(**{"models": "a", "texts": "b", **change})
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("0100", "0100"), ("1_000", "1_000"), ("12:30:45", "12:30:45"), ("0x1F", "0x1F"), ("1000", "1000")],
+)
+def test_a_revision_is_what_is_written(tmp_path, written, read):
+    """YAML 1.1 counts in eights and sixties: 0100 was the revision 64."""
+    file = tmp_path / "study.yaml"
+    file.write_text(f"models: {{path: a, revisions: [{written}]}}\ntexts: b\nseed: -0\nblock: +7\n", "utf-8")
+    settings = RunConfig.from_yaml(file)
+    assert (settings.models[0].revisions, settings.seed, settings.block) == ([read], 0, 7)
+    assert RunConfig.from_yaml("attention_sinks", overrides=["models=a", f"models.revisions=[{written}]"])
+    file.write_text(settings.to_yaml(), "utf-8")
+    assert RunConfig.from_yaml(file) == settings
+
+
+def test_a_word_of_yaml_for_a_truth_value_is_no_revision():
+    with pytest.raises(ConfigError, match=r"revisions\[0\]: .*valid string, got True"):
+        RunConfig(models={"path": "a", "revisions": [True]}, texts="b")
+
+
+def test_an_amount_that_no_number_holds_is_refused():
+    with pytest.raises(ConfigError, match=r"max_memory: expected an amount such as 4GB, got '9{70,}"):
+        RunConfig(models="a", texts="b", max_memory="9" * 400 + "GB")

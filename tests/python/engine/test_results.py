@@ -22,10 +22,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.cli.results_commands import _usual_keys, narrow, statistics
+from attnscope.errors import ResultsError
 from attnscope.results import results as module
+from attnscope.results import summaries
 from attnscope.results.results import Results, load
 from attnscope.results.schema import HEAD_KEYS
 from attnscope.results.summaries import grouped, kinds_of, typical
+from attnscope.statistics.rounding import ROUNDED_FLOAT32
 from attnscope.study_api.tables import Column, Rows, Table
 from attnscope.study_api.unfinished import unfinished
 
@@ -472,3 +475,111 @@ def test_whole_numbers_stay_whole_in_every_file_though_some_are_missing(tmp_path
     assert csv.read_text("utf-8").splitlines() == ["head,sink_position,count", "0,3,1", "1,,2"]
     for frame in (pd.read_csv(csv, dtype_backend="numpy_nullable"), pd.concat([saved["heads"], positions])):
         assert frame["sink_position"].dtype == "Int64"
+
+
+def test_what_float32_rounds_correlates_with_nothing():
+    """Norms of normalised states are one number; their last bits had a correlation of two runs."""
+    generator = np.random.default_rng(0)
+    first, second = heads(), heads()
+    first["fiedler_value"] = np.float32(1) + generator.integers(0, 3, len(first)) * 2.0**-23
+    second["fiedler_value"] = 2 * first["fiedler_value"]
+    row = (
+        Results({"heads": first}).compare(Results({"heads": second})).set_index("metric").loc["fiedler_value"]
+    )
+    assert np.isnan(row["correlation"])
+    assert row["mean_difference"] == pytest.approx(1)
+    assert summaries.ROUNDED == ROUNDED_FLOAT32
+
+
+def test_groups_keep_missing_keys_and_the_order_of_the_models():
+    rows = pd.DataFrame(
+        {
+            "model": ["b", "b", "b", "a"],
+            "threshold": [0.5, np.nan, 0.1, np.nan],
+            "share": [1.0, 2.0, 3.0, 4.0],
+        }
+    )
+    table = grouped(rows, ["threshold", "model"], {"share": "value"})
+    assert table["share"].tolist() == [3.0, 1.0, 2.0, 4.0]
+    assert table["model"].tolist() == ["b", "b", "b", "a"]
+    by_model = statistics(Results({"baselines": rows}), "baselines", ["model", "threshold"])
+    assert by_model["share"].tolist() == [3.0, 1.0, 2.0, 4.0]
+
+
+def test_named_labels_of_rows_are_columns_and_are_stored(tmp_path):
+    """An index, as `groupby` makes it, was lost with the keys in it."""
+    means = heads().groupby(["layer", "head"])[["fiedler_value"]].mean()
+    results = Results({"means": means, "chosen": heads().query("layer == 1")})
+    assert results["means"].columns.tolist() == ["layer", "head", "fiedler_value"]
+    assert results.key_columns("means") == ["layer", "head"]
+    pd.testing.assert_frame_equal(results.save(tmp_path / "run")["means"], means.reset_index())
+    assert load(tmp_path / "run")["chosen"].columns.tolist() == heads().columns.tolist()
+
+
+@pytest.mark.parametrize(
+    ("tables", "facts", "message"),
+    [
+        ({"mixed": pd.DataFrame({"x": ["a", 1]})}, {}, "table 'mixed' cannot be stored: .*column x"),
+        ({}, {"study": {"seed": np.float64(1)}}, "save: the study and the provenance must be plain data"),
+        ({}, {"provenance": {"seed": {1, 2}}}, "save: the study and the provenance must be plain data"),
+    ],
+)
+def test_what_cannot_be_saved_leaves_nothing_behind(tmp_path, tables, facts, message):
+    """The tables before a fault stayed, and were read as the whole."""
+    results = Results({"heads": heads(), **tables}, **facts)
+    with pytest.raises(ResultsError, match=message):
+        results.save(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ResultsError, match=message):
+        results.save(tmp_path / "run")
+    assert list((tmp_path / "run").iterdir()) == []
+    Results({"heads": heads()}).save(tmp_path / "run")
+
+
+def test_a_save_that_is_killed_shows_no_table(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    monkeypatch.setattr(module, "remove", lambda path: None)
+    monkeypatch.setattr(Results, "_rows", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Results({"heads": heads()}).save(folder)
+    with pytest.raises(FileNotFoundError, match="holds no tables"):
+        load(folder)
+    monkeypatch.undo()
+    assert Results({"heads": heads()}).save(folder).tables() == ["heads"]
+    assert sorted(file.name for file in folder.iterdir()) == ["provenance.json", "study.yaml", "tables"]
+
+
+def test_categories_are_read_as_their_values(tmp_path):
+    """Files of other programs hold dictionaries of names and of numbers."""
+    plain = heads()
+    categories = plain.astype({"model": "category", "head": "category", "sink_token": "category"})
+    run = Results({"heads": categories}).save(tmp_path / "run")
+    pd.testing.assert_frame_equal(run["heads"], plain)
+    for first, second in ((Results({"heads": categories}), Results({"heads": plain})), (run, run)):
+        assert first.compare(second)["equal"].all()
+        assert second.compare(first)["rows"].tolist() == [len(plain)] * 2
+
+
+def test_lists_and_records_of_any_kind_are_json_in_csv(tmp_path):
+    cells = [[[1.5, 2.0], [3.0]], {"a": [1], "b": None}, (True, "ä"), np.arange(2)]
+    table = pd.DataFrame({"cell": pd.Series(cells, dtype=object), "name": ["x"] * 4})
+    (file,) = Results({"odd": table}).to_csv(tmp_path)
+    read = [json.loads(cell) for cell in pd.read_csv(file)["cell"]]
+    assert read == [[[1.5, 2.0], [3.0]], {"a": [1], "b": None}, [True, "ä"], [0, 1]]
+
+
+def test_infinite_measurements_are_left_out_of_means_as_in_the_report():
+    rows = heads(steps=(0,), samples=3, layers=1, n_heads=0).assign(death=[1.0, np.inf, 2.0])
+    rows["fiedler_value"] = [1.0, np.inf, 3.0]
+    results = Results({"heads": rows})
+    table = statistics(results, "heads", ["model"])
+    assert table["fiedler_value"].tolist() == results.compare(results)["here"].tolist()[:1] == [2.0]
+    assert table["death"].tolist() == [np.inf]
+
+
+def test_flags_of_which_some_are_missing_are_compared():
+    """They are no column of truth values for pandas, and a run could not be held against itself."""
+    rows = heads(steps=(0,), samples=1).assign(causal=np.array([True, None, False] * 2, dtype=object))
+    row = Results({"heads": rows}).compare(Results({"heads": rows})).set_index("metric").loc["causal"]
+    assert (row["finite"], row["here"], row["equal"]) == (4, 0.5, True)

@@ -266,3 +266,16 @@ def test_checkpoints_are_in_the_order_of_their_steps():
     ).arrow()
     assert stored["share"].to_pylist() == [1.0, 2.0, 3.0, 4.0]
     assert stored.column_names[:4] == ["model", "revision", "step", "layer"]
+
+
+def test_models_are_in_the_order_of_the_plan():
+    """They were by name in tables that a run writes once, and as the user lists them in all others."""
+    table = Table("means", ("model", "step", "layer"), (Column("share"),))
+    stored = Rows(table, "toy", models=["tiny", "base", "tiny"])
+    stored.add(
+        model=["base", "other", "tiny", "another", "tiny"],
+        step=[0, 0, 9, 0, 1],
+        layer=0,
+        share=[3.0, 5.0, 2.0, 4.0, 1.0],
+    )
+    assert stored.arrow()["share"].to_pylist() == [1.0, 2.0, 3.0, 4.0, 5.0]

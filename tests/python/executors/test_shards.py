@@ -440,3 +440,24 @@ def test_a_time_that_is_none_is_refused(inputs, tmp_path, time):
     file.write_text(settings(STUDY, inputs, tmp_path / "runs").to_yaml(), "utf-8")
     with pytest.raises(ConfigError, match="--time: expected a limit such as 24:00:00"):
         slurm_script(str(file), 2, time=time)
+
+
+def test_the_slurm_script_works_in_its_own_folder_and_asks_for_whole_gpus(inputs, tmp_path, monkeypatch):
+    """Paths of a study are relative to where the script was written; half a GPU is no number for Slurm."""
+    file = tmp_path / "study.yaml"
+    file.write_text(settings(STUDY, inputs, tmp_path / "runs").to_yaml(), "utf-8")
+    place = tmp_path / "place of work"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    text = slurm_script(str(file), 2, overrides=["workers.gpus=0.5"])
+    assert "#SBATCH --gpus-per-task=1\n" in text
+    before, after = text.split(f"\ncd '{place}'\n")
+    assert "sbatch --parsable" in before
+    assert "exec" in after
+
+
+@pytest.mark.parametrize("text", ["1/1000001", "999999999/999999999", f"1/{'9' * 5000}", "1/1000000000000"])
+def test_more_shards_than_any_plan_has_are_refused(text):
+    """A list for each of them took all memory, and Python reads no number of 5000 digits."""
+    with pytest.raises(ConfigError, match=r"--shard: expected i/n with i from 1 to n.*, got '"):
+        Shard.parse(text)

@@ -5,6 +5,8 @@ import re
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -209,3 +211,27 @@ def test_tables_that_are_no_rows_of_texts_are_named():
 def test_bad_input_is_named(llama, ids, options, words):
     with pytest.raises(ValueError, match=f"features: {words}"):
         asc.features(llama, ids, ["stable_rank"], **options)
+
+
+def test_parquet_keeps_every_digit_of_what_is_said_of_a_feature(tmp_path):
+    graphs = pd.DataFrame({"sample": [0, 1, 2], "layer": 0, "head": 0, "threshold": 1.5e-12, "cuts": 1.0})
+    table = features_of(Results({"graphs": graphs}))
+    stored = asc.Features.from_parquet(table.to_parquet(tmp_path / "features.parquet"))
+    assert stored.about["at"].tolist() == [1.5e-12]
+    graphs = graphs.assign(cuts=[1.0, np.nan, 1.0])
+    table = features_of(Results({"graphs": graphs}))
+    stored = asc.Features.from_parquet(table.to_parquet(tmp_path / "features.parquet"))
+    assert stored.about["undefined"].tolist() == [1 / 3]
+
+
+def test_a_damaged_file_of_features_is_named(table, tmp_path):
+    file = table.to_parquet(tmp_path / "features.parquet")
+    stored, data = pq.read_table(file), file.read_bytes()
+    for damaged in (data[: len(data) // 2], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(ResultsError, match=r"features\.parquet is not a readable Parquet file"):
+            asc.Features.from_parquet(file)
+    fields = pa.schema([field.remove_metadata() for field in stored.schema], stored.schema.metadata)
+    pq.write_table(stored.cast(fields), file)
+    with pytest.raises(ResultsError, match=r"features\.parquet holds features whose description is gone"):
+        asc.Features.from_parquet(file)

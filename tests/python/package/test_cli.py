@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -20,6 +22,7 @@ from attnscope.config.run_config import RunConfig, models_in
 from attnscope.config.study_folders import studies
 from attnscope.errors import ConfigError
 from attnscope.metrics.discovery import registry
+from attnscope.results.results import Results
 from attnscope.study_api.study import study_class
 from folders import model_folder, sentences, series
 
@@ -112,6 +115,7 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path, monkeypatch):
             "there is no metric or column 'fiedler'; did you mean 'fiedler_value', 'fiedler_vector' or",
         ),
         (["tables"], "DIR"),
+        (["figures", "runs/a", "--label", "entropy"], "--label: expected OLD=NEW, got 'entropy'"),
     ],
 )
 def test_usage_errors_end_with_2(call, arguments, message):
@@ -215,6 +219,8 @@ def test_tables_as_text_latex_csv_and_json(call, finished, tmp_path):
     assert code == 0
     with open(tmp_path / "csv" / "heads.csv", encoding="utf-8", newline="") as file:
         assert len(list(csv.DictReader(file))) == 48
+    _, once, _ = call("tables", finished / "a", "--by", "layer", "--json")
+    assert call("tables", finished / "a", "--by", "layer,layer", "--json")[:2] == (0, once)
     code, _, err = call("tables", finished / "a", "--by", "laier")
     assert (code, "did you mean 'layer'" in err) == (2, True)
     code, _, err = call("tables", finished / "a", "--table", "head")
@@ -297,6 +303,19 @@ def test_compare(call, finished):
     assert {row["metric"]: row["equal"] for row in json.loads(out)}["fiedler_value"]
     code, out, _ = call("compare", finished / "a", finished / "b")
     assert "sink_share" in out
+
+
+def test_json_holds_every_digit(call, tmp_path):
+    """Ten digits behind the point made 0 of small differences."""
+    keys = {"model": "m", "revision": "", "step": -1, "sample": [0, 1], "layer": 0, "head": 0}
+    for name, value in (("a", 1.25e-13), ("b", 3.5e-13)):
+        heads = pd.DataFrame({**keys, "protocol": "exact", "share": value, "odd": [np.inf, np.nan]})
+        Results({"heads": heads}).save(tmp_path / name)
+    _, out, _ = call("tables", tmp_path / "a", "--json")
+    assert json.loads(out) == [{"model": "m", "layer": 0, "share": 1.25e-13, "odd": None}]
+    _, out, _ = call("compare", tmp_path / "a", tmp_path / "b", "--json")
+    row = json.loads(out)[0]
+    assert (row["metric"], row["mean_difference"], row["correlation"]) == ("share", 2.25e-13, None)
 
 
 def test_metrics_prints_definition_and_reference(call):

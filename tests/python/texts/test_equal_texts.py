@@ -6,10 +6,12 @@ import pandas as pd
 import pytest
 
 import attnscope as asc
+from attnscope.cli.results_commands import statistics
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_study import run
 from attnscope.plots.drawable import drawable
 from attnscope.plots.selection import estimate
+from attnscope.view.stored import contents_of_results
 from folders import model_folder, sentences, sink_study
 
 #: Tables that hold a row, or several, of every text.
@@ -155,3 +157,25 @@ def test_tables_without_the_column_are_as_they_are():
     heads = pd.DataFrame({"model": "m", "sample": [0, 1], "protocol": "exact", "entropy": 1.0})
     results = asc.Results({"samples": heads[["model", "sample"]], "heads": heads})
     assert len(drawable(results).table("heads")) == 2
+
+
+def test_means_of_tables_and_pages_count_equal_texts_once():
+    """The command and the page of heads counted each text, where the report counts it once."""
+    places = {"model": "m", "revision": "", "step": -1, "layer": 0, "head": 0, "protocol": "exact"}
+    heads = pd.DataFrame({**places, "sample": [0, 1, 2, 3], "sink_share": [0.2, 0.8, 0.8, 0.8]})
+    samples = heads[["model", "revision", "step", "sample"]].assign(
+        text_unit=[0, 1, 1, 1], text=["a", "b", "b", "b"], group="text", n_tokens=4
+    )
+    results = asc.Results({"samples": samples, "heads": heads})
+    assert statistics(results, "heads", ["model"])["sink_share"].tolist() == [0.5]
+    assert statistics(results, "heads", ["sample"])["sink_share"].tolist() == [0.2, 0.8, 0.8, 0.8]
+    page = contents_of_results(results, 10**6)
+    assert np.ravel(page["values"]).tolist() == [pytest.approx(0.5)]
+    assert estimate(drawable(results).table("heads"), "sink_share", ["model"])["mean"].tolist() == [0.5]
+
+
+def test_checkpoints_of_a_page_are_in_the_order_of_the_run():
+    places = {"revision": "", "sample": 0, "layer": 0, "head": 0, "protocol": "exact", "sink_share": 0.5}
+    heads = pd.DataFrame({"model": ["b", "b", "a"], "step": [9, 1, 5], **places})
+    page = contents_of_results(asc.Results({"heads": heads}), 10**6)
+    assert page["checkpoints"] == ["b · step 1", "b · step 9", "a · step 5"]

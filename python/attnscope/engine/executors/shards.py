@@ -46,6 +46,8 @@ from attnscope.results.results import Results, load
 from attnscope.study_api.plan import Plan
 from attnscope.study_api.units import Unit
 
+#: Processes of a plan at most, each with a list of its units; arrays of Slurm are shorter.
+MOST_SHARDS = 1_000_000
 #: How far the end of a share moves to the end of a checkpoint, as a part of a share.
 _SLACK = 0.1
 # Of the folder of a shard.
@@ -71,10 +73,13 @@ class Shard:
         Raises:
             ConfigError: not two numbers with 1 <= i <= n.
         """
-        numbers = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+        numbers = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
         shard = cls(int(numbers[1]), int(numbers[2])) if numbers else cls(0, 0)
-        if not 1 <= shard.number <= shard.of:
-            raise ConfigError(f"--shard: expected i/n with i from 1 to n, such as 2/8, got {text!r}")
+        if not 1 <= shard.number <= shard.of <= MOST_SHARDS:
+            at_most = f" and n at most {MOST_SHARDS:,}" if shard.of > MOST_SHARDS else ""
+            raise ConfigError(
+                f"--shard: expected i/n with i from 1 to n, such as 2/8{at_most}, got {text!r:.80}"
+            )
         return shard
 
     @property

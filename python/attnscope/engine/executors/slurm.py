@@ -9,6 +9,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -43,6 +44,7 @@ if [ -z "${{SLURM_ARRAY_TASK_ID:-}}" ]; then
     sbatch --array=0 --dependency=afterany:"${{job%%;*}}" "$0"
     exit
 fi
+cd {place}
 export OMP_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-{cpus}}}"
 if [ "$SLURM_ARRAY_TASK_ID" = 0 ]; then
     exec {gather}
@@ -104,8 +106,10 @@ def slurm_script(config: str, shards: int, *, overrides: Sequence[str] = (), tim
         shards=shards,
         cpus=settings.workers.cpus or torch.get_num_threads(),
         memory=-(-needed_bytes(plan) // 1024**2),
-        gpus=f"\n#SBATCH --gpus-per-task={settings.workers.gpus:g}" if settings.workers.gpus else "",
+        # a share of a GPU is for workers of a cluster; Slurm counts whole ones
+        gpus=f"\n#SBATCH --gpus-per-task={math.ceil(settings.workers.gpus)}" if settings.workers.gpus else "",
         time=time,
+        place=shlex.quote(str(Path.cwd())),
         rounds="1 round" if count == 1 else f"{count} rounds",
         count=count,
         gather=command("gather", folder).replace("attnscope", program, 1),
