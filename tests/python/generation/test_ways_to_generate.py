@@ -200,10 +200,10 @@ def test_a_text_with_several_pictures_has_its_own_rows(pictures):
         else:
             with pytest.warns(RuntimeWarning, match=r"maps of single pictures.*\(4 maps\)"):
                 stacks = stacks_of_recording(recording, None, None, 0)
-        whole = recording.run(
+        single_pass = recording.run(
             input_ids=tokens, attention_mask=torch.ones_like(tokens), pixel_values=inputs["pixel_values"]
         )
-        expected = {(layer.stack, layer.index): layer.attention for layer in whole}
+        expected = {(layer.stack, layer.index): layer.attention for layer in single_pass}
     assert len(layers) == len(expected)
     for layer in layers:
         torch.testing.assert_close(layer.attention, expected[layer.stack, layer.index], rtol=0, atol=1e-5)
