@@ -273,7 +273,7 @@ def test_a_run_that_waits_long_says_for_whom(model, monkeypatch):
     from attnscope.capture import implementation as module
 
     monkeypatch.setattr(module, "_SAY_AFTER", 0.3)
-    inputs, said = models.text(model), threading.Event()
+    inputs, event = models.text(model), threading.Event()
 
     def work():
         with capture(model) as recording:
@@ -285,7 +285,7 @@ def test_a_run_that_waits_long_says_for_whom(model, monkeypatch):
         with capture(model) as recording:
             for _layer in recording.run(**inputs):
                 thread.start()
-                said.wait(2)
+                event.wait(2)
                 break
             thread.join(30)
 

@@ -194,5 +194,5 @@ def test_an_answer_of_a_model_that_returns_more_than_tokens():
     model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
     expected = asc.analyze(model, [[9, 10, 11]], "top_mass", generate=GREEDY)["samples"]["token_ids"]
     model.generation_config.return_dict_in_generate = True
-    found = asc.analyze(model, [[9, 10, 11]], "top_mass", generate=GREEDY)["samples"]["token_ids"]
-    assert found[0].tolist() == expected[0].tolist()
+    answers = asc.analyze(model, [[9, 10, 11]], "top_mass", generate=GREEDY)["samples"]["token_ids"]
+    assert answers[0].tolist() == expected[0].tolist()

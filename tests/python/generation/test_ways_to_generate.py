@@ -159,14 +159,16 @@ def test_an_assembled_encoder_sees_all_of_its_text():
     for layer in layers:
         kind = next(kind for part, kind in kinds.items() if layer.stack.startswith(f"model.{part}"))
         assert layer.cross or layer.visibility.name == kind
-    ours, theirs = (
+    assembled_encoder, encoder = (
         next(layer for layer in part if "encoder.layers" in layer.stack and not layer.cross)
         for part in (layers, expected)
     )
     for name in ("attention_entropy", "sink_share"):
         for normalized in ({"normalized": True} if name == "attention_entropy" else {},):
-            one, other = (np.asarray(layer.measure(name, **normalized)[name]) for layer in (ours, theirs))
-            np.testing.assert_allclose(one, other, rtol=1e-5)
+            value, reference = (
+                np.asarray(layer.measure(name, **normalized)[name]) for layer in (assembled_encoder, encoder)
+            )
+            np.testing.assert_allclose(value, reference, rtol=1e-5)
 
 
 def llava(pictures):
@@ -198,10 +200,10 @@ def test_a_text_with_several_pictures_has_its_own_rows(pictures):
         else:
             with pytest.warns(RuntimeWarning, match=r"maps of single pictures.*\(4 maps\)"):
                 stacks = stacks_of_recording(recording, None, None, 0)
-        whole = recording.run(
+        single_pass = recording.run(
             input_ids=tokens, attention_mask=torch.ones_like(tokens), pixel_values=inputs["pixel_values"]
         )
-        expected = {(layer.stack, layer.index): layer.attention for layer in whole}
+        expected = {(layer.stack, layer.index): layer.attention for layer in single_pass}
     assert len(layers) == len(expected)
     for layer in layers:
         torch.testing.assert_close(layer.attention, expected[layer.stack, layer.index], rtol=0, atol=1e-5)

@@ -153,7 +153,7 @@ def test_bases_that_kinds_of_layers_have_for_themselves_are_all_said():
     assert facts["rope_type"] == "sliding_attention default 10000, full_attention linear 1e+06 / 8"
     words = encodings.label({**facts, "encoding": "rope", "windows": "window 32, causal"})
     assert words == f"rope ({facts['rope_type']}) window 32"
-    same = {name: {"rope_type": "default", "rope_theta": 5e5} for name in kinds}
-    assert encodings.rotation(Gemma3TextConfig(rope_parameters=same))["rope_theta"] == 5e5
+    equal_kinds = {name: {"rope_type": "default", "rope_theta": 5e5} for name in kinds}
+    assert encodings.rotation(Gemma3TextConfig(rope_parameters=equal_kinds))["rope_theta"] == 5e5
     assert encodings.rotation(LlamaConfig())["rope_theta"] == 1e4
     assert np.isnan(encodings.rotation(None)["rope_factor"])
