@@ -90,8 +90,8 @@ class Attention(NamedTuple):
     def sizes(self) -> Tensor | None:
         """Number of keys of each matrix [...], None where it is n; lazy attention brings its own."""
         if self.lengths is None and isinstance(self.tensor, Unmaterialized):
-            own: Tensor = self.tensor.visibility.lengths
-            return own
+            lengths: Tensor = self.tensor.visibility.lengths
+            return lengths
         return self.lengths
 
     @property

@@ -142,8 +142,8 @@ def test_thresholds_have_names(llama, ids):
     with pytest.raises(ValueError, match="thresholds must be numbers, because '2/n' differs by text"):
         asc.features(llama, ids, ["graph_statistics"], thresholds=[0.05, "2/n"])
     for single in (0.05, np.float64(0.05), torch.tensor(0.05, dtype=torch.float64)):
-        alone = asc.features(llama, ids, {"graph_statistics": {"thresholds": single}})
-        assert "density_t0p05__l00h00" in alone.X
+        by_one = asc.features(llama, ids, {"graph_statistics": {"thresholds": single}})
+        assert "density_t0p05__l00h00" in by_one.X
 
 
 def test_options_that_are_no_mapping_are_refused(llama, ids):

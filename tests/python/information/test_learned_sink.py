@@ -209,7 +209,7 @@ def test_gradients_of_what_the_sink_takes(function):
     maps, mass = (part[:1, :, :4].contiguous() for part in (maps[..., :4], mass))
     maps.requires_grad_()
     mass.requires_grad_()
-    assert torch.autograd.gradcheck(lambda taken: function(maps.detach(), taken), (mass,))
+    assert torch.autograd.gradcheck(lambda masses: function(maps.detach(), masses), (mass,))
     if function(maps, mass.detach()).requires_grad:
         assert torch.autograd.gradcheck(lambda rows: function(rows, mass.detach()), (maps,))
     none = torch.where(torch.arange(4) == 2, 0.0, mass.detach()).requires_grad_()

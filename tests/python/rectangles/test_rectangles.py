@@ -579,7 +579,7 @@ def test_quantities_that_rectangles_have_not_are_undefined():
 def test_a_real_query_behind_one_at_padding_is_refused(positions):
     """Queries of padding come last: a number for this one would be left out in silence."""
     maps = full_rows(3, 5, 2)
-    with pytest.raises(ValueError, match="attention_entropy: queries at padding must come last, got .* key"):
+    with pytest.raises(ValueError, match=r"attention_entropy: queries at padding must come last, got .* key"):
         asc.attention_entropy(maps, query_positions=positions, lengths=3)
     entropy = asc.attention_entropy(maps, query_positions=[0, 1, 4], lengths=3)
     assert torch.equal(entropy.isnan(), torch.tensor([[False, False, True]] * 2))

@@ -343,6 +343,6 @@ def test_autocast_around_a_call_changes_no_product():
     for call in calls:
         expected = torch.utils._pytree.tree_leaves(call())
         with torch.autocast("cpu", torch.bfloat16):
-            found = torch.utils._pytree.tree_leaves(call())
-        for values, plain in zip(found, expected, strict=True):
+            results = torch.utils._pytree.tree_leaves(call())
+        for values, plain in zip(results, expected, strict=True):
             torch.testing.assert_close(values, plain, rtol=0, atol=0)

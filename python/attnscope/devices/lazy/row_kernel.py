@@ -137,21 +137,21 @@ def _store_rows(
         z = mass + tl.exp2(sink - higher)
         top = higher
     # a query that sees nothing has no weight to divide
-    whole = tl.where(z == 0.0, 1.0, z)
+    divisor = tl.where(z == 0.0, 1.0, z)
     store(at, (top + tl.log2(z)) * 0.6931471805599453, is_inside, is_stored)
     if ENTROPY & MEASURES:
-        entropy = 0.6931471805599453 * (mass * tl.log2(whole) - sum_ps) / whole
+        entropy = 0.6931471805599453 * (mass * tl.log2(divisor) - sum_ps) / divisor
         store(at + plane, entropy, is_inside, is_stored)
     if COLLISION & MEASURES:
-        store(at + 2 * plane, factor * factor * sum_pp / whole / whole, is_inside, is_stored)
+        store(at + 2 * plane, factor * factor * sum_pp / divisor / divisor, is_inside, is_stored)
     if LARGEST & MEASURES:
-        store(at + 3 * plane, tl.where(mass == 0.0, 0.0, factor / whole), is_inside, is_stored)
+        store(at + 3 * plane, tl.where(mass == 0.0, 0.0, factor / divisor), is_inside, is_stored)
     if DISTANCE & MEASURES:
-        store(at + 4 * plane, factor * sum_pd / whole, is_inside, is_stored)
+        store(at + 4 * plane, factor * sum_pd / divisor, is_inside, is_stored)
     if FIRST_MASS & MEASURES:
-        store(at + 5 * plane, factor * sum_first / whole, is_inside, is_stored)
+        store(at + 5 * plane, factor * sum_first / divisor, is_inside, is_stored)
     if NEAR_MASS & MEASURES:
-        store(at + 6 * plane, factor * sum_near / whole, is_inside, is_stored)
+        store(at + 6 * plane, factor * sum_near / divisor, is_inside, is_stored)
 
 
 @triton.jit
