@@ -315,7 +315,11 @@ def test_json_holds_every_digit(call, tmp_path):
     assert json.loads(out) == [{"model": "m", "layer": 0, "share": 1.25e-13, "odd": None}]
     _, out, _ = call("compare", tmp_path / "a", tmp_path / "b", "--json")
     row = json.loads(out)[0]
-    assert (row["metric"], row["mean_difference"], row["correlation"]) == ("share", 2.25e-13, None)
+    assert (row["metric"], row["mean_difference"], row["correlation"]) == (
+        "share",
+        3.5e-13 - 1.25e-13,
+        None,
+    )
 
 
 def test_metrics_prints_definition_and_reference(call):
