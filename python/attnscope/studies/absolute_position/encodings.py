@@ -67,8 +67,8 @@ def rotation(config: Any) -> dict[str, Any]:
         kinds = {}
     stored = getattr(config, "rope_theta", None)
     types = [str(part.get("rope_type", "default")) for part in kinds.values()]
-    given = [part.get("rope_theta", stored) for part in kinds.values()]
-    bases = [np.nan if base is None else float(base) for base in given]
+    thetas = [part.get("rope_theta", stored) for part in kinds.values()]
+    bases = [np.nan if base is None else float(base) for base in thetas]
     factors = [float(part.get("factor", 1.0)) for part in kinds.values()]
     if len(set(bases)) > 1 or len(set(factors)) > 1:
         types = [
