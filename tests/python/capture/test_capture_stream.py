@@ -269,7 +269,7 @@ def test_a_loop_that_waits_for_a_run_of_its_model_is_an_error(model, waits):
 
 
 def test_a_run_that_waits_long_says_for_whom(model, monkeypatch):
-    """What a loop waits for, such as an event, cannot be seen from another thread."""
+    """No thread can see that a loop elsewhere waits for an event, so a long wait warns."""
     from attnscope.capture import implementation as module
 
     monkeypatch.setattr(module, "_SAY_AFTER", 0.3)

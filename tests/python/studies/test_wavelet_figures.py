@@ -186,7 +186,7 @@ def test_sentences_are_of_one_checkpoint_of_a_model_without_steps(results):
 
 @pytest.mark.parametrize(("heads", "middle"), [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (8, 3)])
 def test_the_middling_head_has_as_many_below_as_above(results, heads, middle):
-    """Of an odd number of heads it was the next lower one: of three heads the narrowest."""
+    """The middling head was one too low of an odd number of heads: the narrowest of three."""
     row = results.table("signals").iloc[:1].drop(columns=["head", "signal"])
     widths = range(1, heads + 1)
     signals = [[1.0 / width] * width + [0.0] * (40 - width) for width in widths]
@@ -198,7 +198,7 @@ def test_the_middling_head_has_as_many_below_as_above(results, heads, middle):
 
 @pytest.mark.parametrize("name", ["scalograms", "harmonics"])
 def test_a_figure_of_the_first_model_says_that_there_are_more(results, name):
-    """With several models nothing told whose signals and whose rotations were drawn."""
+    """The captions of a run of several models name the model that is drawn."""
     source = "signals" if name == "scalograms" else name
     table = results.table(source)
     caption = figures.FIGURES[name](results).caption

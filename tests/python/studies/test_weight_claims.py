@@ -287,7 +287,7 @@ class Unmoved(Pair):
 
 
 def test_an_arm_without_a_change_is_in_no_choice():
-    """Where it stood first, the arm without a number was the least concentrated one, else it was not."""
+    """An arm without a number was chosen as the least concentrated one if it stood first."""
     arms = {"ce": runs(2.0), "dpo": runs(1.0)}
     still = [Unmoved() for _ in range(3)]
     plain = of_arms(**arms)["C4"]
