@@ -38,6 +38,39 @@ double log_triangular_slope(double t) {
   return -(t * t - 2.0 * t * s * std::cos(t) + s * s) / (t * s * s);
 }
 
+// x(t) of the triangular law, 0 < t < π.
+double triangular_value(double t) {
+  const double s = std::sin(t), c = std::cos(t);
+  return s / t * std::exp(t * c / s);
+}
+
+// dF/dt of the triangular law.
+double triangular_cdf_slope(double t) {
+  const double s = std::sin(t);
+  return -(1.0 - 2.0 * s * std::cos(t) / t + s * s / (t * t)) / pi;
+}
+
+// In this function of ln x, which is 0 at x = 0 and 1 at the upper edge, the square of the angle is
+// smooth from end to end.
+double height_of(double log_x) { return 1.0 / (2.0 - log_x); }
+
+double angle_of_node(Index node) { return pi - kStep * static_cast<double>(node); }
+
+// The cubic on [0, 1] with these values and slopes at both ends (Hermite).
+class Cubic {
+ public:
+  Cubic(double from, double to, double out, double in)
+      : constant_(from),
+        linear_(out),
+        square_(3.0 * (to - from) - 2.0 * out - in),
+        cube_(out + in - 2.0 * (to - from)) {}
+  double at(double s) const { return constant_ + s * (linear_ + s * (square_ + s * cube_)); }
+  double slope_at(double s) const { return linear_ + s * (2.0 * square_ + 3.0 * s * cube_); }
+
+ private:
+  double constant_, linear_, square_, cube_;
+};
+
 // The root of the decreasing function f on [low, high]: Newton, with bisection where a step leaves
 // the bracket, so it ends for every target.
 template <class F, class Slope>
@@ -158,6 +191,9 @@ double marchenko_pastur_cdf(double gamma, double t, double s, double c) {
   return std::clamp((bulk - atom) / (2.0 * pi * gamma), 0.0, 1.0);
 }
 
+// ∫ x dF of it from the lower edge to the angle t, of which s is the sine and c the cosine.
+double marchenko_pastur_moment(double t, double s, double c) { return (pi - t + s * c) / pi; }
+
 }  // namespace
 
 // The mean of the entries' variances.
@@ -175,6 +211,16 @@ double NullLaw::edge() const {
   const double root = 1.0 + std::sqrt(gamma_);
   return root * root;
 }
+
+// Two neighbours, and the share of the way from one to the other.
+struct TriangularTable::Cell {
+  const Node &from, &to;
+  double share;
+
+  Cubic of(double Node::* value, double Node::* slope) const {
+    return {from.*value, to.*value, -kStep * (from.*slope), -kStep * (to.*slope)};
+  }
+};
 
 double NullLaw::value_at(double t) const {
   if (kind_ == Kind::triangular) return t >= pi ? 0.0 : sinc(t) * std::exp(t_cot(t));
@@ -195,7 +241,7 @@ double NullLaw::angle(double x) const {
     // Near the upper edge ln x = 1 − t²/2 + …, near 0 ln x ≈ −π/(π − t).
     if (table_ != nullptr) {
       return decreasing_root(log_triangular, log_triangular_slope, target, 0.0, pi,
-                             table_->angle_near(x));
+                             table_->angle(x));
     }
     const double guess = target > -1.0 ? std::sqrt(2.0 * (1.0 - target)) * 0.95
                                        : pi - pi / (2.0 - target + std::log(1.0 - target));
@@ -267,7 +313,6 @@ double NullLaw::cdf(double x) const {
 
 double NullLaw::integral_at(double x, double t) const {
   if (kind_ == Kind::triangular) {
-    if (table_ != nullptr) return table_->integral_at(t);
     // With ζ = t cot t + it, 1/x = ζ·e^{−ζ} and F = 1 − Im(ζ + 1/ζ)/π, so F dx has the
     // antiderivative x − Im[e^ζ − e^ζ/(2ζ) + e^ζ/(2ζ²) − Ei(ζ)/2]/π.
     const double s = std::sin(t);
@@ -278,21 +323,32 @@ double NullLaw::integral_at(double x, double t) const {
     const TrapezoidCurve curve(gamma_);
     return x * cdf_at(t) - (mean() - curve.upper_moment(curve.upper() - t));
   }
-  const double moment = (pi - t + std::sin(t) * std::cos(t)) / pi;
-  return x * cdf_at(t) - moment;
+  return x * cdf_at(t) - marchenko_pastur_moment(t, std::sin(t), std::cos(t));
 }
 
 NullLaw::Point NullLaw::at(double x) const {
-  if (x <= 0.0) return {x, 0.0, 0.0};
+  if (x <= 0.0) return {x, angle(x), 0.0, 0.0};
   // Past the edge of a law of mean E, ∫_0^x F = x − E.
-  if (x >= edge()) return {x, 1.0, x - mean()};
+  if (x >= edge()) return {x, 0.0, 1.0, x - mean()};
+  if (table_ != nullptr) return table_->at(x);
+  if (kind_ == Kind::marchenko_pastur) {
+    // Sine and cosine of half the angle, where x lies between the ends of the support.
+    const double root = std::sqrt(gamma_);
+    const double rise = x - (1.0 - root) * (1.0 - root), width = 4.0 * root;
+    if (rise <= 0.0) return {x, pi, 0.0, 0.0};
+    const double s = std::sqrt(std::max(0.0, (width - rise) / width)), c = std::sqrt(rise / width);
+    const double t = 2.0 * std::atan2(s, c);
+    const double cdf = marchenko_pastur_cdf(gamma_, t, s, c);
+    return {x, t, cdf, x * cdf - marchenko_pastur_moment(t, 2.0 * s * c, c * c - s * s)};
+  }
   const double t = angle(x);
-  return {x, cdf_at(t), integral_at(x, t)};
+  return {x, t, cdf_at(t), integral_at(x, t)};
 }
 
 NullLaw::Point NullLaw::crossing(double u, const Point& left, const Point& right) const {
-  const double high = angle(left.x);
-  const double low = angle(right.x);
+  if (table_ != nullptr) return table_->crossing(u, left, right);
+  const double high = left.angle;
+  const double low = right.angle;
   const double share = (u - left.cdf) / (right.cdf - left.cdf);
   const double most = kind_ == Kind::trapezoid ? TrapezoidCurve(gamma_).longest() : pi;
   const double guess = std::clamp(high + share * (low - high), 1e-12, most - 1e-12);
@@ -302,42 +358,57 @@ NullLaw::Point NullLaw::crossing(double u, const Point& left, const Point& right
       const double p = curve.upper() - t;
       return -curve.density(p) * std::exp(curve.log_value(p)) * curve.log_slope(p);
     }
+    if (kind_ == Kind::triangular) return triangular_cdf_slope(t);
     const double s = std::sin(t);
-    if (kind_ == Kind::triangular) return -(1.0 - 2.0 * s * std::cos(t) / t + s * s / (t * t)) / pi;
     return -2.0 * s * s / (pi * value_at(t));
   };
   const double t =
       decreasing_root([&](double at) { return cdf_at(at); }, slope, u, low, high, guess);
   const double x = std::clamp(value_at(t), left.x, right.x);
-  return {x, u, integral_at(x, t)};
+  return {x, t, u, integral_at(x, t)};
 }
 
 TriangularTable::TriangularTable() {
-  // F changes by at most 0.5 a radian.
   const NullLaw law = NullLaw::triangular();
-  for (Index step = 0; step <= kSteps; ++step) {
+  nodes_.push_back({.x = 0.0,
+                    .cdf = 0.0,
+                    .cdf_slope = -1.0 / pi,
+                    .integral = 0.0,
+                    .integral_slope = 0.0,
+                    .height = 0.0,
+                    .square_slope = -2.0 * pi * pi});
+  for (Index step = 1; step < kSteps; ++step) {
     const double t = pi - kStep * static_cast<double>(step);
-    const bool upper = step == kSteps;
-    const double x = upper ? e : law.value_at(t);
-    points_.push_back(x);
-    logarithms_.push_back(upper ? 1.0 : log_triangular(t));
-    cdf_.push_back(upper ? 1.0 : step == 0 ? 0.0 : law.cdf_at(t));
-    integrals_.push_back(upper ? e - 0.5 : x == 0.0 ? 0.0 : law.integral_at(x, t));
-    // dI/dt = F·x·d ln x/dt
-    slopes_.push_back(upper || x == 0.0 ? 0.0 : cdf_.back() * x * log_triangular_slope(t));
+    const double x = law.value_at(t), cdf = law.cdf_at(t);
+    const double log_slope = log_triangular_slope(t);
+    const double height = height_of(log_triangular(t));
+    nodes_.push_back({.x = x,
+                      .cdf = cdf,
+                      .cdf_slope = triangular_cdf_slope(t),
+                      .integral = x == 0.0 ? 0.0 : law.integral_at(x, t),
+                      .integral_slope = cdf * x * log_slope,
+                      .height = height,
+                      .square_slope = 2.0 * t / (height * height * log_slope)});
   }
+  nodes_.push_back({.x = e,
+                    .cdf = 1.0,
+                    .cdf_slope = 0.0,
+                    .integral = e - 0.5,
+                    .integral_slope = 0.0,
+                    .height = 1.0,
+                    .square_slope = -2.0});
   for (Index slot = kFirstSlot; slot <= kLastSlot; ++slot) {
     const auto from = std::bit_cast<double>(static_cast<std::uint64_t>(slot) << kSlotShift);
-    const auto above = std::upper_bound(points_.begin(), points_.end(), from) - points_.begin();
+    const auto above = std::ranges::upper_bound(nodes_, from, {}, &Node::x) - nodes_.begin();
     starts_.push_back(static_cast<std::uint16_t>(above));
   }
 }
 
 Index TriangularTable::above(double x) const {
   const auto slot = static_cast<Index>(std::bit_cast<std::uint64_t>(x) >> kSlotShift) - kFirstSlot;
-  Index point = slot < 0 ? 0 : starts_[slot];
-  while (points_[point] <= x) ++point;
-  return point;
+  Index node = slot < 0 ? 0 : starts_[slot];
+  while (nodes_[node].x <= x) ++node;
+  return node;
 }
 
 TriangularTable::Bracket TriangularTable::cdf(double from, double to) const {
@@ -348,32 +419,51 @@ TriangularTable::Bracket TriangularTable::cdf(double from, double to) const {
   if (to >= e) {
     last = kSteps;
   } else {
-    while (points_[last] <= to) ++last;
+    while (nodes_[last].x <= to) ++last;
   }
-  return {cdf_[first - 1], cdf_[last]};
+  return {nodes_[first - 1].cdf, nodes_[last].cdf};
 }
 
-double TriangularTable::angle_near(double x) const {
+double TriangularTable::angle(double x) const {
   const Index above = this->above(x);
-  // In the last cells before either end ln x is far from straight; their middles start the solver.
-  double share = 0.5;
-  if (above > 3 && above < kSteps - 1) {
-    share = (std::log(x) - logarithms_[above - 1]) / (logarithms_[above] - logarithms_[above - 1]);
-  }
-  return pi - kStep * (static_cast<double>(above - 1) + share);
+  const Node& from = nodes_[above - 1];
+  const Node& to = nodes_[above];
+  const double width = to.height - from.height;
+  const Cubic square(angle_of_node(above - 1) * angle_of_node(above - 1),
+                     angle_of_node(above) * angle_of_node(above), width * from.square_slope,
+                     width * to.square_slope);
+  return std::sqrt(std::max(0.0, square.at((height_of(std::log(x)) - from.height) / width)));
 }
 
-double TriangularTable::integral_at(double angle) const {
+TriangularTable::Cell TriangularTable::cell_of(double angle) const {
   const double place = (pi - angle) / kStep;
-  const auto cell = std::clamp<Index>(static_cast<Index>(place), 0, kSteps - 1);
-  const double s = place - static_cast<double>(cell);
-  // Cubic Hermite interpolation in −angle; both ends' slopes are exact.
-  const double from = integrals_[cell];
-  const double to = integrals_[cell + 1];
-  const double out = -kStep * slopes_[cell];
-  const double in = -kStep * slopes_[cell + 1];
-  const double rise = to - from;
-  return from + s * (out + s * ((3.0 * rise - 2.0 * out - in) + s * (out + in - 2.0 * rise)));
+  const auto below = std::clamp<Index>(static_cast<Index>(place), 0, kSteps - 1);
+  return {nodes_[below], nodes_[below + 1], place - static_cast<double>(below)};
+}
+
+NullLaw::Point TriangularTable::at(double x) const {
+  const double t = angle(x);
+  const Cell cell = cell_of(t);
+  return {x, t, cell.of(&Node::cdf, &Node::cdf_slope).at(cell.share),
+          cell.of(&Node::integral, &Node::integral_slope).at(cell.share)};
+}
+
+NullLaw::Point TriangularTable::crossing(double u, const NullLaw::Point& left,
+                                         const NullLaw::Point& right) const {
+  const auto cdf = [&](double t) {
+    const Cell cell = cell_of(t);
+    return cell.of(&Node::cdf, &Node::cdf_slope).at(cell.share);
+  };
+  const auto slope = [&](double t) {
+    const Cell cell = cell_of(t);
+    return cell.of(&Node::cdf, &Node::cdf_slope).slope_at(cell.share) / -kStep;
+  };
+  const double share = (u - left.cdf) / (right.cdf - left.cdf);
+  const double t = decreasing_root(cdf, slope, u, right.angle, left.angle,
+                                   left.angle + share * (right.angle - left.angle));
+  const Cell cell = cell_of(t);
+  return {std::clamp(triangular_value(t), left.x, right.x), t, u,
+          cell.of(&Node::integral, &Node::integral_slope).at(cell.share)};
 }
 
 }  // namespace attnscope

@@ -36,10 +36,10 @@ class NullLaw {
   // Its table, null for a law that has none.
   const TriangularTable* table() const { return table_; }
 
-  // A place on the axis: F(x), and ∫_0^x F, which goes on past the edge, to 1e-13 (5e-12 with a
-  // table).
+  // A place on the axis, its angle, F there, and ∫_0^x F, which goes on past the edge, to 1e-13
+  // (5e-12 with a table).
   struct Point {
-    double x, cdf, integral;
+    double x, angle, cdf, integral;
   };
   Point at(double x) const;
   // The point between `left` and `right` where F reaches u, left.cdf < u < right.cdf.
@@ -80,8 +80,8 @@ class NullLaw {
 };
 
 // The triangular law at equal steps of its angle. It brackets F without solving for the angle, to
-// decide at which points the exact value is worth its cost, and starts the solver where it is worth
-// it.
+// decide at which points the exact value is worth its cost, starts the solver where it is worth it,
+// and interpolates where 1e-12 will do.
 class TriangularTable {
  public:
   TriangularTable();
@@ -91,21 +91,27 @@ class TriangularTable {
   // Of F over [from, to], which is short.
   Bracket cdf(double from, double to) const;
 
+  // The angle of x, 0 < x < e: so near that F there is right to 1e-12, below x = 1e-15 to 3e-9.
+  double angle(double x) const;
+  // As those of NullLaw.
+  NullLaw::Point at(double x) const;
+  NullLaw::Point crossing(double u, const NullLaw::Point& left, const NullLaw::Point& right) const;
+
  private:
-  friend class NullLaw;
-  double angle_near(double x) const;       // to about 1e-5, 0 < x < e
-  double integral_at(double angle) const;  // ∫_0^{x(angle)} F, to 5e-12
+  struct Node {
+    double x;
+    double cdf, cdf_slope;  // slopes by the angle
+    double integral, integral_slope;
+    double height, square_slope;  // of the square of the angle by the height
+  };
+  struct Cell;
 
-  Index above(double x) const;  // the first point above x, 0 < x < e
+  Index above(double x) const;  // the first node above x, 0 < x < e
+  Cell cell_of(double angle) const;
 
-  // By the leading bits of x: where the search for the first point above begins.
+  // By the leading bits of x: where the search for the first node above begins.
   std::vector<std::uint16_t> starts_;
-  // by rising x
-  std::vector<double> points_;
-  std::vector<double> logarithms_;
-  std::vector<double> cdf_;
-  std::vector<double> integrals_;
-  std::vector<double> slopes_;  // of the integral by the angle
+  std::vector<Node> nodes_;  // by rising x
 };
 
 }  // namespace attnscope

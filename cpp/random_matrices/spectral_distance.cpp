@@ -96,7 +96,7 @@ CertifiedDistance certified_kolmogorov_smirnov(std::span<const double> values, d
 double wasserstein(std::span<const double> values, const NullLaw& law) {
   const double k = static_cast<double>(values.size());
   double distance = 0.0;
-  NullLaw::Point left{0.0, 0.0, 0.0};
+  NullLaw::Point left = law.at(0.0);
   for (std::size_t i = 0; i <= values.size(); ++i) {
     // F_emp is `level` between `left` and `right`.
     const double level = static_cast<double>(i) / k;
