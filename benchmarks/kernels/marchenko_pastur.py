@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The Marchenko–Pastur deviation `ks` of each map, against singular values alone and the whole in torch."""
+"""The Marchenko–Pastur deviation `ks` of each map, and every field of `marchenko_pastur`.
+
+Against singular values alone and `ks` in torch.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from maps import wanted_maps
 
 TARGETS = {128: 8.0}
 MOST = {256: 16, 512: 8}
+# Up to this size every field is measured too: beyond it singular values are all that counts.
+LARGEST_FIELDS = 128
 # Up to this size "fast" is the exact way.
 LARGEST_EXACT = 256
 
@@ -96,6 +101,15 @@ def main() -> None:
             limit=13.0,
             **common,
         )
+        if n <= LARGEST_FIELDS:
+            for suffix, precision in (("", "exact"), (" fast", "fast")):
+                benchmark.compare(
+                    f"{name} every field{suffix}",
+                    len(maps),
+                    lambda a=maps, p=precision: asc.marchenko_pastur(a, precision=p).ks,
+                    peers,
+                    **common,
+                )
         if n > LARGEST_EXACT:
             benchmark.compare(
                 f"{name} fast",

@@ -181,10 +181,10 @@ def count_alive(
     """
     levels, inverse = np.unique(scales, return_inverse=True)
     width, rows = levels.size + 1, barcodes._count() * DIMENSIONS
+    first = _places(barcodes) * width
     # A bar counts from the first level that is >= its birth to the last below its death.
     begin, end = (
-        np.bincount(_places(barcodes) * width + np.searchsorted(levels, ends), minlength=rows * width)
-        for ends in (birth, death)
+        np.bincount(first + np.searchsorted(levels, ends), minlength=rows * width) for ends in (birth, death)
     )
     curve = (begin - end).reshape(-1, DIMENSIONS, width).cumsum(-1)[..., inverse].swapaxes(1, 2)
     curve = np.ascontiguousarray(curve)
