@@ -10,12 +10,14 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from attnscope.report.section import Page
+from attnscope.results.results import Results
 from attnscope.studies.hallucination_geometry.claims import CLAIMS, Evidence
 from attnscope.studies.hallucination_geometry.contrasts import of_both_outcomes, with_outcomes
 from attnscope.studies.hallucination_geometry.evidence import exceedance, widen
 from attnscope.studies.hallucination_geometry.figures.along import means_by
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
-from attnscope.studies.hallucination_geometry.sections import describe_contrast, findings
+from attnscope.studies.hallucination_geometry.sections import SECTIONS, describe_contrast, findings
 
 U, F = "unknown", "factual"
 SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
@@ -533,6 +535,21 @@ def test_claims_share_a_list():
 )
 def test_expressed_or_silent(value, p, verdict):
     assert decide_claim("C13", {"contrasts": contrasts(p, log_transport_ratio=value)}).verdict == verdict
+
+
+def test_equal_adjusted_p_leave_the_choice_of_the_layer_to_those_of_the_layers():
+    """Corrected over layers several p are 1: the layer of the smallest p is not the first of these."""
+    table = contrasts(1.0, log_transport_ratio=1.0)
+    layers = {0: (0.9, 0.45), 1: (0.5, 0.28)}
+    for layer, (value, p_value) in layers.items():
+        table.loc[table["layer"] == layer, ["value", "p_value"]] = value, p_value
+    assert decide_claim("C13", {"contrasts": table}).value == 0.5
+    page = Page(Results({"contrasts": table.assign(model="m", step=-1, correction="")}), {})
+    geometry = next(section for section in SECTIONS if section.id == "geometry")
+    shown = next(block.content.frame for block in page.written(geometry) if block.kind == "table")
+    assert shown.loc[shown["quantity"] == "log transport ratio", ["layer", "value", "p"]].values.tolist() == [
+        ["1", "0.500", "0.280"]
+    ]
 
 
 def test_a_draw_of_its_null_stands_out_at_the_level():
