@@ -105,7 +105,7 @@ def offsets_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Measure how far scores move with all positions."""
     row = evidence.rows("checks", check="shift")
     if evidence.learned or row.empty or row["value"].isna().all():
-        reasons = row["reason"].dropna() if len(row) else row
+        reasons = row["reason"].dropna().tolist() if len(row) else []
         return Untestable(evidence.learned or next(iter(reasons), "scores are out of reach"))
     value, tolerance = float(row["value"].iloc[0]), float(row["tolerance"].iloc[0])
     words = "an identity of the encoding, which training cannot change"

@@ -51,6 +51,9 @@ def test_of_a_model_that_hands_out_maps_alone_log_a_is_split(texts, tmp_path):
     assert (offsets["mask"] > 0).all()
     assert "unread" not in set(results.table("removed")["arm"])
     assert isinstance(results.table("checks").set_index("check").loc["scores", "reason"], str)
+    claims = results.table("claims").set_index("claim")
+    assert claims.loc["C1", "reason"] == "scores are out of reach"
+    assert results.table("encodings")["encoding"].tolist() == ["alibi"]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
