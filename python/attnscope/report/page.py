@@ -35,6 +35,7 @@ from attnscope.report.section import (
     Table,
     isolate_name,
     isolate_names,
+    naming_missing_columns,
     printable_line,
 )
 from attnscope.results.files import write_bytes
@@ -216,6 +217,8 @@ def render(
         finalize=printable,
     )
     others = _further_tables(page, shown | getattr(words, "WORKING", frozenset()))
+    with naming_missing_columns(results, ("claims",)):
+        findings = words.findings(results) if hasattr(words, "findings") else []
     home = getattr(results, "path", None)
 
     def existing_files(*files: str) -> list[str]:
@@ -233,7 +236,7 @@ def render(
         title=title,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         facts=_facts(page.tables, page.heads()),
-        findings=words.findings(results) if hasattr(words, "findings") else [],
+        findings=findings,
         links=[(words, file) for words, file in pages if existing_files(file)],
         files={name: existing_files(f"figures/{name}.pdf", f"figures/{name}.png") for name in drawn},
         unfinished=unfinished(results) if isinstance(results, Results) else "",
