@@ -77,9 +77,7 @@ class Figure:
             return drawn._replace(caption=plain_caption(drawn.caption))
 
 
-def describe_missing_column(
-    results: Results, tables: Sequence[str], error: KeyError | AttributeError
-) -> str:
+def describe_missing_column(results: Results, tables: Sequence[str], error: KeyError | AttributeError) -> str:
     """Return which column of a stored table an error is about, in words; "" where no table lacks any.
 
     Args:

@@ -109,7 +109,9 @@ class PositionProfile:
         """Numbers of heads of the layers. A layer may have fewer than others: results then have heads
         without texts behind its own.
         """
-        return [max(len(self._counts[key]) for key in self._counts if key[1] == layer) for layer in self.layers]
+        return [
+            max(len(self._counts[key]) for key in self._counts if key[1] == layer) for layer in self.layers
+        ]
 
     @property
     def present(self) -> list[int]:

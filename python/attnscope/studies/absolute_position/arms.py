@@ -229,9 +229,7 @@ def _embedded(module: Any, ids: Sequence[int], run: StageRun) -> Tensor:
     return vectors.float() if vectors.dtype != torch.float64 else vectors
 
 
-def reading_arms(
-    readers: Sequence[Head], heads: Sequence[int], run: StageRun, options: Any
-) -> Iterator[Arm]:
+def reading_arms(readers: Sequence[Head], heads: Sequence[int], run: StageRun, options: Any) -> Iterator[Arm]:
     """Yield the arms that take reads of position 0 away: of its readers, of as many heads, of all heads.
 
     The last layer's reads act on no score and are left out. Draw 0 are the readers, draw −1 all heads, the

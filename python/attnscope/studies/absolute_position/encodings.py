@@ -18,6 +18,7 @@ from attnscope.capture.sites import INTERFACE
 from attnscope.plots.selection import last_step
 from attnscope.statistics.comparisons import welch_test
 from attnscope.study_api.claims import ClaimSet, Estimate, Untestable, above
+from attnscope.study_api.number_text import rounded
 from attnscope.study_api.selection import where, without
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def order_of_encodings(evidence: tuple[pd.DataFrame, pd.DataFrame], options: Any
         return Untestable(needs_twins + "two trainings or more of each are needed")
     steps = [welch_test(groups[at + 1], groups[at]) for at in range(2)]
     words = "; ".join(
-        f"{name} {values.mean():.2g}"
+        f"{name} {rounded(values.mean(), '.2g')}"
         for name, values in zip(("larger base", "plain", "window"), groups, strict=True)
     )
     return Estimate(

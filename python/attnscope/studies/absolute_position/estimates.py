@@ -385,7 +385,7 @@ def shared_residual(drawings: Array) -> tuple[Array, Array, Array]:
         drawings: residuals of each, centred and weighted as `PositionProfile.vectors` gives them, means over
             texts [drawings, L, h, X].
     """
-    has_all = np.isfinite(drawings).all((0, -1))
+    has_all = np.asarray(np.isfinite(drawings).all((0, -1)))
     known = np.where(has_all[..., None], drawings, 0.0)
     with np.errstate(invalid="ignore"):
         heads = has_all.sum(-1, dtype=float)[:, None, None]

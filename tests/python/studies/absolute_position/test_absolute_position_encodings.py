@@ -79,8 +79,12 @@ def test_learned_positions_alone_show_in_layer_0_of_trained_models(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "encoding"),
-    [("gpt2", "learned"), ("opt", "learned"), ("bloom", "alibi"), ("mpt", "alibi"), ("falcon_alibi", "alibi")]
-    + [("falcon", "rope"), ("llama", "rope"), ("gptj", "rope"), ("jamba", "other")],
+    [
+        *((name, "learned") for name in ("gpt2", "opt")),
+        *((name, "alibi") for name in ("bloom", "mpt", "falcon_alibi")),
+        *((name, "rope") for name in ("falcon", "llama", "gptj")),
+        ("jamba", "other"),
+    ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_model_is_called_by_what_its_scores_know_of_positions(name, encoding):

@@ -15,6 +15,7 @@ from attnscope.results.results import Results
 from attnscope.studies.hallucination_geometry.claims import CLAIMS, Evidence
 from attnscope.studies.hallucination_geometry.contrasts import of_both_outcomes, with_outcomes
 from attnscope.studies.hallucination_geometry.evidence import exceedance, widen
+from attnscope.studies.hallucination_geometry.figures import FIGURES
 from attnscope.studies.hallucination_geometry.figures.along import means_by
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.hallucination_geometry.sections import SECTIONS, describe_contrast, findings
@@ -123,7 +124,7 @@ def test_every_claim_of_the_paper_is_declared():
     ("changes", "p", "controls", "verdict", "reason"),
     [
         ({}, 0.01, None, SUPPORTED, r"layer 0, AUC 0.80; 8 models with random weights: mean 0.5"),
-        ({"excess": -0.3, "low": -0.4}, 0.01, None, CONTRADICTED, r"\[-0.4, -0.2\] is not above 0"),
+        ({"excess": -0.3, "low": -0.4}, 0.01, None, CONTRADICTED, r"\[−0.4, −0.2\] is not above 0"),
         ({"excess": -0.05, "low": -0.4}, 0.01, None, UNDECIDED, "is not wholly above 0"),
         ({}, 0.2, None, UNDECIDED, "adjusted p 0.2 is above 0.05"),
         ({"low": -0.1}, 0.01, None, UNDECIDED, "is not wholly above 0"),
@@ -430,6 +431,16 @@ def test_steering(boundary, labels, verdict):
     assert row.verdict == verdict
     share = rows[rows["control"] == "boundary"]["changed"].mean()
     assert row.reason.startswith(f"{share:.2f} of answers change")
+
+
+def test_the_axis_of_changed_answers_holds_every_random_direction():
+    """One of several changes all answers: the range of its kind reaches 1, their mean does not."""
+    rows = moved("steering", {"boundary": 0.0, "isotropic": 0.0})
+    rows.loc[(rows["control"] == "isotropic") & (rows["draw"] == 0), "changed"] = True
+    tables = {"interventions": rows.assign(model="m", revision="", step=-1, contrast=U)}
+    (ax,) = FIGURES["steering_curve"](Results(tables)).figure.axes
+    band = ax.collections[0].get_paths()[0].vertices[:, 1]
+    assert band.max() == 1.0 < ax.get_ylim()[1]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from attnscope.studies.absolute_position.figures.declared import ARMS, figure
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.tables import ResidualOfHead
 from attnscope.studies.stored_options import stored_options
-from attnscope.study_api.number_text import interval_text
+from attnscope.study_api.number_text import interval_text, rounded
 from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import where
 
@@ -218,18 +218,18 @@ def score_split(results: Results, options: Options) -> Drawn:
     for line in (-noise, noise):
         if abs(line) < largest:
             bar.ax.axhline(line, color=INK, linewidth=1.2)
-    ends = interval_text(row_of_head.residual_low, row_of_head.residual_high, "{:.3g}".format)
+    ends = interval_text(row_of_head.residual_low, row_of_head.residual_high, rounded)
     pattern = (
         ": the part of the picture that is pattern and not noise is their ratio, "
-        f"{row_of_head.residual / row_of_head.plain:.2f}"
+        f"{rounded(row_of_head.residual / row_of_head.plain, '.2f')}"
         if row_of_head.plain > 0
         else ""
     )
     return captioned(
         figure_,
         "Mean over texts, row constants removed, key 0 left out; lines on the bar: the noise of a cell, "
-        f"{noise:.3g}. Unbiased variance {row_of_head.residual:.3g} nats² {ends}, not corrected for noise "
-        f"{row_of_head.plain:.3g}{pattern}.",
+        f"{rounded(noise)}. Unbiased variance {rounded(row_of_head.residual)} nats² {ends}, not corrected "
+        f"for noise {rounded(row_of_head.plain)}{pattern}.",
         subject,
     )
 
