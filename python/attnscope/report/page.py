@@ -412,15 +412,23 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> di
                 "was" if number == 1 else "were",
             )
     if heads is not None and not heads.empty:
-        sizes = {
-            str(model): " of ".join(counted(rows_of_model[key].nunique(), key) for key in ("layer", "head"))
-            for model, rows_of_model in heads.groupby("model", sort=False)
-        }
+        sizes = {str(model): _size(rows) for model, rows in heads.groupby("model", sort=False)}
         alike = len(set(sizes.values())) == 1
         named = [NamedSentence(model, size) for model, size in sizes.items()]
         shown: list[str] = [*set(sizes.values())] if alike else [*named]
         facts["heads"] = Markup("{}; {:,} maps measured").format(Markup("; ").join(shown), len(heads))
     return facts
+
+
+def _size(heads: pd.DataFrame) -> str:
+    """Return the layers and heads of a model in words; a layer may have fewer heads than another.
+
+    >>> _size(pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0]}))
+    '2 layers of 1 to 2 heads'
+    """
+    counts = heads.groupby("layer")["head"].nunique()
+    fewest = f"{counts.min()} to " if counts.nunique() > 1 else ""
+    return f"{counted(len(counts), 'layer')} of {fewest}{counted(counts.max(), 'head')}"
 
 
 def _checkpoints(samples: pd.DataFrame) -> str:
@@ -434,7 +442,7 @@ def _checkpoints(samples: pd.DataFrame) -> str:
     words += [f"{'one' if len(of_no_step) == 1 else len(of_no_step)} of no step"] if len(of_no_step) else []
     several = of_no_step["model"].duplicated().any()
     last = "; of several the last by name is described" if several else ""
-    return f"{len(steps) + len(of_no_step)}: {' and '.join(words)}{last}"
+    return f"{len(checkpoints)}: {' and '.join(words)}{last}"
 
 
 def _samples(samples: pd.DataFrame | None) -> list[dict[Hashable, Any]]:
