@@ -378,8 +378,8 @@ def test_the_caption_of_a_dose_orders_modes_as_every_panel_does(nats_of_second):
     ]
     names = [*CK, "protocol", "measure", "mode", "layer", "log_likelihood_difference", "difference"]
     drawn = FIGURES["dose"](Results({"shifts": pd.DataFrame(rows, columns=names)}))
-    said = "a, b." if nats_of_second["a"] < nats_of_second["b"] else "m: a, b; n: b, a."
-    assert drawn.caption.endswith(f"from the left: {said}")
+    order = "a, b." if nats_of_second["a"] < nats_of_second["b"] else "m: a, b; n: b, a."
+    assert drawn.caption.endswith(f"from the left: {order}")
 
 
 @pytest.mark.parametrize("of_all_modes", [True, False])

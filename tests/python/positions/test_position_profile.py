@@ -151,10 +151,10 @@ def test_a_layer_with_fewer_heads_is_that_layer_alone():
         profile.add(scores, ranks(16, 4), layer=layer)
     again = asc.PositionProfile.from_state(profile.state())
     assert profile.heads == again.heads == [2, 1]
-    alone = asc.residual_size(profile_of(narrow, groups=4)).estimate[0]
+    expected = asc.residual_size(profile_of(narrow, groups=4)).estimate[0]
     for measured in (profile, again):
         size = asc.residual_size(measured).estimate
-        np.testing.assert_array_equal(size[1, :1], alone)
+        np.testing.assert_array_equal(size[1, :1], expected)
         assert math.isnan(size[1, 1])
     assert again.counts().tolist() == profile.counts().tolist()
 

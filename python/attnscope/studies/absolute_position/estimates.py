@@ -386,7 +386,7 @@ def shared_residual(drawings: Array) -> tuple[Array, Array, Array]:
             texts [drawings, L, h, X].
     """
     has_all = np.asarray(np.isfinite(drawings).all((0, -1)))
-    known = np.where(has_all[..., None], drawings, 0.0)
+    residuals = np.where(has_all[..., None], drawings, 0.0)
     with np.errstate(invalid="ignore"):
         heads = has_all.sum(-1, dtype=float)[:, None, None]
-        return _interval(np.einsum("glhx,flhx->lgf", known, known) / heads)
+        return _interval(np.einsum("glhx,flhx->lgf", residuals, residuals) / heads)
