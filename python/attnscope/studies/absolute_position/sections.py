@@ -105,10 +105,10 @@ def _control(results: Results, model: str) -> list[str]:
         f"with random weights ({draws}) the mask cuts {number(rows['mask_cut'].mean())} "
         f"nats, "
         f"uniform attention among the visible keys {number(rows['uniform_cut'].mean())}, {100 * apart:.2g} % "
-        f"apart. Untrained models have a small residual ({cells} nats² by layer, up to "
-        f"{rounded(100 * share.max(), '.2g')} % of the variance of scores along keys; trained: "
-        f"{_trained_share(results, model)}): attention that is nearly uniform weighs the first token "
-        "1/(i + 1), which writes the position into the states that later layers read; "
+        f"apart. The residual of untrained models is {cells} nats² by layer, at most "
+        f"{rounded(100 * share.max(), '.2g')} % of the variance of scores along keys (trained: "
+        f"{_trained_share(results, model)}). Later layers may have one: attention that is nearly uniform "
+        "weighs the first token 1/(i + 1), which writes the position into the states that they read; "
         f"{_shared(results, model)}."
     ]
 

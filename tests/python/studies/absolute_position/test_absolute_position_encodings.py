@@ -117,3 +117,18 @@ def test_depth_is_a_share_of_the_layers_that_a_model_has():
     np.testing.assert_allclose(line.get_xdata(), [0.0, 0.5, 1.0])
     np.testing.assert_allclose(line.get_ydata(), [0.0, 0.15, 0.2])
     assert [label.get_text() for label in slopes.get_yticklabels()] == ["rope"]
+
+
+@pytest.mark.parametrize(
+    ("residual", "words"), [(0.3, "their ratio, 0.75"), (-0.1, "nothing of the picture")]
+)
+def test_no_share_of_a_picture_is_negative(residual, words):
+    """Where the unbiased variance is below 0, pattern and noise have no ratio."""
+    keys = {"model": "m", "revision": "", "step": -1, "layer": 1, "head": 0}
+    row = {"residual": residual, "residual_low": -0.2, "residual_high": 0.5, "plain": 0.4}
+    place = {"queries": "early", "arm": "base", "input": "windows"}
+    rest = [keys | {"query": 2, "key": key, "mean": 0.1 * key, "profile": 0.2} for key in (1, 2)]
+    tables = {"position": pd.DataFrame([keys | place | row]), "residual_maps": pd.DataFrame(rest)}
+    caption = FIGURES["score_split"](Results(tables)).caption
+    assert words in caption
+    assert ("ratio" in caption) == (residual > 0)

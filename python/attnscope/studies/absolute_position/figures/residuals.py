@@ -219,12 +219,10 @@ def score_split(results: Results, options: Options) -> Drawn:
         if abs(line) < largest:
             bar.ax.axhline(line, color=INK, linewidth=1.2)
     ends = interval_text(row_of_head.residual_low, row_of_head.residual_high, rounded)
-    pattern = (
-        ": the part of the picture that is pattern and not noise is their ratio, "
-        f"{rounded(row_of_head.residual / row_of_head.plain, '.2f')}"
-        if row_of_head.plain > 0
-        else ""
-    )
+    pattern = ": nothing of the picture is told from noise"
+    if row_of_head.residual > 0:
+        part = rounded(row_of_head.residual / row_of_head.plain, ".2f")
+        pattern = f": the part of the picture that is pattern and not noise is their ratio, {part}"
     return captioned(
         figure_,
         "Mean over texts, row constants removed, key 0 left out; lines on the bar: the noise of a cell, "
