@@ -66,16 +66,27 @@ class Figure:
             try:
                 drawn = self.draw(results, options)
             except (KeyError, AttributeError) as error:
-                missing = _missing_columns(results, self.tables)
-                if not missing:
-                    raise
-                raise NotDrawable(_describe_missing(missing, _keys_of(error))) from error
+                if missing := describe_missing_column(results, self.tables, error):
+                    raise NotDrawable(missing) from error
+                raise
             _without_empty_panels(drawn.figure)
             adapt(drawn.figure, options)
             wrap_titles(drawn.figure)
             freeze_layout(drawn.figure)
             fit_titles(drawn.figure)
             return drawn._replace(caption=plain_caption(drawn.caption))
+
+
+def describe_missing_column(results: Results, tables: Sequence[str], error: KeyError | AttributeError) -> str:
+    """Return which column of a stored table an error is about, in words; "" where no table lacks any.
+
+    Args:
+        results: of a run, or tables in memory.
+        tables: that come first: those that were read.
+        error: of what was read.
+    """
+    missing = _missing_columns(results, tables)
+    return _describe_missing(missing, _keys_of(error)) if missing else ""
 
 
 def _missing_columns(results: Results, first: Sequence[str]) -> dict[str, list[str]]:

@@ -35,6 +35,7 @@ from attnscope.report.section import (
     Table,
     isolate_name,
     isolate_names,
+    naming_missing_columns,
     printable_line,
 )
 from attnscope.results.files import write_bytes
@@ -216,6 +217,8 @@ def render(
         finalize=printable,
     )
     others = _further_tables(page, shown | getattr(words, "WORKING", frozenset()))
+    with naming_missing_columns(results, ("claims",)):
+        findings = words.findings(results) if hasattr(words, "findings") else []
     home = getattr(results, "path", None)
 
     def existing_files(*files: str) -> list[str]:
@@ -233,7 +236,7 @@ def render(
         title=title,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         facts=_facts(page.tables, page.heads()),
-        findings=words.findings(results) if hasattr(words, "findings") else [],
+        findings=findings,
         links=[(words, file) for words, file in pages if existing_files(file)],
         files={name: existing_files(f"figures/{name}.pdf", f"figures/{name}.png") for name in drawn},
         unfinished=unfinished(results) if isinstance(results, Results) else "",
@@ -409,15 +412,23 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> di
                 "was" if number == 1 else "were",
             )
     if heads is not None and not heads.empty:
-        sizes = {
-            str(model): " of ".join(counted(rows_of_model[key].nunique(), key) for key in ("layer", "head"))
-            for model, rows_of_model in heads.groupby("model", sort=False)
-        }
+        sizes = {str(model): _size(rows) for model, rows in heads.groupby("model", sort=False)}
         alike = len(set(sizes.values())) == 1
         named = [NamedSentence(model, size) for model, size in sizes.items()]
         shown: list[str] = [*set(sizes.values())] if alike else [*named]
         facts["heads"] = Markup("{}; {:,} maps measured").format(Markup("; ").join(shown), len(heads))
     return facts
+
+
+def _size(heads: pd.DataFrame) -> str:
+    """Return the layers and heads of a model in words; a layer may have fewer heads than another.
+
+    >>> _size(pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0]}))
+    '2 layers of 1 to 2 heads'
+    """
+    counts = heads.groupby("layer")["head"].nunique()
+    fewest = f"{counts.min()} to " if counts.nunique() > 1 else ""
+    return f"{counted(len(counts), 'layer')} of {fewest}{counted(counts.max(), 'head')}"
 
 
 def _checkpoints(samples: pd.DataFrame) -> str:
@@ -431,7 +442,7 @@ def _checkpoints(samples: pd.DataFrame) -> str:
     words += [f"{'one' if len(of_no_step) == 1 else len(of_no_step)} of no step"] if len(of_no_step) else []
     several = of_no_step["model"].duplicated().any()
     last = "; of several the last by name is described" if several else ""
-    return f"{len(steps) + len(of_no_step)}: {' and '.join(words)}{last}"
+    return f"{len(checkpoints)}: {' and '.join(words)}{last}"
 
 
 def _samples(samples: pd.DataFrame | None) -> list[dict[Hashable, Any]]:

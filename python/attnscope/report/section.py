@@ -17,7 +17,8 @@ paragraph is set as one line. Numbers are tables, which the page sets as HTML an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,8 +27,8 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnscope.errors import NotDrawable
-from attnscope.plots.figure import Drawn, Results, optional
+from attnscope.errors import NotDrawable, ResultsError
+from attnscope.plots.figure import Drawn, Results, describe_missing_column, optional
 from attnscope.plots.selection import measured_heads, series_noun
 from attnscope.report.numbers import Metric, ProtocolComparison, number_rows, pair_rows
 from attnscope.results.equal_texts import of_distinct_texts
@@ -138,6 +139,17 @@ def paragraphs(text: str) -> list[str]:
     return [space.join(part.split()) for part in text.split("\n\n") if part.strip()]
 
 
+@contextmanager
+def naming_missing_columns(results: Results, tables: Sequence[str] = ()) -> Iterator[None]:
+    """Turn an error about a column that a table of the study lacks into a ResultsError that names both."""
+    try:
+        yield
+    except (KeyError, AttributeError) as error:
+        if missing := describe_missing_column(results, tables, error):
+            raise ResultsError(f"report: {missing}, without which its rows have no place") from error
+        raise
+
+
 class Page:
     """The results of a run, its figures by name, and the blocks that a section has written so far."""
 
@@ -153,7 +165,8 @@ class Page:
         """Return the blocks that a section writes; none if it has neither a figure nor a table."""
         self.blocks, self.section, self.greyed = [], section, False
         try:
-            section.write(self)
+            with naming_missing_columns(self.results, section.tables):
+                section.write(self)
         except NotDrawable:
             return []
         return self.blocks if any(block.kind in ("figure", "table") for block in self.blocks) else []

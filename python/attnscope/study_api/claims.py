@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnscope.statistics import benjamini_hochberg, holm
+from attnscope.study_api.number_text import rounded
 from attnscope.study_api.tables import Column, columns
 
 if TYPE_CHECKING:
@@ -126,10 +127,10 @@ class Region(NamedTuple):
         ('above 0', 'below 1', 'between 0.8 and 1.25')
         """
         if math.isinf(self.high):
-            return f"above {_number(self.low)}"
+            return f"above {rounded(self.low)}"
         if math.isinf(self.low):
-            return f"below {_number(self.high)}"
-        return f"between {_number(self.low)} and {_number(self.high)}"
+            return f"below {rounded(self.high)}"
+        return f"between {rounded(self.low)} and {rounded(self.high)}"
 
 
 def above(border: float) -> Region:
@@ -181,9 +182,9 @@ class Control(NamedTuple):
         """
         values = self.finite()
         if len(values) < FEWEST_CONTROLS:
-            return f"{len(values)} {self.name}: {', '.join(map(_number, values))}".rstrip(": ")
-        ends = f"from {_number(values.min())} to {_number(values.max())}"
-        return f"{len(values)} {self.name}: mean {_number(values.mean())}, {ends}"
+            return f"{len(values)} {self.name}: {', '.join(map(rounded, values))}".rstrip(": ")
+        ends = f"from {rounded(values.min())} to {rounded(values.max())}"
+        return f"{len(values)} {self.name}: mean {rounded(values.mean())}, {ends}"
 
     def exceedance(self, value: float, region: Region) -> float:
         """Return the p-value of a value among the control's draws, in a claim's direction.
@@ -341,7 +342,7 @@ def decide(
         rule: numbers of the rule; None takes the defaults.
 
     >>> decide(Estimate(0.4, -0.1, 0.9, region=above(0.0)))
-    ('undecided', ['the interval [-0.1, 0.9] is not wholly above 0'])
+    ('undecided', ['the interval [−0.1, 0.9] is not wholly above 0'])
     """
     rule = rule or Rule()
     if reason := _untestable_reason(estimate, rule.alpha):
@@ -370,7 +371,7 @@ def _contradiction(estimate: Estimate, p_adjusted: float, alpha: float) -> str:
     if significant and outside and estimate.speaks != "for":
         return f"{_observation(estimate)} is not {region.describe()}"
     if significant and estimate.speaks == "against" and not estimate.has_interval:
-        return f"p {_number(p_adjusted)} speaks against it"
+        return f"p {rounded(p_adjusted)} speaks against it"
     return ""
 
 
@@ -381,7 +382,7 @@ def _lacks_of_support(estimate: Estimate, p_adjusted: float, alpha: float) -> li
         wholly = "wholly " if estimate.has_interval else ""
         reasons.append(f"{_observation(estimate)} is not {wholly}{estimate.region.describe()}")
     if p_adjusted > alpha and estimate.speaks != "against":
-        reasons.append(f"adjusted p {_number(p_adjusted)} is above {alpha:g}")
+        reasons.append(f"adjusted p {rounded(p_adjusted)} is above {alpha:g}")
     if estimate.speaks == "against" and not estimate.has_interval:
         reasons.append("a test that does not reject is no support")
     if estimate.objection:
@@ -398,10 +399,10 @@ def _equalled_by_controls(estimate: Estimate, absent: Sequence[Control], alpha: 
         measured = estimate.value if math.isnan(control.measured) else control.measured
         p_value = control.exceedance(measured, estimate.region)
         if p_value == 1:
-            reasons.append(f"{control.describe()}: these do as well as {_number(measured)}")
+            reasons.append(f"{control.describe()}: these do as well as {rounded(measured)}")
         elif p_value > alpha:
             reasons.append(
-                f"{control.describe()}: another may do as well as {_number(measured)} (p {p_value:.2g})"
+                f"{control.describe()}: another may do as well as {rounded(measured)} (p {p_value:.2g})"
             )
     return reasons
 
@@ -414,8 +415,8 @@ def _ends(estimate: Estimate) -> tuple[float, float]:
 def _observation(estimate: Estimate) -> str:
     """Return an estimate's interval in words, its value if it has none."""
     if not estimate.has_interval:
-        return _number(estimate.value)
-    return f"the interval [{_number(estimate.low)}, {_number(estimate.high)}]"
+        return rounded(estimate.value)
+    return f"the interval [{rounded(estimate.low)}, {rounded(estimate.high)}]"
 
 
 def _untestable_reason(estimate: Estimate, alpha: float) -> str:
@@ -582,11 +583,6 @@ def _numbers(estimate: Estimate) -> dict[str, Any]:
             "control_high": float(values.max()),
         }
     return numbers
-
-
-def _number(value: float) -> str:
-    """Return a number with three significant digits."""
-    return f"{value:.3g}"
 
 
 def adjusted(

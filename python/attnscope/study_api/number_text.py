@@ -38,6 +38,26 @@ def number(value: Any) -> str:
     return f"{value:,.{places}f}".replace("-", "−")
 
 
+def rounded(value: Any, form: str = ".3g") -> str:
+    """Return a number in a format of Python's, with the minus that a person writes; an en dash for none.
+
+    >>> rounded(-0.25), rounded(-2e-5), rounded(-1.5, ".2f"), rounded(-0.001, ".2f"), rounded(float("nan"))
+    ('−0.25', '−2e−5', '−1.50', '0.00', '–')
+    """
+    value = float(value)
+    if value != value:
+        return "–"
+    text = f"{value:{form}}"
+    # what rounds to 0 has no sign
+    digits, exponential, exponent = text.removeprefix("-" if not float(text) else "").partition("e")
+    return (f"{digits}e{int(exponent)}" if exponential else digits).replace("-", "−")
+
+
+def two_places(value: Any) -> str:
+    """Return a number with two places behind the point."""
+    return rounded(value, ".2f")
+
+
 def interval_text(low: Any, high: Any, form: Callable[[Any], str] | None = None) -> str:
     """Return an interval as a person writes it; an empty text without one.
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The likelihood study on models made here: what is stored is what slow loops find."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -358,6 +360,26 @@ def test_a_dose_has_a_line_of_each_third_or_one_of_all_layers(depths):
     assert legend == [*(thirds if max(depths) >= 3 else []), *(["all layers"] if min(depths) < 3 else [])]
     assert ("a third of the depth" in drawn.caption) == (max(depths) >= 3)
     assert ("fewer than three" in drawn.caption) == (min(depths) < 3)
+
+
+@pytest.mark.parametrize("nats_of_second", [{"a": -9.0, "b": -3.0}, {"a": -3.0, "b": -9.0}])
+def test_the_caption_of_a_dose_orders_modes_as_every_panel_does(nats_of_second):
+    """What is less likely to one model may be likelier to another."""
+    import pandas as pd
+
+    from attnscope.results.results import Results
+    from attnscope.studies.attention_likelihood.figures import FIGURES
+
+    models = {"m": {"a": -9.0, "b": -3.0, "unmeasured": -5.0}, "n": nats_of_second}
+    rows = [
+        (model, "", -1, "exact", "share", mode, 0, nats, math.nan if mode == "unmeasured" else -0.1)
+        for model, modes in models.items()
+        for mode, nats in modes.items()
+    ]
+    names = [*CK, "protocol", "measure", "mode", "layer", "log_likelihood_difference", "difference"]
+    drawn = FIGURES["dose"](Results({"shifts": pd.DataFrame(rows, columns=names)}))
+    order = "a, b." if nats_of_second["a"] < nats_of_second["b"] else "m: a, b; n: b, a."
+    assert drawn.caption.endswith(f"from the left: {order}")
 
 
 @pytest.mark.parametrize("of_all_modes", [True, False])

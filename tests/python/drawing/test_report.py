@@ -498,6 +498,18 @@ def test_a_table_without_a_column_that_places_its_rows_is_named(tmp_path, table,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("column", ["claim", "model", "revision", "step"])
+@pytest.mark.parametrize("study", ["absolute_position", "hallucination_geometry", "pretraining_writes"])
+def test_a_table_of_a_study_without_one_of_its_keys_is_named(tmp_path, study, column):
+    row = {"model": "m", "revision": "", "step": -1, "reference": "b", "protocol": "exact", "claim": "C1 a"}
+    row |= {"statistic": "s", "verdict": "undecided", "reason": "r", "value": 1.0}
+    row |= dict.fromkeys(["low", "high", "null", "p_value", "p_adjusted", "range_low", "control_low"], 0.0)
+    claims = pd.DataFrame([{**row, "claim": code} for code in ("C1", "C1 a")]).drop(columns=column)
+    with pytest.raises(ResultsError, match=rf"report: the claims table has no .*{column}"):
+        Results({"claims": claims}, study={"study": study}).report(tmp_path / "r.html")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_models_are_in_the_order_of_the_run_in_every_table(monkeypatch):
     last = made.make_results().table("heads").query("step == 64")
     heads = pd.concat([last.assign(model=name) for name in "ba"])

@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.selection import final, last_step
-from attnscope.report.page import _checkpoints
+from attnscope.report.page import _checkpoints, _facts
 from attnscope.results.results import Results
 from attnscope.study_api.selection import where, without
 
@@ -103,6 +103,13 @@ def test_of_revisions_without_a_step_the_last_is_the_last_checkpoint():
     assert last_step(table.drop(columns="revision"))["value"].tolist() == [3]
 
 
+def test_the_report_counts_the_heads_of_every_layer():
+    places = [(layer, head) for layer, heads in enumerate((4, 2, 4)) for head in range(heads)]
+    heads = pd.DataFrame(places, columns=["layer", "head"]).assign(model="m")
+    assert str(_facts({}, heads)["heads"]) == "3 layers of 2 to 4 heads; 10 maps measured"
+    assert str(_facts({}, heads[heads["head"] < 2])["heads"]) == "3 layers of 2 heads; 6 maps measured"
+
+
 @pytest.mark.parametrize(
     ("checkpoints", "words"),
     [
@@ -111,6 +118,7 @@ def test_of_revisions_without_a_step_the_last_is_the_last_checkpoint():
         ([("a", "x", 0), ("a", "y", -1), ("b", "", -1)], "3: steps 0 and 2 of no step"),
         ([("a", "x", 0), ("b", "", -1)], "2: steps 0 and one of no step"),
         ([("a", "x", -1), ("a", "y", -1)], "2: 2 of no step; of several the last by name is described"),
+        ([(model, f"step{step}", step) for model in "ab" for step in (0, 8)], "4: steps 0, 8"),
     ],
 )
 def test_the_report_counts_checkpoints_of_no_step(checkpoints, words):

@@ -133,6 +133,32 @@ def test_a_bad_map_is_left_out_and_counted():
     np.testing.assert_allclose(profile.mean("residual")[0, 1], single_result, atol=1e-12)
 
 
+def test_a_head_without_a_single_map_has_no_mean():
+    """A mean of 0 would count as one more head in means over the heads of a layer."""
+    s = noise(16)
+    s[:, 1, 4, 2] = torch.nan
+    profile = profile_of(s, groups=4)
+    assert profile.counts()[:, 0, 1].tolist() == [0] * 4
+    for name in ("mask_cut", "mask_share", "lse", "residual"):
+        assert profile.mean(name)[0, 1].isnan().all(), name
+        assert profile.mean(name)[0, 0].isfinite().any(), name
+
+
+def test_a_layer_with_fewer_heads_is_that_layer_alone():
+    wide, narrow = noise(16, seed=3), noise(16, heads=1, seed=4) + planted(0.8)
+    profile = asc.PositionProfile(N, groups=4)
+    for layer, scores in enumerate((wide, narrow)):
+        profile.add(scores, ranks(16, 4), layer=layer)
+    again = asc.PositionProfile.from_state(profile.state())
+    assert profile.heads == again.heads == [2, 1]
+    expected = asc.residual_size(profile_of(narrow, groups=4)).estimate[0]
+    for measured in (profile, again):
+        size = asc.residual_size(measured).estimate
+        np.testing.assert_array_equal(size[1, :1], expected)
+        assert math.isnan(size[1, 1])
+    assert again.counts().tolist() == profile.counts().tolist()
+
+
 def test_row_constants_profiles_and_key_0_leave_nothing():
     generator = torch.Generator().manual_seed(3)
     s = noise(16)

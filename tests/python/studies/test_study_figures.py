@@ -214,6 +214,17 @@ def test_fisher_has_a_line_per_group_and_a_level_outside_the_blocks(ax) -> None:
     assert ax.get_yscale() == "log"
 
 
+def test_fisher_has_a_level_for_the_norm_behind_the_last_block(ax) -> None:
+    """The norms of the blocks have a line, and the last norm stands in no block."""
+    table = SINGLE_RUN.table("fisher").assign(series="text")
+    table = table[table["protocol"] == "exact"]
+    last = table[table["group"] == "embedding"].assign(group="norm", trace=7.0)
+    fisher_profile(pd.concat([table, last]), "trace", ax)
+    assert len(line(ax, "norm").get_xdata()) == made.LAYERS
+    assert with_gid(ax, "outside:norm").get_ydata()[0] == 7.0
+    assert with_gid(ax, "outside:norm").get_color() == line(ax, "norm").get_color()
+
+
 def test_frames_show_positions_against_tokens(ax) -> None:
     evidence = SINGLE_RUN.table("frame_evidence")
     exact_evidence = evidence[evidence["protocol"] == "exact"]

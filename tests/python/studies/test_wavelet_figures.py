@@ -162,6 +162,18 @@ def test_no_head_lies_where_no_signal_can_be(results):
     assert "before training" not in [text.get_text() for text in untrained.legends[0].get_texts()]
 
 
+def test_heads_that_a_logarithmic_axis_cannot_hold_are_counted(results):
+    """All attention on one key is a signal without a variance: its product of variances and bound are 0."""
+    heads = results.table("heads")
+    last = heads[heads["step"] == heads["step"].max()]
+    alike = (heads["layer"] == last["layer"].iloc[0]) & (heads["head"] == last["head"].iloc[0])
+    heads.loc[alike, ["uncertainty_product", "uncertainty_bound"]] = 0.0
+    uncertainty = figures.FIGURES["uncertainty"]
+    assert "not drawn" not in uncertainty(results).caption
+    caption = uncertainty(in_tables(results, heads=heads)).caption
+    assert "1 head with a product or bound of 0, or near it, not drawn." in caption
+
+
 def dots_of(ax):
     """The points of a panel."""
     return [collection for collection in ax.collections if isinstance(collection, PathCollection)]

@@ -440,7 +440,7 @@ def test_main_numbers_never_contradict_the_claims(seed, monkeypatch):
         rows = table[(table["model"] == name) & (table["claim"] == sentence.partition(":")[0])]
         (row,) = rows.to_dict("records")
         assert f": {row['verdict']};" in sentence
-        assert f"{row['value']:.3g}" in sentence
+        assert f"{row['value']:.3g}".replace("-", "−") in sentence
         others = {SUPPORTED, CONTRADICTED, UNDECIDED, NOT_TESTABLE} - {row["verdict"]}
         assert not any(f": {verdict};" in sentence for verdict in others)
 

@@ -105,6 +105,15 @@ class PositionProfile:
         return sorted({layer for _, layer in self._sums})
 
     @property
+    def heads(self) -> list[int]:
+        """Numbers of heads of the layers. A layer may have fewer than others: results then have heads
+        without texts behind its own.
+        """
+        return [
+            max(len(self._counts[key]) for key in self._counts if key[1] == layer) for layer in self.layers
+        ]
+
+    @property
     def present(self) -> list[int]:
         """Groups with at least one text."""
         return sorted({group for group, _ in self._sums})
@@ -191,16 +200,17 @@ class PositionProfile:
         """Return all sums as tensors, from which `from_state` restores the profile.
 
         Returns:
-            n, groups, queries, left_out, group [G] and layer [L] of what is there, count [G, L, h], and every
-            name of `SUMS` as float64 [G, L, h, ...]. The sums of two profiles of the same groups and layers
-            may be added.
+            n, groups, queries, left_out, group [G], layer [L] and heads [L] of what is there, count [G, L,
+            h], and every name of `SUMS` as float64 [G, L, h, ...], 0 behind the heads of a layer that has
+            fewer. The sums of two profiles of the same groups and layers may be added.
         """
         groups, layers = self.present, self.layers
         state = {
             name: torch.tensor(value, device="cpu")
             for name, value in (("n", self.n), ("groups", self.groups), ("left_out", self._left_out))
         }
-        for name, values in (("queries", self.queries), ("group", groups), ("layer", layers)):
+        places = (("queries", self.queries), ("group", groups), ("layer", layers), ("heads", self.heads))
+        for name, values in places:
             state[name] = torch.tensor(values, dtype=torch.int64, device="cpu")
         if groups:
             state["count"] = self._stacked(self._counts, groups, layers)
@@ -215,11 +225,13 @@ class PositionProfile:
         tensors = {name: torch.as_tensor(values, device="cpu") for name, values in state.items()}
         profile = cls(int(tensors["n"]), groups=int(tensors["groups"]), queries=tensors["queries"].tolist())
         profile._left_out = int(tensors["left_out"])
+        layers = tensors["layer"].tolist()
+        heads = tensors["heads"].tolist() if "heads" in tensors else [None] * len(layers)
         for g, group in enumerate(tensors["group"].tolist()):
-            for k, layer in enumerate(tensors["layer"].tolist()):
+            for k, (layer, count) in enumerate(zip(layers, heads, strict=True)):
                 key = (int(group), int(layer))
-                profile._counts[key] = tensors["count"][g, k].to(torch.int64).clone()
-                profile._sums[key] = {name: tensors[name][g, k].double().clone() for name in cls.SUMS}
+                profile._counts[key] = tensors["count"][g, k, :count].to(torch.int64).clone()
+                profile._sums[key] = {name: tensors[name][g, k, :count].double().clone() for name in cls.SUMS}
         return profile
 
     def counts(self) -> Tensor:
@@ -249,11 +261,12 @@ class PositionProfile:
         return self._means[name]
 
     def mean(self, name: str) -> Tensor:
-        """Mean of one of `SUMS` over all texts, [L, h, ...]."""
+        """Mean of one of `SUMS` over all texts, [L, h, ...]; NaN for a head without a text."""
         counts = self.counts().double()
         means = self._group_means(name)
+        # 0/0 of a head without a text stays NaN
         shares = (counts / counts.sum(0)).reshape(*means.shape[:3], *[1] * (means.ndim - 3))
-        return torch.where(shares > 0, means * shares, 0.0).sum(0)
+        return torch.where(shares == 0, 0.0, means * shares).sum(0)
 
     def gram(
         self,
@@ -419,7 +432,17 @@ class PositionProfile:
         for group, layer in itertools.product(groups, layers):
             if (group, layer) not in values:
                 raise ValueError(f"PositionProfile: group {group} holds no text of layer {layer}")
-        return torch.stack([torch.stack([values[group, layer] for layer in layers]) for group in groups])
+        most = max(len(values[groups[0], layer]) for layer in layers)
+        return torch.stack(
+            [torch.stack([_with_heads(values[group, layer], most) for layer in layers]) for group in groups]
+        )
+
+
+def _with_heads(values: Tensor, count: int) -> Tensor:
+    """Return values [h, ...] of so many heads, 0 for those that a layer does not have."""
+    if len(values) == count:
+        return values
+    return torch.cat([values, values.new_zeros(count - len(values), *values.shape[1:])])
 
 
 def default_queries(m: int) -> list[int]:

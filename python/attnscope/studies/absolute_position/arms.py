@@ -229,17 +229,21 @@ def _embedded(module: Any, ids: Sequence[int], run: StageRun) -> Tensor:
     return vectors.float() if vectors.dtype != torch.float64 else vectors
 
 
-def reading_arms(
-    readers: Sequence[Head], shape: tuple[int, int], run: StageRun, options: Any
-) -> Iterator[Arm]:
+def reading_arms(readers: Sequence[Head], heads: Sequence[int], run: StageRun, options: Any) -> Iterator[Arm]:
     """Yield the arms that take reads of position 0 away: of its readers, of as many heads, of all heads.
 
     The last layer's reads act on no score and are left out. Draw 0 are the readers, draw −1 all heads, the
     others are different sets of as many heads of the same layers.
+
+    Args:
+        readers: the heads that read position 0.
+        heads: of every layer.
+        run: of the stage.
+        options: of the study.
     """
-    layers, heads = shape
-    chosen = sorted(head for head in readers if head[0] < layers - 1)
-    all_heads = [(layer, head) for layer in range(layers - 1) for head in range(heads)]
+    last = len(heads) - 1
+    chosen = sorted(head for head in readers if head[0] < last)
+    all_heads = [(layer, head) for layer in range(last) for head in range(heads[layer])]
     sets: list[tuple[int, Sequence[Head]]] = [(-1, all_heads)] if all_heads else []
     if chosen:
         sets.append((0, chosen))
@@ -252,14 +256,14 @@ def reading_arms(
 
 
 def matched_sets(
-    readers: Sequence[Head], heads: int, count: int, rng: np.random.Generator
+    readers: Sequence[Head], heads: Sequence[int], count: int, rng: np.random.Generator
 ) -> list[tuple[Head, ...]]:
     """Return up to `count` different sets of as many heads of the same layers as the readers; not theirs.
 
     A set may share heads with the readers: only among all sets of their size is that of the readers as likely
     as any other where heads do not differ. Where there are not more than `count` sets, all are returned.
 
-    >>> matched_sets([(0, 1)], 4, 20, np.random.default_rng(0))
+    >>> matched_sets([(0, 1)], [4], 20, np.random.default_rng(0))
     [((0, 0),), ((0, 2),), ((0, 3),)]
     """
     readers_sorted = tuple(sorted(readers))
@@ -267,10 +271,13 @@ def matched_sets(
         layer: sum(place == layer for place, _ in readers_sorted)
         for layer in sorted({layer for layer, _ in readers_sorted})
     }
-    total = math.prod(math.comb(heads, size) for size in sizes.values()) - 1
+    total = math.prod(math.comb(heads[layer], size) for layer, size in sizes.items()) - 1
     if total <= count:
         parts = [
-            [tuple((layer, head) for head in chosen) for chosen in itertools.combinations(range(heads), size)]
+            [
+                tuple((layer, head) for head in chosen)
+                for chosen in itertools.combinations(range(heads[layer]), size)
+            ]
             for layer, size in sizes.items()
         ]
         joined = (tuple(itertools.chain(*choice)) for choice in itertools.product(*parts))
@@ -280,7 +287,7 @@ def matched_sets(
         drawn = tuple(
             (layer, int(head))
             for layer, size in sizes.items()
-            for head in sorted(rng.permutation(heads)[:size].tolist())
+            for head in sorted(rng.permutation(heads[layer])[:size].tolist())
         )
         if drawn != readers_sorted:
             drawn_sets[drawn] = None

@@ -105,7 +105,7 @@ def offsets_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Measure how far scores move with all positions."""
     row = evidence.rows("checks", check="shift")
     if evidence.learned or row.empty or row["value"].isna().all():
-        reasons = row["reason"].dropna() if len(row) else row
+        reasons = row["reason"].dropna().tolist() if len(row) else []
         return Untestable(evidence.learned or next(iter(reasons), "scores are out of reach"))
     value, tolerance = float(row["value"].iloc[0]), float(row["tolerance"].iloc[0])
     words = "an identity of the encoding, which training cannot change"
@@ -430,18 +430,16 @@ def leakage_falls(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Measure how the share changes with length, all layers together."""
     slope = evidence.overall("leakage_slope")
     slopes = evidence.table("leakage_slopes")
-    with_interval = slopes.dropna(subset=["slope_low", "slope_high"]) if len(slopes) else slopes
     if slope is None or slopes.empty:
         return Untestable("texts of one length, or no share above 0; options.lengths")
-    falls, absent = int((with_interval["slope_high"] < 0).sum()), len(slopes) - len(with_interval)
+    with_slope = slopes["slope"].dropna()
+    falls, certain = int((slopes["slope_high"] < 0).sum()), int(slopes["slope_high"].notna().sum())
     words = f"falls in {falls} of {len(slopes)} layers"
-    if absent:
-        words += f"; {absent} have no share above 0"
-    spread = (
-        (float(with_interval["slope"].min()), float(with_interval["slope"].max()))
-        if len(with_interval)
-        else (math.nan,) * 2
-    )
+    if uncertain := len(with_slope) - certain:
+        words += f", of which {uncertain} {_have(uncertain)} a slope without an interval"
+    if absent := len(slopes) - len(with_slope):
+        words += f"; {absent} {_have(absent)} no share above 0 at every length"
+    spread = (float(with_slope.min()), float(with_slope.max())) if len(with_slope) else (math.nan,) * 2
     return Estimate(
         slope.estimate,
         slope.low,
@@ -500,6 +498,10 @@ def entropy_transitions(evidence: Evidence, options: Any) -> Estimate | Untestab
     value = float(means.diff().abs().max()) if len(means) > 1 else math.nan
     reason = "what counts as a transition could not be read; the table softmax_statistics has the entropies"
     return Untestable(reason, Estimate(value, region=above(math.nan)))
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
 
 
 def _early(table: pd.DataFrame) -> pd.DataFrame:

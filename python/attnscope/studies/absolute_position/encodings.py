@@ -18,6 +18,7 @@ from attnscope.capture.sites import INTERFACE
 from attnscope.plots.selection import last_step
 from attnscope.statistics.comparisons import welch_test
 from attnscope.study_api.claims import ClaimSet, Estimate, Untestable, above
+from attnscope.study_api.number_text import rounded
 from attnscope.study_api.selection import where, without
 
 if TYPE_CHECKING:
@@ -38,15 +39,37 @@ def rotary_dimensions(model: Any) -> int | None:
     return 2 * len(frequencies[0]) if frequencies else None
 
 
+def encoding_of(model: Any) -> str:
+    """Return how a model tells positions apart: alibi, rope, learned, what its configuration says, or
+    other.
+    """
+    config = model.config.get_text_config()
+    # BLOOM has nothing else; MPT says it of its attention; Falcon keeps a rotation that it then does not use
+    parts = (config, getattr(config, "attn_config", None))
+    if config.model_type == "bloom" or any(getattr(part, "alibi", False) for part in parts):
+        return "alibi"
+    if rotary_dimensions(model) or getattr(config, "rotary_dim", None):
+        return "rope"
+    if named := getattr(config, "position_encoding", ""):
+        return str(named)
+    tokens = model.get_input_embeddings()
+    tables = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding) and module is not tokens
+    ]
+    return "learned" if any("pos" in name or name.endswith("wpe") for name in tables) else "other"
+
+
 def record(run: StageRun, edits: tuple[Any, ...] = ()) -> None:
     """Write the table `encodings`: positions in a model's configuration and in its mask."""
     model = run.model().model
     config = model.config.get_text_config()
-    rotary = rotary_dimensions(model)
-    named = getattr(config, "position_encoding", "") or ("alibi" if getattr(config, "alibi", False) else "")
+    encoding = encoding_of(model)
+    rotary = rotary_dimensions(model) if encoding == "rope" else None
     run.write(
         "encodings",
-        encoding="rope" if rotary else named or "other",
+        encoding=encoding,
         **rotation(config if rotary else None),
         rotary_dimensions=rotary or 0,
         windows=", ".join(_visible(run, edits)),
@@ -180,7 +203,7 @@ def order_of_encodings(evidence: tuple[pd.DataFrame, pd.DataFrame], options: Any
         return Untestable(needs_twins + "two trainings or more of each are needed")
     steps = [welch_test(groups[at + 1], groups[at]) for at in range(2)]
     words = "; ".join(
-        f"{name} {values.mean():.2g}"
+        f"{name} {rounded(values.mean(), '.2g')}"
         for name, values in zip(("larger base", "plain", "window"), groups, strict=True)
     )
     return Estimate(

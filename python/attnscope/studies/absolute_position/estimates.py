@@ -15,7 +15,7 @@ from attnscope.studies.absolute_position import anchors, mlp_shares
 from attnscope.studies.absolute_position.checks import check_shuffled
 from attnscope.studies.absolute_position.options import query_sets
 from attnscope.studies.absolute_position.removals import control_removals
-from attnscope.studies.absolute_position.sums import profile_of, tokens_of, write_profile
+from attnscope.studies.absolute_position.sums import passes_of, profile_of, tokens_of, write_profile
 from attnscope.study_api.selection import where
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ SIZES: dict[str, Weights] = {"residual": "uniform", "felt": "felt", "moved_l2": 
 _ENDS = {"": "estimate", "_low": "low", "_high": "high"}
 
 
-def arms_of(run: StageRun, name: str = "rows") -> list[tuple[str, str]]:
+def arms_of(run: StageRun) -> list[tuple[str, str]]:
     """Return the arms on each input that keep all sums."""
-    return [(arm, kind) for arm, kind in run.reduced(name, ("arm", "input"), variant="")]
+    passes = passes_of(run, ("arm", "input", "kind"), variant="")
+    return [(arm, name) for arm, name, kind in passes if kind in ("base", "text")]
 
 
 def maps_alone(run: StageRun) -> set[str]:
@@ -70,10 +71,10 @@ def position(run: StageRun, options: Any) -> None:
             if name == "early" and (arm, kind) == ("base", "shuffled") and 0 in profile.layers:
                 check_shuffled(run, columns["p_value"][profile.layers.index(0)])
             columns["correction"] = np.full(columns["residual"].shape, "Benjamini–Hochberg", dtype=object)
-            for at, layer in enumerate(profile.layers):
-                columns_of_layer = {column: values[at] for column, values in columns.items()}
-                heads = np.arange(len(columns_of_layer["residual"]))
-                run.write("position", layer=layer, head=heads, protocol="exact", **keys, **columns_of_layer)
+            for at, (layer, heads) in enumerate(zip(profile.layers, profile.heads, strict=True)):
+                columns_of_layer = {column: values[at, :heads] for column, values in columns.items()}
+                places = {"layer": layer, "head": np.arange(heads), "protocol": "exact"}
+                run.write("position", **places, **keys, **columns_of_layer)
                 run.write("layer_means", layer=layer, **keys, **{name: means[name][at] for name in means})
         _offsets(run, profile, arm, kind, scores)
         if options.keep_sums:
@@ -127,9 +128,11 @@ def simple(profile: PositionProfile) -> dict[str, Array]:
     rest[..., 0] = first - complete[..., :m]
     sizes = np.sqrt(_mean(np.square(rest[..., 1:, :])))  # query 0 has no key but itself
     normalizer = np.logaddexp.accumulate(np.nan_to_num(complete[..., :m], nan=-np.inf), axis=-1)
+    with np.errstate(invalid="ignore"):  # of a head without a text nothing is known
+        mask_simple = normalizer - normalizer.mean(-1, keepdims=True)
     return {
         "residual_simple": np.concatenate([np.zeros((*sizes.shape[:-1], 1)), sizes], axis=-1),
-        "mask_simple": normalizer - normalizer.mean(-1, keepdims=True),
+        "mask_simple": mask_simple,
     }
 
 
@@ -161,15 +164,15 @@ def _offsets(run: StageRun, profile: PositionProfile, arm: str, kind: str, score
         )
         means |= ends
         keys: dict[str, Any] = {"arm": arm, "input": kind, "offset": offset}
-        for at, layer in enumerate(profile.layers):
-            columns_of_layer = {name: values[at] for name, values in columns.items()}
+        for at, (layer, heads) in enumerate(zip(profile.layers, profile.heads, strict=True)):
+            columns_of_layer = {name: values[at, :heads] for name, values in columns.items()}
             for name in ends:
                 # single heads have no such interval
-                columns_of_layer[name] = np.full_like(columns_of_layer["profile"], np.nan)
+                columns_of_layer[name] = np.full(heads, np.nan)
             run.write(
                 "offsets",
                 layer=layer,
-                head=np.arange(len(columns_of_layer["profile"])),
+                head=np.arange(heads),
                 **keys,
                 **columns_of_layer,
             )
@@ -299,7 +302,7 @@ def mlp_ratio(run: StageRun) -> None:
 
 def controls(run: StageRun, options: Any) -> None:
     """Write `controls`, `control_residuals` and `control_overall`: models with random weights."""
-    drawn = sorted(run.reduced("counts", ("model", "seed", "tokens"), variant="random_weights"))
+    drawn = sorted(passes_of(run, ("model", "seed", "tokens"), variant="random_weights"))
     maps = maps_alone(run)
     contractions = run.reduced("contractions", ("model", "seed"))
     drawings: dict[str, list[Array]] = {}
@@ -382,4 +385,8 @@ def shared_residual(drawings: Array) -> tuple[Array, Array, Array]:
         drawings: residuals of each, centred and weighted as `PositionProfile.vectors` gives them, means over
             texts [drawings, L, h, X].
     """
-    return _interval(np.einsum("glhx,flhx->lgf", drawings, drawings) / drawings.shape[2])
+    has_all = np.asarray(np.isfinite(drawings).all((0, -1)))
+    residuals = np.where(has_all[..., None], drawings, 0.0)
+    with np.errstate(invalid="ignore"):
+        heads = has_all.sum(-1, dtype=float)[:, None, None]
+        return _interval(np.einsum("glhx,flhx->lgf", residuals, residuals) / heads)

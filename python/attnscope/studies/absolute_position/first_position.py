@@ -22,7 +22,7 @@ from attnscope.statistics.groups import jackknife
 from attnscope.statistics.intervals import Interval
 from attnscope.studies.absolute_position.arms import Arm, imposed, token_ids
 from attnscope.studies.absolute_position.mlp_shares import packed, projected
-from attnscope.studies.absolute_position.sums import first_key, softmax_of
+from attnscope.studies.absolute_position.sums import first_key, softmax_of, tokens_of
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -231,7 +231,7 @@ def fingerprints_without_bos(run: StageRun) -> None:
     if not sums:
         return
     layers, groups = (sorted({key[at] for key in sums}) for at in range(2))
-    total = np.stack([np.stack([sums[layer, group].sum for layer in layers]) for group in groups])
+    total = np.stack([np.concatenate([sums[layer, group].sum for layer in layers]) for group in groups])
     counts = np.array([sums[layers[0], group].count for group in groups], dtype=float)
     cosine = mean_cosine(total, counts)
     run.write(
@@ -262,8 +262,7 @@ def mean_cosine(sums: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]) -> Int
 
 def shares(run: StageRun) -> None:
     """Write the share of the variance of states between positions."""
-    ((tokens,),) = run.reduced("counts", ("tokens",), variant="")
-    positions = int(tokens) // 2 - 1
+    positions = tokens_of(run) // 2 - 1
     for (arm, layer, site), sums in run.reduced("states", ("arm", "layer", "site")).items():
         count, squares, centre = sums.sum[-3:]
         moments = _moments(int(count), sums.sum[:-3].reshape(positions, -1), squares, centre)

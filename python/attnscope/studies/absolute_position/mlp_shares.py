@@ -98,10 +98,13 @@ def ratio(run: StageRun, positions: int, **only: Any) -> Ratio | None:
         only: keys of the model, variant and draw.
     """
     sums = run.reduced("mlp_states", ("site", "layer", "group"), **only)
-    layers = sorted({layer for _, layer, _ in sums if layer >= 1})
     groups = sorted({group for _, _, group in sums})
-    sites = {site for site, _, _ in sums}
-    if not layers or set(SITES) - sites or len(groups) < 2:
+    of_layers: dict[int, set[str]] = {}
+    for site, layer, _ in sums:
+        of_layers.setdefault(layer, set()).add(site)
+    # blocks of other kinds may have no feed-forward layer
+    layers = sorted(layer for layer, sites in of_layers.items() if layer >= 1 and set(SITES) <= sites)
+    if not layers or len(groups) < 2:
         return None
     terms = np.stack(
         [

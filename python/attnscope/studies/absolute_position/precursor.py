@@ -41,6 +41,15 @@ def significance(run: StageRun, options: Any, tier: int) -> None:
         return
     texts = [row for batch in run.batches() for row in token_ids(run, batch, BARE)]
 
+    # blocks of other kinds have no attention, so that layers are no range
+    heads = {layer.index: len(layer.heads) for layer in _ends(run, texts[0][None, :2], options)}
+    if len(set(heads.values())) > 1:
+        run.note(
+            "absolute_position: no test of ruscio2025once: it takes layers of equal numbers of heads, got "
+            f"{', '.join(map(str, heads.values()))}"
+        )
+        return
+
     def scores(ids: Tensor) -> Tensor:
         return torch.cat([products(layer) for layer in _ends(run, ids[None], options)])
 
@@ -51,8 +60,7 @@ def significance(run: StageRun, options: Any, tier: int) -> None:
         samples=options.leakage_samples,
         seed=run.settings.seed,
     )
-    layers = run.settings.layers or range(len(test.gap))
-    for at, layer in enumerate(sorted(layers)):
+    for at, layer in enumerate(heads):
         run.write(
             "leakage_tests",
             layer=layer,
@@ -81,6 +89,8 @@ def probes(run: StageRun, options: Any, tier: int) -> None:
         ids = token_ids(run, batch, BARE)
         for layer in _layers(run, ids, options, tier, sites):
             for site in sites:
+                if site not in layer.tensors:
+                    continue
                 probe = ruscio2025once.position_probe(layer.states(site))
                 null = float(probe.null)
                 sums.setdefault((layer.index, site), []).append(probe.r2)

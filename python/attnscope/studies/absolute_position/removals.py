@@ -18,7 +18,7 @@ from attnscope.metrics.positions.position_profile import PositionProfile, Weight
 from attnscope.statistics.groups import jackknife_interval
 from attnscope.statistics.residuals import removal_intervals, removal_replicates, require_groups
 from attnscope.studies.absolute_position.options import DRAWN, query_sets
-from attnscope.studies.absolute_position.sums import profile_of, tokens_of
+from attnscope.studies.absolute_position.sums import passes_of, profile_of, tokens_of
 
 if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun
@@ -57,16 +57,16 @@ def removals(run: StageRun, options: Any) -> None:
     base = BaseArm(profile_of(run, n, options.groups, arm="base", draw=0, **only))
     layers = base.profile.layers
     sets = query_sets(options, base.profile.m)
-    moved = {key[:2] for key in run.reduced("moved", ("arm", "draw"), **only)}
     of_arms: dict[tuple[str, str], list[Array]] = {}
-    for arm, draw, kind, place in run.reduced("residual", ("arm", "draw", "kind", "position"), **only):
+    for arm, draw, kind, place in passes_of(run, ("arm", "draw", "kind", "position"), **only):
         if arm == "base":
             continue
         other = profile_of(run, n, options.groups, arm=arm, draw=draw, **only)
         without = (place,) if kind == "control" else ()
         for queries in ("early", "2-8"):
             for measure in MEASURES:
-                if queries not in sets or (measure == "moved" and (arm, draw) not in moved):
+                # further draws of an arm keep their residual alone
+                if queries not in sets or (measure == "moved" and draw > 0):
                     continue
                 replicates = base.replicates(other, sets[queries], measure, without)
                 *intervals_of_layers, together = removal_intervals(replicates)
@@ -158,7 +158,7 @@ def control_removals(run: StageRun, base: PositionProfile, options: Any, **only:
     arm = BaseArm(base)
     queries = query_sets(options, base.m)["early"]
     shares = {}
-    for name, kind in run.reduced("residual", ("arm", "kind"), **only):
+    for name, kind in passes_of(run, ("arm", "kind"), **only):
         if kind == "replacement":
             other = profile_of(run, base.n, options.groups, arm=name, draw=0, **only)
             shares[name] = arm.replicates(other, queries, "uniform", ())[0, :, -1]

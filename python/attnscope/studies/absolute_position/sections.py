@@ -27,7 +27,7 @@ from attnscope.studies.absolute_position.sections_precursor import write_leakage
 from attnscope.studies.absolute_position.tables import Fingerprint, RemovedArm
 from attnscope.studies.stated_verdicts import with_verdicts
 from attnscope.studies.stored_options import stored_options
-from attnscope.study_api.number_text import counted, interval, number
+from attnscope.study_api.number_text import counted, interval, number, rounded
 from attnscope.study_api.rows import first_as, rows_as
 from attnscope.study_api.selection import where, without
 
@@ -105,10 +105,10 @@ def _control(results: Results, model: str) -> list[str]:
         f"with random weights ({draws}) the mask cuts {number(rows['mask_cut'].mean())} "
         f"nats, "
         f"uniform attention among the visible keys {number(rows['uniform_cut'].mean())}, {100 * apart:.2g} % "
-        f"apart. Untrained models have a small residual ({cells} nats² by layer, up to "
-        f"{100 * share.max():.2g} % of the variance of scores along keys; trained: "
-        f"{_trained_share(results, model)}): attention that is nearly uniform weighs the first token "
-        "1/(i + 1), which writes the position into the states that later layers read; "
+        f"apart. The residual of untrained models is {cells} nats² by layer, at most "
+        f"{rounded(100 * share.max(), '.2g')} % of the variance of scores along keys (trained: "
+        f"{_trained_share(results, model)}). Later layers may have one: attention that is nearly uniform "
+        "weighs the first token 1/(i + 1), which writes the position into the states that they read; "
         f"{_shared(results, model)}."
     ]
 
@@ -121,7 +121,7 @@ def _trained_share(results: Results, model: str) -> str:
     rows = where(last_step(table), model=model, queries="early", arm="base", input="windows").sort_values(
         "layer"
     )
-    return f"{', '.join(f'{100 * share:.2g}' for share in rows['leakage_share'])} % by layer"
+    return f"{', '.join(rounded(100 * share, '.2g') for share in rows['leakage_share'])} % by layer"
 
 
 def _shared(results: Results, model: str) -> str:

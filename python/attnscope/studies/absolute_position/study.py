@@ -58,6 +58,8 @@ from attnscope.study_api.study import Study
 from attnscope.study_api.units import Cut, Units
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from attnscope.capture import Layer
     from attnscope.study_api.forward import Batch
     from attnscope.study_api.plan import Plan
@@ -218,10 +220,9 @@ def measure_reads(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
         return
     table = run.read("fingerprints")
     table = where(table, arm="base")
-    shape = (int(table["layer"].max()) + 1, int(table["head"].max()) + 1)
     readers = table[(table["a0"] > study.options.reader) & (table["a0_low"] > table["uniform"])]
     chosen = [(reader.layer, reader.head) for reader in rows_as(Fingerprint, readers)]
-    arms = list(reading_arms(chosen, shape, run, study.options))
+    arms = list(reading_arms(chosen, heads_by_layer(table), run, study.options))
     placing = anchors.reachable(tier) and sets_first(run)
     for batch in run.batches():
         for arm in arms:
@@ -293,6 +294,16 @@ def compare_encodings(study: AbsolutePosition, unit: Unit, run: StageRun) -> Non
 def decide_claims(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
     """Write the table `claims`."""
     claims.write(run, study.options)
+
+
+def heads_by_layer(fingerprints: pd.DataFrame) -> list[int]:
+    """Return the number of heads of every layer up to the last one that was measured.
+
+    A layer that was left out has as many as the others; none where these differ.
+    """
+    counts = fingerprints.groupby("layer")["head"].max() + 1
+    common = int(counts.iloc[0]) if counts.nunique() == 1 else 0
+    return [int(counts.get(layer, common)) for layer in range(int(counts.index.max()) + 1)]
 
 
 def require_windows(run: StageRun, options: PositionOptions) -> None:

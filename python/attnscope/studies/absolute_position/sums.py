@@ -13,7 +13,7 @@ Example:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,9 +115,9 @@ def store_profile(
         "moved": packed(dense["moved"]),
     }
     for g, group in enumerate(profile.present):
-        for k, layer in enumerate(profile.layers):
+        for k, (layer, heads) in enumerate(zip(profile.layers, profile.heads, strict=True)):
             for name in names:
-                run.reduce(name, terms[name][g, k], **keys, layer=layer, group=group)
+                run.reduce(name, terms[name][g, k, :heads], **keys, layer=layer, group=group)
 
 
 def _square(profile: PositionProfile, rows: Array) -> Array:
@@ -127,9 +127,18 @@ def _square(profile: PositionProfile, rows: Array) -> Array:
     return square
 
 
+def passes_of(run: StageRun, by: tuple[str, ...], **only: Any) -> list[tuple[Any, ...]]:
+    """Return the keys of the passes whose sums are stored, in the order in which they came.
+
+    They come from the counts, the smallest sum, layer by layer: a layer may have fewer heads than another.
+    """
+    keys = run.reduced("counts", (*by, "layer"), **only)
+    return list(dict.fromkeys(key[:-1] for key in keys))
+
+
 def tokens_of(run: StageRun) -> int:
     """Return the number of tokens of a window."""
-    ((n,),) = run.reduced("counts", ("tokens",), variant="")
+    ((n,),) = passes_of(run, ("tokens",), variant="")
     return int(n)
 
 
@@ -141,10 +150,12 @@ def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfi
     empty = PositionProfile(n, groups=groups)
     m = empty.m
 
+    heads = [len(parts["counts"][layer, present[0]].sum) for layer in layers]
+
     def stacked(name: str) -> Array | None:
         if not parts[name]:
             return None
-        return np.stack([np.stack([parts[name][k, g].sum for k in layers]) for g in present])
+        return np.stack([of_layers([parts[name][k, g].sum for k in layers]) for g in present])
 
     counts, rows = stacked("counts"), stacked("rows")
     assert counts is not None
@@ -156,6 +167,7 @@ def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfi
         "queries": empty.queries,
         "group": present,
         "layer": layers,
+        "heads": heads,
         "count": counts,
         "offsets": np.zeros((*shape, n)),
     }
@@ -170,14 +182,27 @@ def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfi
     return PositionProfile.from_state(state)
 
 
+def of_layers(values: Sequence[Array]) -> Array:
+    """Return the values of all layers in one array [L, h, ...], 0 for heads that a layer does not have.
+
+    >>> of_layers([np.ones((2, 1)), np.ones((1, 1))])[..., 0].tolist()
+    [[1.0, 1.0], [1.0, 0.0]]
+    """
+    most = max(map(len, values))
+    padded = np.zeros((len(values), most, *values[0].shape[1:]), dtype=values[0].dtype)
+    for at, values_of_layer in enumerate(values):
+        padded[at, : len(values_of_layer)] = values_of_layer
+    return padded
+
+
 def write_profile(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> None:
     """Write everything of a profile to the table `sums`, for `profile_of_sums`."""
     state = {name: values.numpy() for name, values in profile.state().items()}
     for g, group in enumerate(profile.present):
-        for k, layer in enumerate(profile.layers):
-            texts = state["count"][g, k]
+        for k, (layer, heads) in enumerate(zip(profile.layers, profile.heads, strict=True)):
+            texts = state["count"][g, k, :heads]
             rows = {
-                sum_name: [values.ravel().tolist() for values in state[sum_name][g, k]]
+                sum_name: [values.ravel().tolist() for values in state[sum_name][g, k, :heads]]
                 for sum_name in PositionProfile.SUMS
             }
             run.write(
@@ -205,8 +230,19 @@ def profile_of_sums(table: pd.DataFrame) -> PositionProfile:
     rows = table.sort_values(["group", "layer", "head"])
     empty = PositionProfile(int(rows["tokens"].iloc[0]), groups=int(rows["groups"].iloc[0]))
     groups, layers = sorted(set(rows["group"])), sorted(set(rows["layer"]))
-    shape = (len(groups), len(layers), -1)
     trailing = {"m": (empty.m,), "n": (empty.n,), "mm": (empty.m,) * 2, "Qm": (len(empty.queries), empty.m)}
+    by_place = dict(iter(rows.groupby(["group", "layer"])))
+
+    def stacked(name: str, shape: tuple[int, ...] = ()) -> Array:
+        return np.stack(
+            [
+                of_layers(
+                    [np.stack(list(by_place[group, layer][name])).reshape(-1, *shape) for layer in layers]
+                )
+                for group in groups
+            ]
+        )
+
     state: dict[str, Any] = {
         "n": empty.n,
         "groups": empty.groups,
@@ -214,8 +250,8 @@ def profile_of_sums(table: pd.DataFrame) -> PositionProfile:
         "queries": empty.queries,
         "group": groups,
         "layer": layers,
-        "count": rows["texts"].to_numpy(copy=True).reshape(shape),
+        "heads": [len(by_place[groups[0], layer]) for layer in layers],
+        "count": stacked("texts"),
     }
-    for name, axes in PositionProfile.SUMS.items():
-        state[name] = np.stack(list(rows[name])).reshape(*shape, *trailing[axes])
+    state |= {name: stacked(name, trailing[axes]) for name, axes in PositionProfile.SUMS.items()}
     return PositionProfile.from_state(state)

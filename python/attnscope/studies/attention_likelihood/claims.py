@@ -228,8 +228,10 @@ def attention_to_the_rest_changes(evidence: Evidence, options: LikelihoodOptions
         raised, lowered = _signs(where(rows, measure=measure), "difference", options.alpha)
         words.append(f"to {label}: more in {layers_of(raised)}, less in {layers_of(lowered)}")
     estimate = evidence.estimate("shift_of_rest", above(0.0), words="; ".join(words))
-    if rows.empty or estimate is None:
+    if rows.empty:
         return Untestable(_NONE_LESS_LIKELY)
+    if estimate is None:
+        return Untestable("fewer than three texts have a less likely word: no size without their noise")
     # a size has one side
     return replace(estimate, speaks="for")
 

@@ -33,7 +33,7 @@ from attnscope.studies.hallucination_geometry.evidence import (
 )
 from attnscope.studies.hallucination_geometry.tables import ContrastTest
 from attnscope.study_api.claims import ClaimSet, Control, Estimate, Untestable, above, below
-from attnscope.study_api.number_text import interval_text
+from attnscope.study_api.number_text import interval_text, rounded, two_places
 from attnscope.study_api.rows import first_as, rows_as
 from attnscope.study_api.selection import matching, where
 
@@ -338,7 +338,7 @@ def sensitivity_falls(evidence: Evidence, options: HallucinationOptions) -> Meas
     draws = where(rows, direction="covariance")
     falls = [float(_log_change(draw).mean()) for _, draw in draws.groupby("draw")]
     words = "; ".join(
-        f"{name} {part.estimate:.2f} {interval_text(part.low, part.high, '{:.2f}'.format)}"
+        f"{name} {two_places(part.estimate)} {interval_text(part.low, part.high, two_places)}"
         for name, part in parts.items()
     )
     return Estimate(
@@ -402,7 +402,7 @@ def gradients_blocked(evidence: Evidence, options: HallucinationOptions) -> Meas
         return Untestable(evidence.check_reason("refusal_token") or NOT_MEASURED)
     layers = sorted(rows["layer"].unique())
     row = first_as(ContrastTest, where(rows, layer=layers[-2] if len(layers) > 1 else layers[-1]))
-    ends = f"{row.null_low:.3f} to {row.null_high:.3f}"
+    ends = f"{rounded(row.null_low, '.3f')} to {rounded(row.null_high, '.3f')}"
     return Estimate(
         row.value,
         region=below(row.null_mean),
@@ -440,8 +440,8 @@ def same_boundary(evidence: Evidence, options: HallucinationOptions) -> Measured
         low,
         min(high, 1.0),
         above(max(0.99, exchanged)),
-        words=f"layer {int(row['layer'])}; exchanged labels: mean {row['stability_null']:.2f}, largest "
-        f"{exchanged:.2f}",
+        words=f"layer {int(row['layer'])}; exchanged labels: mean {two_places(row['stability_null'])}, "
+        f"largest {two_places(exchanged)}",
     )
     if not estimate.has_interval:
         return Untestable("prompts of fewer than 5 templates have no interval", estimate)
@@ -571,7 +571,7 @@ def commitment(evidence: Evidence, options: HallucinationOptions) -> Measured:
         part.high,
         below(0.0),
         controls=[_random_weights(evidence, _untrained_changes(evidence, prompts))],
-        words=f"{evidence.reference}: {means[evidence.reference].estimate:.2f}",
+        words=f"{evidence.reference}: {two_places(means[evidence.reference].estimate)}",
     )
 
 

@@ -66,10 +66,15 @@ def in_blocks(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["layer"] >= 0] if len(rows) else rows
 
 
-def smallest(rows: pd.DataFrame, column: str = "p_adjusted") -> pd.Series[Any] | None:
-    """Return the row of the smallest p, None without any."""
-    tested = rows[rows[column].notna()] if len(rows) else rows
-    return None if tested.empty else tested.iloc[int(tested[column].argmin())]
+def smallest(rows: pd.DataFrame) -> pd.Series[Any] | None:
+    """Return the row of the smallest p, None without any.
+
+    Adjusted values decide; where they are equal, such as several of 1, those of the single layers do.
+    """
+    tested = rows[rows["p_adjusted"].notna()] if len(rows) else rows
+    if tested.empty:
+        return None
+    return tested.sort_values(["p_adjusted", "p_value"], kind="stable").iloc[0]
 
 
 def widen(value: float, low: float, high: float, choices: int, groups: int) -> tuple[float, float]:

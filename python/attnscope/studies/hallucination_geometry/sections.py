@@ -198,10 +198,12 @@ def _geometry(page: Page) -> None:
         page.figure(name)
     table = page.tables.get("contrasts")
     if table is not None and not table.empty:
-        rows = last_step(table)
+        rows = in_blocks(last_step(table))
         rows = rows[rows["p_value"].notna()]
-        smallest = rows.groupby(["model", "contrast", "quantity", "k"], sort=False)["p_value"].idxmin()
-        best = rows.loc[smallest].copy()
+        tests = ["model", "contrast", "quantity", "k"]
+        # the layer that claims are about
+        least = rows.sort_values(["p_adjusted", "p_value"], kind="stable").drop_duplicates(tests)
+        best = rows[tests].drop_duplicates().merge(least, on=tests)
         for column in ("quantity", "correction"):
             best[column] = best[column].fillna("").str.replace("_", " ")
         names = {

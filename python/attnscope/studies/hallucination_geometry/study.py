@@ -157,6 +157,7 @@ class HallucinationGeometry(Study):
 
     name = "hallucination_geometry"
     Options = HallucinationOptions
+    causal = True
     protocols = ("exact", "ruscio2026")
     tables = TABLES
     declared_stages = STAGES

@@ -15,7 +15,7 @@ from attnscope.report.report_tables import Cells, show, text_cells
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.pretraining_writes.claims import sentences
 from attnscope.study_api.claims import NOT_TESTABLE, ClaimRow
-from attnscope.study_api.number_text import counted, interval, interval_text
+from attnscope.study_api.number_text import counted, interval, interval_text, rounded
 from attnscope.study_api.rows import rows_as
 from attnscope.study_api.selection import where, without
 
@@ -44,10 +44,6 @@ UNITS = {
     "C5": "octaves for each doubling of K",
     "C7": "times an isotropic change",
 }
-
-
-def _number(value: Any) -> str:
-    return "–" if value is None or pd.isna(value) else f"{float(value):.3g}"
 
 
 def _claims(page: Page) -> None:
@@ -93,8 +89,8 @@ def pair_rows(table: pd.DataFrame) -> pd.DataFrame:
         title = f"{key[0]} {key[1] if isinstance(key[1], str) else ''}".strip()
         line = {"change of": title}
         for row in rows_as(ClaimRow, rows):
-            ends = interval(row.low, row.high, _number)
-            value = "" if math.isnan(row.value) else f"{_number(row.value)} {ends} "
+            ends = interval(row.low, row.high, rounded)
+            value = "" if math.isnan(row.value) else f"{rounded(row.value)} {ends} "
             line[row.claim] = f"{value}{row.verdict}"
         lines.append(line)
     return pd.DataFrame(lines).fillna("–")
@@ -127,7 +123,7 @@ def _changes(page: Page) -> None:
 
 def three_digits(column: str) -> Cells:
     """Return cells of numbers with three significant digits."""
-    return lambda rows: [_number(value) for value in rows[column]]
+    return lambda rows: [rounded(value) for value in rows[column]]
 
 
 def change_cells(rows: pd.DataFrame) -> list[str]:
@@ -160,12 +156,12 @@ def _fractions(page: Page) -> None:
             "change of": f"{model} {revision or ''}".strip(),
             "subspace": f"{subspace} ({side})",
             "role": role,
-            "k": _number(rows_of_role["k"].median()),
-            "fraction / isotropic": _number(2 ** np.log2(rows_of_role["relative"].clip(lower=1e-12)).mean()),
-            "± Haar": _number(
+            "k": rounded(rows_of_role["k"].median()),
+            "fraction / isotropic": rounded(2 ** np.log2(rows_of_role["relative"].clip(lower=1e-12)).mean()),
+            "± Haar": rounded(
                 (rows_of_role["deviation"] * rows_of_role["relative"] / rows_of_role["fraction"]).mean()
             ),
-            "best possible": _number(
+            "best possible": rounded(
                 (rows_of_role["ceiling"] * rows_of_role["relative"] / rows_of_role["fraction"]).mean()
             ),
         }
@@ -190,7 +186,7 @@ def _null(controls: pd.DataFrame | None, keys: dict[str, Any], variant: str) -> 
     if controls is None:
         return "–"
     rows = where(controls, variant=variant, **keys)
-    return _number(2 ** np.log2(rows["relative"].clip(lower=1e-12)).mean()) if len(rows) else "–"
+    return rounded(2 ** np.log2(rows["relative"].clip(lower=1e-12)).mean()) if len(rows) else "–"
 
 
 def _mechanism(page: Page) -> None:
@@ -237,8 +233,8 @@ def describe_claim(row: ClaimRow) -> str:
     """Return a claim with its verdict, its value with unit and interval, and the reason."""
     value = ""
     if not math.isnan(row.value):
-        ends = f" {interval_text(row.low, row.high, _number)}".rstrip()
-        value = f" {_number(row.value)}{ends} {UNITS.get(row.claim, '')}".rstrip()
+        ends = f" {interval_text(row.low, row.high, rounded)}".rstrip()
+        value = f" {rounded(row.value)}{ends} {UNITS.get(row.claim, '')}".rstrip()
     reason = f" ({row.reason})" if row.reason else ""
     return f"{row.claim}: {WORDS[row.claim]}: {row.verdict};{value}{reason}."
 

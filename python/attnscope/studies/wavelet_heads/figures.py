@@ -48,6 +48,7 @@ from attnscope.plots.style import (
 )
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.results.summaries import in_series, rows_of_protocol
+from attnscope.study_api.number_text import counted
 from attnscope.study_api.selection import where
 
 FIGURES: dict[str, Figure] = {}
@@ -331,7 +332,7 @@ def uncertainty(results: Results, options: Options) -> Drawn:
     figure_, axes = panels(
         1, len(panels_with_values), height=2.9, width=min(options.width, 3.3 * len(panels_with_values) + 0.4)
     )
-    keys = ["series", "layer", "head"]
+    keys, beyond = ["series", "layer", "head"], 0
     for ax, (title, needed) in zip(axes[0], panels_with_values.items(), strict=True):
         x, y = needed[:2]
         old = before.groupby(keys)[needed].mean().dropna()
@@ -350,9 +351,16 @@ def uncertainty(results: Results, options: Options) -> Drawn:
                 zorder=3,
             )
         (_below_entropies if title == "entropies" else _below_variances)(ax, pd.concat([points, old]))
+        if title == "variances":
+            (left, _), (bottom, _) = ax.get_xlim(), ax.get_ylim()
+            beyond = int(((points[x] < left) | (points[y] < bottom)).sum())
         ax.set_title(title)
     _layer_legend(figure_, layers)
-    return captioned(figure_, "Each point a head, mean over texts; grey is where no signal can be.")
+    return captioned(
+        figure_,
+        "Each point a head, mean over texts; grey is where no signal can be.",
+        f"{counted(beyond, 'head')} with a product or bound of 0, or near it, not drawn." if beyond else "",
+    )
 
 
 def _below_entropies(ax: Axes, points: pd.DataFrame) -> None:

@@ -163,7 +163,7 @@ def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
     unit = next(unit for unit in plan.units if unit.stage == "reads")
     stage = plan.stages[unit.stage]
     hand = StageRun(engine, unit, stage.reads, stage.writes)
-    arms = list(reading_arms([(0, 1), (1, 3)], (3, 4), hand, engine.study.options))
+    arms = list(reading_arms([(0, 1), (1, 3)], [4] * 3, hand, engine.study.options))
     assert {(arm.name, arm.draw) for arm in arms} == {
         (name, draw) for name in ("unread", "hidden") for draw in (-1, 0, 1, 2)
     }
@@ -195,7 +195,7 @@ def test_matched_sets_are_different_sets_of_as_many_heads_of_the_same_layers(fol
     hand = StageRun(engine, unit, stage.reads, stage.writes)
     readers = [(0, 1), (1, 3), (2, 0)]
     drawn = []
-    for arm in reading_arms(readers, (3, 4), hand, engine.study.options):
+    for arm in reading_arms(readers, [4] * 3, hand, engine.study.options):
         heads = arm.edits[0].heads
         assert all(layer < 2 for layer, _ in heads), "the last layer's reads act on no score"
         if arm.draw > 0:

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: MIT
 """Ways of telling positions apart: layer 0 has a residual where positions are absolute, and nowhere else."""
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import attnscope as asc
 from attnscope.demo.encodings import ENCODINGS, PositionsRecipe, compare_encodings, residual_summary
+from attnscope.results.results import Results
+from attnscope.studies.absolute_position.encodings import encoding_of
 from attnscope.studies.absolute_position.figures import FIGURES
-from models import sharpen
+from models import sharpen, tiny
 
 N, TEXTS, GROUPS = 32, 64, 8
 
@@ -71,3 +75,60 @@ def test_learned_positions_alone_show_in_layer_0_of_trained_models(tmp_path):
     drawn = FIGURES["encodings"](results)
     assert len(drawn.figure.axes) == 3
     assert {label.get_text() for label in drawn.figure.axes[2].get_yticklabels()} == set(named)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [
+        *((name, "learned") for name in ("gpt2", "opt")),
+        *((name, "alibi") for name in ("bloom", "mpt", "falcon_alibi")),
+        *((name, "rope") for name in ("falcon", "llama", "gptj")),
+        ("jamba", "other"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_model_is_called_by_what_its_scores_know_of_positions(name, encoding):
+    assert encoding_of(tiny(name)) == encoding
+
+
+def test_depth_is_a_share_of_the_layers_that_a_model_has():
+    """Of models of other depths, or of some layers alone, as the slopes beside them have it."""
+    keys = {"revision": "", "step": -1}
+    measured = {"a": [0, 2], "b": [0, 1, 2], "failed": [0]}
+    rows = [
+        {"model": model, **keys, "layer": layer, "queries": "early", "arm": "base", "input": "windows"}
+        | {"felt": 0.1 * layer, "felt_low": 0.0, "felt_high": 1.0, "moved_tv": 0.2, "moved_floor": 0.1}
+        for model, layers in measured.items()
+        for layer in layers
+    ]
+    tables = {
+        "layer_means": pd.DataFrame(rows),
+        "encodings": pd.DataFrame([{"model": "a", **keys, "layers": 5}, {"model": "b", **keys, "layers": 3}]),
+        "depth_slopes": pd.DataFrame(
+            [
+                {"model": model, "measure": "moved_l2", "encoding": "rope", "slope": slope}
+                for model, slope in (("a", 0.4), ("b", 0.2))
+            ]
+        ),
+    }
+    drawn = FIGURES["encodings"](Results(tables))
+    felt, _, slopes = drawn.figure.axes
+    line = felt.get_lines()[0]
+    np.testing.assert_allclose(line.get_xdata(), [0.0, 0.5, 1.0])
+    np.testing.assert_allclose(line.get_ydata(), [0.0, 0.15, 0.2])
+    assert [label.get_text() for label in slopes.get_yticklabels()] == ["rope"]
+
+
+@pytest.mark.parametrize(
+    ("residual", "words"), [(0.3, "their ratio, 0.75"), (-0.1, "nothing of the picture")]
+)
+def test_no_share_of_a_picture_is_negative(residual, words):
+    """Where the unbiased variance is below 0, pattern and noise have no ratio."""
+    keys = {"model": "m", "revision": "", "step": -1, "layer": 1, "head": 0}
+    row = {"residual": residual, "residual_low": -0.2, "residual_high": 0.5, "plain": 0.4}
+    place = {"queries": "early", "arm": "base", "input": "windows"}
+    rest = [keys | {"query": 2, "key": key, "mean": 0.1 * key, "profile": 0.2} for key in (1, 2)]
+    tables = {"position": pd.DataFrame([keys | place | row]), "residual_maps": pd.DataFrame(rest)}
+    caption = FIGURES["score_split"](Results(tables)).caption
+    assert words in caption
+    assert ("ratio" in caption) == (residual > 0)

@@ -7,7 +7,10 @@ import torch
 
 import attnscope as asc
 from attnscope.engine.run_study import run
+from attnscope.studies.absolute_position.study import heads_by_layer
+from attnscope.studies.absolute_position.sums import profile_of_sums
 from folders import model_folder, tokenizer
+from models import VOCABULARY, needs_configuration
 from position_study import GROUPS, TEXTS, N, settings
 
 QUICK = {"inputs": ["windows"], "leakage": False, "bands": 0, "nulls": []}
@@ -48,6 +51,60 @@ def test_of_a_model_that_hands_out_maps_alone_log_a_is_split(texts, tmp_path):
     assert (offsets["mask"] > 0).all()
     assert "unread" not in set(results.table("removed")["arm"])
     assert isinstance(results.table("checks").set_index("check").loc["scores", "reason"], str)
+    claims = results.table("claims").set_index("claim")
+    assert claims.loc["C1", "reason"] == "scores are out of reach"
+    assert results.table("encodings")["encoding"].tolist() == ["alibi"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_layers_may_have_different_numbers_of_heads(texts, tmp_path):
+    """The rows are those of each layer by itself, from transformers' own maps, and no head is made up."""
+    import transformers
+
+    needs_configuration("LagunaConfig")
+    heads = [4, 2, 4]
+    config = transformers.LagunaConfig(
+        **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3},
+        **{"num_attention_heads": 4, "num_attention_heads_per_layer": heads, "num_key_value_heads": 2},
+        **{"head_dim": 8, "layer_types": ["full_attention"] * 3, "mlp_layer_types": ["dense"] * 3},
+        **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    )
+    torch.manual_seed(0)
+    path = tmp_path / "laguna"
+    transformers.LagunaForCausalLM(config).save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    options = {**QUICK, "arms": ["zero"], "nulls": ["random_weights"], "random_weights": 3, "keep_sums": True}
+    results = run(settings(path, texts, tmp_path, **options), progress=False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    ids = torch.tensor(np.stack(results.table("samples")["token_ids"]))
+    with torch.no_grad():
+        maps = model(ids, attention_mask=torch.ones_like(ids), output_attentions=True).attentions
+    rows, means = (base(results, name) for name in ("position", "layer_means"))
+    rows, means = (table[table["queries"] == "early"] for table in (rows, means))
+    assert rows.groupby("layer").size().tolist() == heads
+    for layer, map_of_layer in enumerate(maps):
+        profile = asc.PositionProfile(N, groups=GROUPS)
+        profile.add(map_of_layer.double().log(), [text * GROUPS // TEXTS for text in range(TEXTS)])
+        expected = asc.residual_size(profile).estimate[0]
+        measured = rows.loc[rows["layer"] == layer, "residual"]
+        np.testing.assert_allclose(measured, expected, rtol=1e-3, atol=1e-9)
+        mean = means.loc[means["layer"] == layer, "residual"].item()
+        assert mean == pytest.approx(expected.mean(), rel=1e-3, abs=1e-9)
+    assert results.table("controls")["residual"].notna().all()
+    assert results.table("control_residuals")["residual_shared"].notna().all()
+    assert profile_of_sums(base(results, "sums")).heads == heads
+    assert heads_by_layer(results.table("position")) == heads
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_blocks_without_attention_have_no_rows_and_shift_no_layer(texts, tmp_path):
+    """Jamba attends in its blocks 1 and 3: every row is of these, and MLPs elsewhere are passed over."""
+    path = model_folder(tmp_path / "jamba", "jamba")
+    options = {**QUICK, "arms": ["no_bos"], "leakage": True}
+    results = run(settings(path, texts, tmp_path, **options), progress=False)
+    for name in ("position", "leakage_tests", "softmax_statistics", "probes"):
+        for protocol, rows in results.table(name).groupby("protocol"):
+            assert set(rows["layer"]) == {1, 3}, (name, protocol)
 
 
 def test_a_tokenizer_that_knows_no_first_token_says_so(texts, tmp_path):

@@ -158,6 +158,7 @@ def test_the_report_says_in_which_layers_zero_lies_within_the_interval():
     line = sentence(without, without)
     assert "0 is in the interval of every layer" in line
     assert "0 % apart" in line
-    assert "up to 4 % of the variance of scores along keys" in line
+    assert "at most 4 % of the variance of scores along keys" in line
+    assert "have a small residual" not in line
     assert "0 is outside the intervals of layer 1)" in sentence(without, within)
     assert "fewer than three initialisations tell nothing" in sentence()

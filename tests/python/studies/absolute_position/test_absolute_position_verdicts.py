@@ -313,25 +313,29 @@ def test_leakage_is_decided_over_all_layers_and_counts_those_without_a_share():
     )
     row = judged("P1", leakage_slopes=slopes, overall=overall(leakage_slope=(-1.7, -2.0, -1.4)))
     assert row.verdict == "supported"
-    assert "falls in 2 of 3 layers; 1 have no share above 0" in row.reason
+    assert "falls in 2 of 3 layers; 1 has no share above 0 at every length" in row.reason
     assert (row.low, row.range_low, row.range_high) == (-2.0, -2.0, -1.5)
     unsure = judged("P1", leakage_slopes=slopes, overall=overall(leakage_slope=(-1.7, -4.0, 0.6)))
     assert unsure.verdict == "undecided"
     rises = judged("P1", leakage_slopes=slopes, overall=overall(leakage_slope=(1.7, 1.0, 2.6)))
     assert rises.verdict == "contradicted"
+    slopes.loc[0, ["slope_low", "slope_high"]] = math.nan  # a share that a group of texts carries
+    row = judged("P1", leakage_slopes=slopes, overall=overall(leakage_slope=(-1.7, -2.0, -1.4)))
+    assert "falls in 1 of 3 layers, of which 1 has a slope without an interval; 1 has no share" in row.reason
+    assert (row.range_low, row.range_high) == (-2.0, -1.5)
 
 
 @pytest.mark.parametrize("readers", [[(0, 1)], [(0, 1), (0, 2), (1, 3)]])
 def test_few_sets_are_all_of_them_and_many_are_different(readers):
     rng = np.random.default_rng(0)
-    sets = matched_sets(readers, 4, 1000, rng)
+    sets = matched_sets(readers, [4] * 2, 1000, rng)
     layers = sorted(layer for layer, _ in readers)
     sizes = [layers.count(layer) for layer in sorted(set(layers))]
     total = math.prod(math.comb(4, size) for size in sizes) - 1
     assert len(sets) == len(set(sets)) == total
     assert tuple(readers) not in sets
     assert all(sorted(layer for layer, _ in members) == layers for members in sets)
-    few = matched_sets(readers, 4, total - 1, rng)
+    few = matched_sets(readers, [4] * 2, total - 1, rng)
     assert len(few) == len(set(few)) == total - 1
     assert tuple(readers) not in few
 

@@ -338,6 +338,13 @@ def test_encoders_are_refused(texts, tmp_path):
         run(settings(path, texts, tmp_path, **FAST), progress=False)
 
 
+def test_encoder_decoders_are_refused_by_name(texts, tmp_path):
+    """Their decoder needs tokens of its own, which a study of prompts has not."""
+    path = other_folder(tmp_path / "m", "t5")
+    with pytest.raises(LoadError, match="t5 has an encoder; hallucination_geometry needs a causal map"):
+        run(settings(path, texts, tmp_path / "o", **FAST), progress=False)
+
+
 def test_an_identity_that_fails_ends_the_checkpoint(folder, texts, tmp_path, monkeypatch):
     from attnscope.studies.hallucination_geometry import checks
 

@@ -10,12 +10,15 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from attnscope.report.section import Page
+from attnscope.results.results import Results
 from attnscope.studies.hallucination_geometry.claims import CLAIMS, Evidence
 from attnscope.studies.hallucination_geometry.contrasts import of_both_outcomes, with_outcomes
 from attnscope.studies.hallucination_geometry.evidence import exceedance, widen
+from attnscope.studies.hallucination_geometry.figures import FIGURES
 from attnscope.studies.hallucination_geometry.figures.along import means_by
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
-from attnscope.studies.hallucination_geometry.sections import describe_contrast, findings
+from attnscope.studies.hallucination_geometry.sections import SECTIONS, describe_contrast, findings
 
 U, F = "unknown", "factual"
 SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
@@ -121,7 +124,7 @@ def test_every_claim_of_the_paper_is_declared():
     ("changes", "p", "controls", "verdict", "reason"),
     [
         ({}, 0.01, None, SUPPORTED, r"layer 0, AUC 0.80; 8 models with random weights: mean 0.5"),
-        ({"excess": -0.3, "low": -0.4}, 0.01, None, CONTRADICTED, r"\[-0.4, -0.2\] is not above 0"),
+        ({"excess": -0.3, "low": -0.4}, 0.01, None, CONTRADICTED, r"\[−0.4, −0.2\] is not above 0"),
         ({"excess": -0.05, "low": -0.4}, 0.01, None, UNDECIDED, "is not wholly above 0"),
         ({}, 0.2, None, UNDECIDED, "adjusted p 0.2 is above 0.05"),
         ({"low": -0.1}, 0.01, None, UNDECIDED, "is not wholly above 0"),
@@ -430,6 +433,16 @@ def test_steering(boundary, labels, verdict):
     assert row.reason.startswith(f"{share:.2f} of answers change")
 
 
+def test_the_axis_of_changed_answers_holds_every_random_direction():
+    """One of several changes all answers: the range of its kind reaches 1, their mean does not."""
+    rows = moved("steering", {"boundary": 0.0, "isotropic": 0.0})
+    rows.loc[(rows["control"] == "isotropic") & (rows["draw"] == 0), "changed"] = True
+    tables = {"interventions": rows.assign(model="m", revision="", step=-1, contrast=U)}
+    (ax,) = FIGURES["steering_curve"](Results(tables)).figure.axes
+    band = ax.collections[0].get_paths()[0].vertices[:, 1]
+    assert band.max() == 1.0 < ax.get_ylim()[1]
+
+
 @pytest.mark.parametrize(
     ("reference", "haar", "verdict"), [(0.9, 0.1, SUPPORTED), (0.0, 0.0, UNDECIDED), (0.1, 0.9, CONTRADICTED)]
 )
@@ -533,6 +546,21 @@ def test_claims_share_a_list():
 )
 def test_expressed_or_silent(value, p, verdict):
     assert decide_claim("C13", {"contrasts": contrasts(p, log_transport_ratio=value)}).verdict == verdict
+
+
+def test_equal_adjusted_p_leave_the_choice_of_the_layer_to_those_of_the_layers():
+    """Corrected over layers several p are 1: the layer of the smallest p is not the first of these."""
+    table = contrasts(1.0, log_transport_ratio=1.0)
+    layers = {0: (0.9, 0.45), 1: (0.5, 0.28)}
+    for layer, (value, p_value) in layers.items():
+        table.loc[table["layer"] == layer, ["value", "p_value"]] = value, p_value
+    assert decide_claim("C13", {"contrasts": table}).value == 0.5
+    page = Page(Results({"contrasts": table.assign(model="m", step=-1, correction="")}), {})
+    geometry = next(section for section in SECTIONS if section.id == "geometry")
+    shown = next(block.content.frame for block in page.written(geometry) if block.kind == "table")
+    assert shown.loc[shown["quantity"] == "log transport ratio", ["layer", "value", "p"]].values.tolist() == [
+        ["1", "0.500", "0.280"]
+    ]
 
 
 def test_a_draw_of_its_null_stands_out_at_the_level():

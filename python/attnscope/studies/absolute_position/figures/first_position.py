@@ -18,6 +18,7 @@ from attnscope.plots.selection import first_model, last_step
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.absolute_position.figures.declared import figure
 from attnscope.studies.absolute_position.tables import Fingerprint
+from attnscope.study_api.number_text import rounded
 from attnscope.study_api.rows import first_as, rows_as
 from attnscope.study_api.selection import where
 
@@ -70,7 +71,7 @@ def trajectory(results: Results, options: Options) -> Drawn:
     for ax in axes[0]:
         layers_below(ax)
     tolerance, largest = float(base["tolerance"].max()), float(table["gap"].max())
-    words = "is 0" if largest == 0 else f"is at most {largest:.2g}"
+    words = "is 0" if largest == 0 else f"is at most {rounded(largest, '.2g')}"
     second = (
         "Right: distance between different tokens read alone, relative to their norms, and the gain of small "
         "disturbances in each block: below 1 they shrink. "
@@ -80,10 +81,8 @@ def trajectory(results: Results, options: Options) -> Drawn:
     return captioned(
         figure_,
         f"Layer −1 is what enters the first block. {second}The gap between position 0 of a text and its "
-        f"first "
-        f"token read alone {words} (tolerance {tolerance:.0e}). Largest distance between two texts that were "
-        f"read together, as a share of "
-        f"the norm: {base['across'].max():.3g}.",
+        f"first token read alone {words} (tolerance {rounded(tolerance, '.0e')}). Largest distance between "
+        f"two texts that were read together, as a share of the norm: {rounded(base['across'].max())}.",
         subject,
     )
 
@@ -312,7 +311,10 @@ def clock(results: Results, options: Options) -> Drawn:
     for at, head in enumerate(rows_as(Fingerprint, strongest)):
         rows = where(table, arm="base", layer=head.layer, head=head.head)
         rows = rows[rows["query"] >= 1]
-        label = f"layer {head.layer} head {head.head}: clock {head.clock:.2f}, mask {head.clock_mask:.2f}"
+        label = (
+            f"layer {head.layer} head {head.head}: clock {rounded(head.clock, '.2f')}, "
+            f"mask {rounded(head.clock_mask, '.2f')}"
+        )
         ax.plot(rows["query"], rows["a0"], color=PALETTE[at], label=label)
         ax.plot(rows["query"], rows["a0_mask"], color=PALETTE[at], linestyle="--", linewidth=0.9)
     query = np.arange(1, int(table["query"].max()) + 1)

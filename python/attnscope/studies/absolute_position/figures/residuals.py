@@ -14,7 +14,7 @@ from attnscope.errors import NotDrawable
 from attnscope.plots.axes import layers_below
 from attnscope.plots.figure import Drawn, Options, Results, captioned, optional, require_table, with_values
 from attnscope.plots.panels import Panels, layer_line, level_line, sparse_ticks
-from attnscope.plots.selection import final, first_model
+from attnscope.plots.selection import final, first_model, last_step
 from attnscope.plots.style import (
     INK,
     MUTED,
@@ -29,7 +29,7 @@ from attnscope.studies.absolute_position.figures.declared import ARMS, figure
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.tables import ResidualOfHead
 from attnscope.studies.stored_options import stored_options
-from attnscope.study_api.number_text import interval_text
+from attnscope.study_api.number_text import interval_text, rounded
 from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import where
 
@@ -218,18 +218,16 @@ def score_split(results: Results, options: Options) -> Drawn:
     for line in (-noise, noise):
         if abs(line) < largest:
             bar.ax.axhline(line, color=INK, linewidth=1.2)
-    ends = interval_text(row_of_head.residual_low, row_of_head.residual_high, "{:.3g}".format)
-    pattern = (
-        ": the part of the picture that is pattern and not noise is their ratio, "
-        f"{row_of_head.residual / row_of_head.plain:.2f}"
-        if row_of_head.plain > 0
-        else ""
-    )
+    ends = interval_text(row_of_head.residual_low, row_of_head.residual_high, rounded)
+    pattern = ": nothing of the picture is told from noise"
+    if row_of_head.residual > 0:
+        part = rounded(row_of_head.residual / row_of_head.plain, ".2f")
+        pattern = f": the part of the picture that is pattern and not noise is their ratio, {part}"
     return captioned(
         figure_,
         "Mean over texts, row constants removed, key 0 left out; lines on the bar: the noise of a cell, "
-        f"{noise:.3g}. Unbiased variance {row_of_head.residual:.3g} nats² {ends}, not corrected for noise "
-        f"{row_of_head.plain:.3g}{pattern}.",
+        f"{rounded(noise)}. Unbiased variance {rounded(row_of_head.residual)} nats² {ends}, not corrected "
+        f"for noise {rounded(row_of_head.plain)}{pattern}.",
         subject,
     )
 
@@ -244,10 +242,13 @@ def encodings(results: Results, options: Options) -> Drawn:
     table = final(results, "layer_means", "felt", "moved_tv", queries="early", arm="base", input="windows")
     slopes = require_table(results, "depth_slopes", "slope")
     slopes = where(slopes, measure="moved_l2")
-    models = list(dict.fromkeys(table["model"]))
-    if len(models) < 2:
+    # a model that a check has ended has no slope
+    names = slopes.set_index("model")["encoding"]
+    names = names.reindex([model for model in dict.fromkeys(table["model"]) if model in names.index])
+    if len(names) < 2:
         raise NotDrawable("the run has one model; encodings are compared between models")
-    names = slopes.set_index("model")["encoding"].reindex(models)
+    layers = last_step(require_table(results, "encodings", "layers")).set_index("model")["layers"]
+    table = table.assign(depth=table["layer"] / (table["model"].map(layers) - 1).clip(lower=1))
     all_names = list(dict.fromkeys(names))
     shown = all_names[: len(PALETTE)]
     # names of encodings are next to the third panel
@@ -255,11 +256,10 @@ def encodings(results: Results, options: Options) -> Drawn:
     figure_, axes = panels(1, 3, height=2.2 if narrow else 3.0, width=options.width, narrowest=_NAMED)
     for at, name in enumerate(shown):
         rows = where(table, model=names.index[names == name])
-        means = rows.groupby("layer")[["felt", "moved_tv", "moved_floor"]].mean()
-        depth = means.index / max(1, means.index.max())
+        means = rows.groupby("depth")[["felt", "moved_tv", "moved_floor"]].mean()
         for ax, column in zip(axes[0], ("felt", "moved_tv"), strict=False):
-            ax.plot(depth, means[column], marker="o", markersize=3, color=PALETTE[at], label=name)
-        axes[0][1].plot(depth, means["moved_floor"], color=PALETTE[at], linewidth=0.7, linestyle=":")
+            ax.plot(means.index, means[column], marker="o", markersize=3, color=PALETTE[at], label=name)
+        axes[0][1].plot(means.index, means["moved_floor"], color=PALETTE[at], linewidth=0.7, linestyle=":")
         values = where(slopes, encoding=name)["slope"].dropna().to_numpy()
         place = np.full(len(values), at)
         axes[0][2].plot(values, place, "o", color=PALETTE[at], markersize=3, alpha=0.6)

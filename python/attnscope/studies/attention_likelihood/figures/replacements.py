@@ -55,7 +55,6 @@ def dose(results: Results, options: Options) -> Drawn:
         level_line(ax, 0)
         level_line(ax, 0, along="x")
         ax.set_xlabel("change of log-likelihood (nats)")
-    order = table.groupby("mode")["log_likelihood_difference"].mean()
     artists = named_artists(drawn.axes)
     order_of_names = [*LAYERS, "random weights, all layers"]
     legend_over(drawn.figure, {name: artists[name] for name in order_of_names if name in artists}, 2)
@@ -64,8 +63,21 @@ def dose(results: Results, options: Options) -> Drawn:
     return drawn.captioned(
         f"Each point is a mode of replacement, mean over texts and over {', or '.join(over)}, less the real "
         "word (0, 0), with the mean of the layers' 95 % intervals; from the left: "
-        f"{', '.join(str(mode) for mode in order.sort_values().index)}.",
+        f"{_from_the_left(where(table, model=drawn.names))}.",
     )
+
+
+def _from_the_left(table: pd.DataFrame) -> str:
+    """Return the modes in the order of their points, by model where models order them differently."""
+    orders = {}
+    for model, rows in table.dropna(subset=["difference", "log_likelihood_difference"]).groupby(
+        "model", sort=False
+    ):
+        means = rows.groupby("mode")["log_likelihood_difference"].mean().sort_values()
+        orders[model] = ", ".join(map(str, means.index))
+    if len(set(orders.values())) == 1:
+        return next(iter(orders.values()))
+    return "; ".join(f"{model}: {modes}" for model, modes in orders.items())
 
 
 def _draw_thirds(ax: Axes, rows_of_model: pd.DataFrame) -> None:

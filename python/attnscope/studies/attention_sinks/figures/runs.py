@@ -197,24 +197,24 @@ GROUPS = {"attention": "attention", "mlp": "MLP", "norm": "norm", "embedding": "
 
 
 def fisher_profile(fisher: pd.DataFrame, column: str, ax: Axes) -> None:
-    """Draw the trace of the Fisher information over depth: a line per group of blocks, a level outside."""
+    """Draw the trace of the Fisher information over depth: a line per group of blocks, a level for what lies
+    outside, such as the last norm.
+    """
     groups = [name for name in GROUPS if (fisher["group"] == name).any()]
     for name, color in zip(groups, PALETTE, strict=False):
         rows = where(fisher, group=name)
-        inside = rows[rows["layer"] >= 0]
-        if len(inside):
-            means = estimate(inside, column, ["layer"]).sort_values("layer")
-            if means["mean"].notna().any():
-                draw_curve(ax, means["layer"], means, GROUPS[name], color, marker=True)
-            continue
-        value = float(estimate(rows, column, ["group"])["mean"].iloc[0])
+        inside, outside = rows[rows["layer"] >= 0], rows[rows["layer"] < 0]
+        means = estimate(inside, column, ["layer"]).sort_values("layer")
+        if drawn := bool(means["mean"].notna().any()):
+            draw_curve(ax, means["layer"], means, GROUPS[name], color, marker=True)
+        value = float(estimate(outside, column, ["group"])["mean"].mean())
         if np.isfinite(value):
             ax.axhline(
                 value,
                 color=color,
                 linestyle=(0, (5, 2)),
                 linewidth=1.0,
-                label=GROUPS[name],
+                label="" if drawn else GROUPS[name],
                 gid=f"outside:{name}",
             )
     ax.set_yscale("log")

@@ -77,10 +77,8 @@ def steering_curve(results: Results, options: Options) -> Drawn:
                 mean.index, low, high, color=PALETTE[at + 1], alpha=0.2, linewidth=0.6, label=control
             )
         level_line(ax, 0)
-        ax.set_ylim(
-            -0.02,
-            max(0.1, 1.1 * float(rows_of_layer.groupby(["control", "strength"])["changed"].mean().max())),
-        )
+        largest = rows_of_layer.groupby(["control", "draw", "strength"])["changed"].mean().max()
+        ax.set_ylim(-0.02, max(0.1, 1.1 * float(largest)))
         ax.set_title(f"layer {layer} (n = {rows_of_layer['sample'].nunique()})")
         ax.set_xlabel("strength α")
     drawn.axes[0].set_ylabel("answers changed")

@@ -30,7 +30,7 @@ from attnscope.studies.pretraining_writes.figures.declared import (
 )
 from attnscope.studies.pretraining_writes.fractions import spread_over
 from attnscope.studies.pretraining_writes.options import MATCHED, ROLES
-from attnscope.study_api.number_text import interval_text
+from attnscope.study_api.number_text import interval_text, two_places
 from attnscope.study_api.selection import where
 
 _SIDES = (
@@ -180,11 +180,11 @@ def graded(results: Results, options: Options) -> Drawn:
     octaves(ax, along="x")
     ax.set_xlabel("negatives K")
     ax.set_ylabel(f"{label} / isotropic")
-    words = f" {interval_text(*interval, '{:.2f}'.format)}" if interval else ""
+    words = f" {interval_text(*interval, two_places)}" if interval else ""
     return captioned(
         drawn,
-        f"Slope {slope:.2f}{words} octaves for each doubling of K, interval over training runs, which are "
-        "the dots; shaded about the line: the interval of the slope; level band: random subspaces.",
+        f"Slope {two_places(slope)}{words} octaves for each doubling of K, interval over training runs, "
+        "which are the dots; shaded about the line: the interval of the slope; level band: random subspaces.",
     )
 
 
