@@ -244,6 +244,7 @@ def check(
     """
     from attnscope.errors import command
     from attnscope.results.check import check_folder
+    from attnscope.results.schema import SAVED
 
     report = check_folder(folder)
     pending = pending_units(folder) if plan else []
@@ -255,7 +256,7 @@ def check(
         show(report)
         for line in pending:
             show(f"  would run: {line}")
-        if report.damaged or report.missing:
+        if (report.damaged or report.missing) and report.state != SAVED:
             show(f"to set aside what is damaged and to compute what is missing: {command('resume', folder)}")
         elif report.is_whole and report.is_complete:
             show("complete, and as it was written")

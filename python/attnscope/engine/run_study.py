@@ -22,6 +22,7 @@ from attnscope.engine.run_folder import (
 )
 from attnscope.errors import ConfigError
 from attnscope.results.results import Results, load
+from attnscope.results.schema import FINISHED
 
 
 def run(
@@ -67,7 +68,7 @@ def run(
     goes_on = exist_ok and (folder / "study.yaml").is_file()
     refuse = partial(refuse_another if goes_on else refuse_existing, folder, settings)
     refuse()
-    if goes_on and read_provenance(folder).get("state") == "finished":
+    if goes_on and read_provenance(folder).get("state") == FINISHED:
         return load(folder)
     with executor or LocalExecutor() as workers:
         engine = Engine(prepare(settings, folder=folder), progress=progress, say=say, executor=workers)

@@ -18,7 +18,15 @@ from attnscope._warn import warn
 from attnscope.errors import DocumentError, MissingError, ResultsError, command
 from attnscope.results.files import atomic_file, fault_of, hash_file, remove, write_bytes
 from attnscope.results.json_rows import plain_cell
-from attnscope.results.schema import AXES, check_columns, check_provenance, keys_in, with_keys
+from attnscope.results.schema import (
+    AXES,
+    FINISHED,
+    SAVED,
+    check_columns,
+    check_provenance,
+    keys_in,
+    with_keys,
+)
 from attnscope.untrusted.documents import read_json, read_yaml
 from attnscope.untrusted.names import file_name_fault
 from attnscope.untrusted.safe_text import quote_formulas
@@ -351,7 +359,10 @@ class Results(Mapping[str, "pd.DataFrame"]):
             study = yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True)
             write_bytes(folder / "study.yaml", study.encode())
             tables = {file.stem: {"sha256": hash_file(file), "rows": self._rows(file.stem)} for file in files}
-            provenance = json.dumps({**self.provenance, "tables": tables}, indent=2, ensure_ascii=False)
+            # of a run that was not finished the folder goes on to say so
+            state = self.provenance.get("state", FINISHED)
+            facts = {"state": SAVED if state == FINISHED else state, "tables": tables}
+            provenance = json.dumps({**self.provenance, **facts}, indent=2, ensure_ascii=False)
             write_bytes(folder / "provenance.json", f"{provenance}\n".encode())
         except (yaml.YAMLError, TypeError, UnicodeEncodeError) as error:
             reason = " ".join(str(error).split())
@@ -423,10 +434,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
         elif (file.parent / UNIT_FILE).is_file():
             facts = (read_manifest(file.parent) or {"files": {}})["files"].get(file.stem, {"sha256": ""})
         if "sha256" in facts and hash_file(file) != facts["sha256"]:
-            raise ResultsError(
-                f"{file} is not as it was written (its SHA-256 differs); "
-                f"to write it again: {command('resume', self.path)}"
-            )
+            raise ResultsError(f"{file} is not as it was written (its SHA-256 differs){_again(self.path)}")
         self._verified.add(file)
 
 

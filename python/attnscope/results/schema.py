@@ -32,6 +32,8 @@ AXES = (
     *("base_revision", "base_step", "sample", "group", "layer", "head", "protocol", "threshold"),
     *VARIANT_KEYS,
 )
+#: States of a folder, in its provenance, in which nothing is to be done: of a run, and of saved results.
+FINISHED, SAVED = "finished", "saved"
 #: Types of the entries of a provenance that a later process reads; those it lacks are left out.
 _ENTRIES: dict[str, type] = {
     "machines": dict,

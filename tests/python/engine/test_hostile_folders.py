@@ -519,6 +519,27 @@ def test_check_says_what_is_damaged_and_what_is_missing(copied, call):
     }, "nothing is changed"
 
 
+def test_check_of_saved_results_misses_no_units(copied, call, tmp_path):
+    asc.load(copied).save(tmp_path / "saved")
+    asc.Results({"heads": asc.load(copied)["heads"]}).save(tmp_path / "of_a_table")
+    for name in ("saved", "of_a_table"):
+        code, out, _ = call("check", tmp_path / name)
+        assert code == 0, out
+        assert "complete, and as it was written" in out
+        assert "missing" not in out.replace("study.yaml is missing", "")
+    table = tmp_path / "saved/tables/heads.parquet"
+    table.write_bytes(table.read_bytes()[:-1] + b"x")
+    code, out, _ = call("check", tmp_path / "saved")
+    assert code == 1
+    assert "resume" not in out
+    with pytest.raises(ResultsError, match=r"not as it was written \(its SHA-256 differs\)$"):
+        asc.load(tmp_path / "saved").table("heads")
+    facts = json.loads((copied / "provenance.json").read_text("utf-8"))
+    (copied / "provenance.json").write_text(json.dumps({**facts, "state": "interrupted"}), "utf-8")
+    asc.load(copied).save(tmp_path / "of_a_part")
+    assert call("check", tmp_path / "of_a_part")[0] == 3
+
+
 def test_check_names_code_that_a_study_wants_run_and_does_not_run_it(copied, call, tmp_path):
     text = yaml.safe_load((copied / "study.yaml").read_text("utf-8"))
     text["models"][0]["trust_remote_code"] = True
