@@ -70,7 +70,7 @@ def check_columns(table: str, columns: Sequence[str], present: Iterable[str]) ->
     names = list(present)
     for column in columns:
         if column not in names:
-            raise MissingError(f"no column {column!r} in table {table!r}{nearest(column, names)}")
+            raise MissingError(f"no column {column!r} in table {table!r}{nearest(str(column), names)}")
 
 
 def table_metadata(schema: pa.Schema) -> dict[str, Any]:
