@@ -88,7 +88,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
         self.inputs: dict[int, Any] = {}  # of samples that are more than token ids
         self._tables: dict[str, Any] = {name: _as_stored(table) for name, table in (tables or {}).items()}
         for name, table in self._tables.items():
-            columns = list(getattr(table, "column_names", None) or getattr(table, "columns", ()))
+            columns: list[str] = list(table.column_names if hasattr(table, "schema") else table.columns)
             if twice := [column for column in dict.fromkeys(columns) if columns.count(column) > 1]:
                 raise ValueError(f"Results: table {name!r} has two columns {twice[0]!r:.80}")
         self.files = {name: list(paths) for name, paths in (files or {}).items()}
