@@ -201,6 +201,8 @@ def compare(
 
     if (second is None) == (not published):
         raise typer.BadParameter("give a second run folder, or --published PAPER")
+    if against and not published:
+        raise typer.BadParameter(f"--against is of --published PAPER, got {against!r}")
     if second is not None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
