@@ -258,7 +258,8 @@ def check(
         show(report)
         for line in pending:
             show(f"  would run: {line}")
-        if (report.damaged or report.missing) and report.state != SAVED:
+        has_work = bool(report.damaged or report.missing) and report.is_repairable
+        if has_work and report.state != SAVED:
             show(f"to set aside what is damaged and to compute what is missing: {command('resume', folder)}")
         elif report.is_whole and report.is_complete:
             show("complete, and as it was written")

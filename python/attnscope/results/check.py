@@ -64,6 +64,11 @@ class FolderCheck:
         return not self.damaged and all(shard.is_whole for shard in self.shards)
 
     @property
+    def is_repairable(self) -> bool:
+        """True if `resume` sets aside or writes again what is damaged; it refuses links and damaged facts."""
+        return all(line.startswith(("units/", "tables/")) for line in self.damaged)
+
+    @property
     def is_complete(self) -> bool:
         """True if the run is finished, or its results are saved, and nothing is missing."""
         return self.state in (FINISHED, SAVED) and not self.missing

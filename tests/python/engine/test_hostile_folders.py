@@ -253,6 +253,7 @@ def test_a_damaged_provenance_is_a_line_from_every_command(copied, call, damage)
         assert code == 1, command
         assert "Traceback" not in err, command
         assert "provenance.json" in (out if command == "check" else err)
+        assert "attnscope resume" not in out, "it refuses the folder"
         assert len(err.splitlines()) <= 2
 
 
