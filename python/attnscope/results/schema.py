@@ -24,6 +24,8 @@ CHECKPOINT_KEYS = ("model", "revision", "step")
 HEAD_KEYS = (*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol")
 #: Keys of a table of controls, behind those of its own.
 VARIANT_KEYS = ("variant", "seed", "scope")
+#: Keys that say which quantity a row holds; there is no mean over them.
+QUANTITY_KEYS = ("protocol", "metric", "quantity", "measure", "statistic")
 #: What `layer` counts in tables of hidden states.
 STATES = {"layer": "Behind which the states stand; −1: those that enter layer 0."}
 #: Columns that are keys wherever a table does not say which of its columns are.

@@ -583,3 +583,18 @@ def test_flags_of_which_some_are_missing_are_compared():
     rows = heads(steps=(0,), samples=1).assign(causal=np.array([True, None, False] * 2, dtype=object))
     row = Results({"heads": rows}).compare(Results({"heads": rows})).set_index("metric").loc["causal"]
     assert (row["finite"], row["here"], row["equal"]) == (4, 0.5, True)
+
+
+@pytest.mark.parametrize("by", [["model"], ["model", "metric"]])
+def test_rows_of_several_quantities_have_no_mean(by):
+    tall = pd.DataFrame(
+        {
+            "model": "m",
+            "metric": ["entropy", "entropy", "sink_share"],
+            "place": [0, 1, 0],
+            "value": [1, 3, 0.5],
+        }
+    )
+    tall.attrs["keys"] = ["model", "metric", "place"]
+    means = statistics(Results({"tall": tall}), "tall", by)
+    assert means[["metric", "value"]].values.tolist() == [["entropy", 2.0], ["sink_share", 0.5]]
