@@ -303,10 +303,10 @@ def freeze_layout(figure: Figure) -> Figure:
 
 def check_files(formats: Sequence[str], dpi: float | None) -> None:
     """Raise ValueError for a format that matplotlib does not write, or a resolution that no picture has."""
-    known = Figure().canvas.get_supported_filetypes()
+    supported = Figure().canvas.get_supported_filetypes()
     for ending in formats:
-        if ending not in known:
-            raise ValueError(f"figures: there is no format {ending!r:.80}{nearest(str(ending), known)}")
+        if ending not in supported:
+            raise ValueError(f"figures: there is no format {ending!r:.80}{nearest(str(ending), supported)}")
     if dpi is not None and not 0 < dpi < math.inf:
         raise ValueError(f"figures: dpi must be positive, got {dpi!r}")
     if dpi is not None and dpi > _FINEST:

@@ -69,7 +69,7 @@ class Tally:
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """What is counted by name, as plain data; unlike the times it says nothing of the machine."""
+        """The counts by name, as plain data; unlike the times they say nothing of the machine."""
         return {name: dict(sorted(getattr(self, name).items())) for name in COUNTED if getattr(self, name)}
 
     def add_counts(self, counts: Mapping[str, Mapping[str, int]]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a run counts and notes is that of all its units, whoever did them and in however many processes."""
+"""A run counts and notes the same of its units, whoever did them and in however many processes."""
 
 import json
 import shutil
@@ -38,32 +38,32 @@ def settings(inputs):
 
 
 @pytest.fixture(scope="module")
-def whole(settings, tmp_path_factory):
-    return run(settings(tmp_path_factory.mktemp("whole")), progress=False, say=lambda text: None)
+def uninterrupted(settings, tmp_path_factory):
+    return run(settings(tmp_path_factory.mktemp("uninterrupted")), progress=False, say=lambda text: None)
 
 
-def test_the_run_has_something_to_count(whole):
-    facts = counted(whole)
+def test_the_run_has_something_to_count(uninterrupted):
+    facts = counted(uninterrupted)
     assert facts["undefined"]["marchenko_pastur"] > 0
     assert facts["models"]["growing step0"]["parameters"] > 0
 
 
-def test_gathered_shards_count_what_one_process_counts(settings, whole, tmp_path):
+def test_gathered_shards_count_what_one_process_counts(settings, uninterrupted, tmp_path):
     for number in (1, 2, 3):
         last = run_shard(settings(tmp_path), f"{number}/3", progress=False, say=lambda text: None)
     lines = []
     results = gather([last.run], progress=False, say=lines.append)
-    assert table_bytes(results.path) == table_bytes(whole.path)
-    assert counted(results) == counted(whole)
+    assert table_bytes(results.path) == table_bytes(uninterrupted.path)
+    assert counted(results) == counted(uninterrupted)
     assert any(line.startswith("marchenko_pastur: ") for line in lines)
 
 
-def test_workers_count_what_one_process_counts(settings, whole, tmp_path):
+def test_workers_count_what_one_process_counts(settings, uninterrupted, tmp_path):
     results = run(settings(tmp_path), progress=False, say=lambda text: None, executor=Hands(2))
-    assert counted(results) == counted(whole)
+    assert counted(results) == counted(uninterrupted)
 
 
-def test_a_killed_run_that_is_resumed_counts_what_one_process_counts(settings, whole, tmp_path, monkeypatch):
+def test_a_killed_run_that_is_resumed_counts_what_one_process_counts(settings, uninterrupted, tmp_path, monkeypatch):
     """The process dies when one checkpoint is done: what it wrote until then is all that is left of it."""
     from attnscope.engine.engine import Engine
 
@@ -84,8 +84,8 @@ def test_a_killed_run_that_is_resumed_counts_what_one_process_counts(settings, w
             run(settings(tmp_path), progress=False, say=lambda text: None)
     results = resume(tmp_path / "runs/a", progress=False, say=lambda text: None)
     assert results.provenance["units"]["done_by_this_process"] == results.provenance["units"]["planned"] - 3
-    assert counted(results) == counted(whole)
-    assert counted(resume(results.path, progress=False, say=lambda text: None)) == counted(whole)
+    assert counted(results) == counted(uninterrupted)
+    assert counted(resume(results.path, progress=False, say=lambda text: None)) == counted(uninterrupted)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_a_killed_run_that_is_resumed_counts_what_one_process_counts(settings, w
         ({"counts": {"of another version": {"fiedler_value": 3}}}, 0),
     ],
 )
-def test_counts_that_no_run_has_written_cost_their_unit_alone(whole, tmp_path, changes, done_again):
+def test_counts_that_no_run_has_written_cost_their_unit_alone(uninterrupted, tmp_path, changes, done_again):
     copy = tmp_path / "a"
-    shutil.copytree(whole.path, copy)
+    shutil.copytree(uninterrupted.path, copy)
     file = sorted(copy.glob("units/*/unit.json"))[1]
     file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), **changes}), "utf-8")
     results = resume(copy, progress=False, say=lambda text: None)

@@ -156,9 +156,9 @@ def test_columns_that_numbers_name_are_called_by_their_digits_as_in_a_file(tmp_p
 @pytest.mark.parametrize("name", ["entropy", 7])
 def test_two_columns_of_one_name_are_refused(name):
     columns = pd.DataFrame({**HEADS, "7": 0.5})
-    more = pd.DataFrame({name: [0.25, 0.75]})
+    repeated = pd.DataFrame({name: [0.25, 0.75]})
     with pytest.raises(ValueError, match=f"Results: table 'heads' has two columns '{name}'"):
-        Results({"heads": pd.concat([columns, more], axis=1)})
+        Results({"heads": pd.concat([columns, repeated], axis=1)})
 
 
 def test_what_no_file_can_hold_is_a_line(tmp_path):
