@@ -63,7 +63,9 @@ def test_workers_count_what_one_process_counts(settings, uninterrupted, tmp_path
     assert counted(results) == counted(uninterrupted)
 
 
-def test_a_killed_run_that_is_resumed_counts_what_one_process_counts(settings, uninterrupted, tmp_path, monkeypatch):
+def test_a_killed_run_that_is_resumed_counts_what_one_process_counts(
+    settings, uninterrupted, tmp_path, monkeypatch
+):
     """The process dies when one checkpoint is done: what it wrote until then is all that is left of it."""
     from attnscope.engine.engine import Engine
 
