@@ -201,6 +201,8 @@ def compare(
 
     if (second is None) == (not published):
         raise typer.BadParameter("give a second run folder, or --published PAPER")
+    if against and not published:
+        raise typer.BadParameter(f"--against is of --published PAPER, got {against!r}")
     if second is not None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -244,6 +246,7 @@ def check(
     """
     from attnscope.errors import command
     from attnscope.results.check import check_folder
+    from attnscope.results.schema import SAVED
 
     report = check_folder(folder)
     pending = pending_units(folder) if plan else []
@@ -255,7 +258,8 @@ def check(
         show(report)
         for line in pending:
             show(f"  would run: {line}")
-        if report.damaged or report.missing:
+        has_work = bool(report.damaged or report.missing) and report.is_repairable
+        if has_work and report.state != SAVED:
             show(f"to set aside what is damaged and to compute what is missing: {command('resume', folder)}")
         elif report.is_whole and report.is_complete:
             show("complete, and as it was written")
@@ -333,12 +337,13 @@ def opened(folder: Path) -> Results:
 def statistics(results: Results, table: str, by: Sequence[str], columns: str = "") -> pd.DataFrame:
     """Summarise the numeric columns by their kind: first within each sentence, then over sentences.
 
-    Equal texts are one, as in the report, unless each text is asked for.
+    Equal texts are one, as in the report, unless each text is asked for. Rows of several quantities, which
+    `QUANTITY_KEYS` tell apart, are never averaged.
     """
     from attnscope._nearest import nearest
     from attnscope.errors import MissingError, ResultsError
     from attnscope.results.equal_texts import of_distinct_texts
-    from attnscope.results.schema import check_columns
+    from attnscope.results.schema import QUANTITY_KEYS, check_columns
     from attnscope.results.summaries import grouped, kinds_of
 
     frame = (results if "sample" in by else of_distinct_texts(results)).table(table)
@@ -351,8 +356,7 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
     for key in by:
         if key not in keys:
             raise MissingError(f"{key!r} is no key of table {table!r}{nearest(key, keys)}")
-    if "protocol" in frame and "protocol" not in by and frame["protocol"].nunique() > 1:
-        by = [*by, "protocol"]
+    by = [*by, *(key for key in QUANTITY_KEYS if key in keys and key not in by and frame[key].nunique() > 1)]
     kinds = kinds_of(results, table)
     names = listed_in(columns)
     check_columns(table, names, kinds)

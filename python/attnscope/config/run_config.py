@@ -316,7 +316,11 @@ class RunConfig(Strict):
             super().__init__(**values)
         except ValidationError as error:
             option_keys = study.Options.model_fields if study else ()
-            raise ConfigError(explain(error, type(self), extra_keys=option_keys)) from None
+            faults = explain(error, type(self), extra_keys=option_keys)
+            name = values.get("study")
+            if isinstance(name, str) and name and find_study(name) is None:
+                faults = unknown_study(name)  # whose options are not known, and read like unknown keys
+            raise ConfigError(faults) from None
 
     @field_validator("precision")
     @classmethod

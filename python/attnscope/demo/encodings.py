@@ -214,15 +214,15 @@ def compare_encodings(
     windows = study == "absolute_position"
     root = Path(directory).resolve()
     root.mkdir(parents=True, exist_ok=True)
+    count = samples or (128 if windows else 24)
+    texts = root / "text.jsonl"
+    write_texts(texts, text_windows(count, _SAMPLES_SEED), root / "study")
     models = []
     for encoding, seed in product(ENCODINGS if windows else WAVELET_ENCODINGS, range(seeds)):
         recipe = PositionsRecipe(steps=steps, encoding=encoding, seed=seed)
         label = encoding if seed == 0 else f"{encoding}-{seed}"
         checkpoints = train(root / label, recipe, progress=progress)
         models.append({"path": str(checkpoints / f"step{steps}"), "label": label})
-    count = samples or (128 if windows else 24)
-    texts = root / "text.jsonl"
-    write_texts(texts, text_windows(count, _SAMPLES_SEED))
     settings: dict[str, Any] = {"texts": {"path": str(texts)}, "options": {"nulls": ["row_permutation"]}}
     if windows:
         settings = {

@@ -34,9 +34,14 @@ def run_demo(
 
     Args:
         directory: the run folder; gets `checkpoints/`, `inputs/`, `tables/`, `figures/`, `report.html`.
+        samples: texts of each kind.
         recipe: what to train; None is the one that is known to grow a sink.
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
         steps_before: how many steps, such as those of a set-up, the three of this one are counted after.
+
+    Raises:
+        FileExistsError: the folder holds what no demo has written, or a demo of other texts.
+        ConfigError: the folder holds a demo of another recipe, or one whose recipe is damaged.
     """
     from attnscope.config.run_config import RunConfig
     from attnscope.engine.engine import Engine
@@ -47,6 +52,12 @@ def run_demo(
     train_step, study_step, report_step = (
         f"[{steps_before + number}/{steps_before + 3}]" for number in range(1, 4)
     )
+    foreign = {path.name for path in root.iterdir()} - {"inputs"} if root.is_dir() else set()
+    if foreign and "recipe.json" not in foreign:
+        raise FileExistsError(
+            f"{root} exists, holds {min(foreign)!r:.80} and is no demo's folder; choose another folder"
+        )
+    texts = _write_inputs(root, samples)
     say(f"{train_step} training a small model, {recipe.steps} steps")
     checkpoints = train(root, recipe, progress=progress, label=f"{train_step} training")
     study = RunConfig(
@@ -54,7 +65,7 @@ def run_demo(
         name=root.name,
         output=str(root.parent),
         models={"path": str(checkpoints / "step*"), "label": "demo"},
-        texts=_write_inputs(root, samples),
+        texts=texts,
         seed=recipe.seed,
     )
     say(f"{study_step} the sink study over its {len(checkpoint_steps(recipe.steps))} checkpoints")
@@ -130,9 +141,9 @@ def _verdict(per_head: Any, last: int, uniform: float) -> list[str]:
 def _write_inputs(root: Path, samples: int) -> list[dict[str, str]]:
     """Return the sequences as files that the study reads like anyone's, as its settings name them."""
     folder = root / "inputs"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for group, texts in inputs_by_group(samples, _SAMPLES_SEED).items():
-        write_texts(folder / f"{group}.jsonl", texts)
+        write_texts(folder / f"{group}.jsonl", texts, root)
     return [{"path": str(folder / f"{group}.jsonl"), "group": group} for group in GROUPS]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from attnscope._tokens import byte_characters
+from attnscope.results.files import write_bytes
 
 #: The beginning-of-sequence token, id 0; byte b has id b + 1.
 BOS = "<s>"
@@ -73,11 +74,21 @@ def inputs_by_group(count: int, seed: int) -> dict[str, list[str]]:
     return dict(zip(GROUPS, (text_windows(count, seed), copying_sequences(count, seed)), strict=True))
 
 
-def write_texts(path: Path, texts: Sequence[str]) -> None:
-    """Write texts as a file that a study reads like anyone's; one that holds them is left as it is."""
+def write_texts(path: Path, texts: Sequence[str], run: Path) -> None:
+    """Write texts as a file that a study reads like anyone's; one that holds them is left as it is.
+
+    Args:
+        run: the folder of the study; FileExistsError where it was run on other texts of that file.
+    """
     content = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-    if not path.exists() or path.read_text(encoding="utf-8") != content:
-        path.write_text(content, encoding="utf-8")
+    stored = path.read_text(encoding="utf-8") if path.exists() else None
+    if stored not in (None, content) and (run / "study.yaml").is_file():
+        raise FileExistsError(
+            f"{run} holds a study of other texts, {len(stored.splitlines())} in {path}, and {len(texts)} "
+            "were asked for; take as many, or another directory"
+        )
+    if stored != content:
+        write_bytes(path, content.encode())
 
 
 @lru_cache(maxsize=1)

@@ -30,9 +30,11 @@ from attnscope.demo.texts import (
     inputs_by_group,
     training_batch,
 )
+from attnscope.errors import ConfigError, DocumentError
 from attnscope.models.checkpoints import step_of
 from attnscope.models.loading import without_progress_bars
-from attnscope.results.files import atomic_file, atomic_folder, remove
+from attnscope.results.files import atomic_file, atomic_folder, remove, write_bytes
+from attnscope.untrusted.documents import read_json
 
 _OPTIMIZER = "optimizer.pt"
 _LOSSES_SEED = 10_000
@@ -191,24 +193,29 @@ def _claim(root: Path, recipe: Recipe) -> None:
     recipe_values = asdict(recipe) | {"documentation": hashlib.sha256(text.encode()).hexdigest()[:16]}
     if not has_recipe(root, recipe_values, f"train: {root} holds the checkpoints"):
         root.mkdir(parents=True, exist_ok=True)
-        (root / "recipe.json").write_text(json.dumps(recipe_values, indent=2) + "\n", encoding="utf-8")
+        write_bytes(root / "recipe.json", (json.dumps(recipe_values, indent=2) + "\n").encode())
 
 
 def has_recipe(folder: Path, recipe_values: dict[str, Any], holds: str) -> bool:
-    """Return True if a folder has the recipe, False where it has none; ValueError where it `holds`
+    """Return True if a folder has the recipe, False where it has none; ConfigError where it `holds`
     another's.
     """
     path = folder / "recipe.json"
     if not path.exists():
         return False
-    stored_values = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        stored_values = read_json(path)
+        if not isinstance(stored_values, dict):
+            raise DocumentError(f"expected keys and values, got {type(stored_values).__name__}")
+    except DocumentError as error:
+        raise ConfigError(f"{path} is damaged: {error}; take another directory or delete that one") from error
     if different := sorted(
         key for key in {*stored_values, *recipe_values} if stored_values.get(key) != recipe_values.get(key)
     ):
         shown = ", ".join(
             f"{key}: {stored_values.get(key)} there, {recipe_values.get(key)} wanted" for key in different
         )
-        raise ValueError(f"{holds} of another recipe ({shown}); take another directory or delete that one")
+        raise ConfigError(f"{holds} of another recipe ({shown}); take another directory or delete that one")
     return True
 
 

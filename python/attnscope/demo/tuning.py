@@ -83,10 +83,10 @@ def tune(
         raise ValueError(f"tune: processes must be at least 1, got {processes}")
     root = Path(directory).resolve()
     root.mkdir(parents=True, exist_ok=True)
+    texts = root / "text.jsonl"
+    write_texts(texts, text_windows(samples, _SAMPLES_SEED), root / "study")
     base = Path(start) if start is not None else last_checkpoint(demo_checkpoints())
     labels = _train_all(root, base, arms, seeds, steps, progress, processes)
-    texts = root / "text.jsonl"
-    write_texts(texts, text_windows(samples, _SAMPLES_SEED))
     models = [{"path": str(base), "label": "start"}]
     models += [{"path": str(root / label), "label": label} for label in labels]
     first = base.with_name("step0")

@@ -84,7 +84,8 @@ class Engine:
         self.progress = progress
         self.label = label
         self.say: Notify = say or _print_line
-        self.tally = Tally()
+        #: Of the unit at work, and of all that this process did.
+        self.tally, self.total = Tally(), Tally()
         self.notes: list[str] = []
         self.failed: list[str] = []
         self.stopping: Callable[[], bool] = lambda: False
@@ -161,7 +162,7 @@ class Engine:
             try:
                 yield lock
             except LoadError:
-                if is_new and self.tally.units == 0:
+                if is_new and self.total.units == 0:
                     remove(self.folder)
                 raise
 
@@ -186,13 +187,14 @@ class Engine:
         facts["tables"] = written
         facts["seconds"] = round(time.monotonic() - started, 3)
         write_provenance(self, facts, "finished")
-        for note in self.notes:
+        stored, notes = self.stored_counts()
+        for note in notes:
             self.say(note)
-        for metric, count in self.tally.non_finite.items():
+        for metric, count in stored.non_finite.items():
             self.say(f"{metric}: {count} matrices held NaN or infinite entries; their results are NaN")
-        for metric, count in self.tally.fallbacks.items():
+        for metric, count in stored.fallbacks.items():
             self.say(f"{metric}: {count} matrices were measured exactly; fast does not hold its bound there")
-        for metric, count in self.tally.undefined.items():
+        for metric, count in stored.undefined.items():
             self.say(
                 f"{metric}: {count} matrices have too few tokens or no row that varies; they have no value"
             )
@@ -205,7 +207,10 @@ class Engine:
             self.stopping = lambda: bool(received)
             for outcome in self.executor.outcomes(self):
                 if outcome is not None:
+                    models = len(self.total.models)
                     self._store_outcome(outcome)
+                    if len(self.total.models) > models:  # who goes on after a kill may not load it again
+                        write_provenance(self, facts, "running")
                 lock.check()
         if received:
             write_provenance(self, facts, "interrupted")
@@ -221,9 +226,13 @@ class Engine:
         """Store the tables of a unit, or record why it has none."""
         unit, plan = outcome.unit, self.plan
         if outcome.tables is not None:
-            facts = {"read": self._input_digest(unit), "machine": outcome.machine}
+            tally = Tally()
+            tally.add(outcome.tally)
+            facts: dict[str, Any] = {"read": self._input_digest(unit), "machine": outcome.machine}
+            facts |= {"counts": tally.counts, "notes": [*outcome.notes]}
             self.store.write(unit.id, outcome.tables, facts)
-            self.tally.units += 1
+            self.total.add(outcome.tally)
+            self.total.units += 1
             self._bar.update(self.store.count() - self._bar.n)
         elif outcome.skipped:
             assert unit.checkpoint is not None
@@ -235,6 +244,16 @@ class Engine:
         else:
             self.failed.append(f"unit {unit.folder} ({unit.title}): {outcome.failed}")
             self.say(f"given up: {self.failed[-1]}")
+
+    def stored_counts(self) -> tuple[Tally, list[str]]:
+        """Return what was counted in the units in the folder, whoever did them, and their notes."""
+        tally, notes = Tally(), dict[str, None]()
+        for unit in self.plan.units:
+            if self.store.is_in_folder(unit.id):
+                manifest = self.store.manifest(unit.id)
+                tally.add_counts(manifest.get("counts", {}))
+                notes.update(dict.fromkeys(manifest.get("notes", ())))
+        return tally, list(notes)
 
     def show(self, text: str) -> None:
         """Write a text behind the progress bar."""
@@ -276,8 +295,9 @@ class Engine:
         reads = [read for read in self.plan.reads(unit) if read.id in self.store]
         return self.plan.digest_of(reads).hex() if reads else ""
 
-    def work(self, unit: Unit) -> dict[str, Any]:
-        """Return the tables of one unit."""
+    def work(self, unit: Unit) -> Outcome:
+        """Compute one unit."""
+        self.tally, self.notes = Tally(), []
         stage = self.plan.stages[unit.stage]
         run = StageRun(self, unit, stage.reads, stage.writes)
         if unit.checkpoint is None:
@@ -290,7 +310,7 @@ class Engine:
             samples = samples_table(unit, run.encoder, self._extras, run.causal, self.study.name)
             tables = {"samples": samples, **tables}
         self.tally.unit_seconds += time.perf_counter() - began
-        return tables
+        return Outcome(unit, tables, tally=self.tally.as_plain(), notes=self.notes)
 
     def loaded(self, checkpoint: Checkpoint, unit: Unit, *, control: bool) -> LoadedModel:
         """Return a checkpoint in memory, or the unit's `control` of it; the previous one is released."""
@@ -366,7 +386,8 @@ def _by_device(calls: Mapping[str, int]) -> dict[str, dict[str, int]]:
 
 def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> None:
     """Write `provenance.json` of the run so far; models and machines of earlier processes stay in it."""
-    plan, tally, before = engine.plan, engine.tally, read_provenance(engine.folder)
+    plan, total, before = engine.plan, engine.total, read_provenance(engine.folder)
+    stored, notes = engine.stored_counts()
     manifests = [engine.store.manifest(unit.id) for unit in plan.units if engine.store.is_in_folder(unit.id)]
     machines = {**before.get("machines", {}), **engine.machines}
     counts = Counter(str(unit.get("machine", "")) for unit in manifests)
@@ -374,23 +395,23 @@ def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> No
         **facts,
         "state": state,
         "machines": {host: {**machines.get(host, {}), "units": n} for host, n in sorted(counts.items())},
-        "models": {**before.get("models", {}), **tally.models},
+        "models": {**before.get("models", {}), **total.models},
         "sentences": plan.counts,
-        "notes": [*plan.notes, *engine.notes],
+        "notes": [*plan.notes, *notes],
         "skipped": [{"checkpoint": title, "reason": reason} for title, reason in plan.skipped],
         "failed": engine.failed,
         "units": {
             "planned": len(plan.units),
             "stored": len(manifests),
-            "done_by_this_process": tally.units,
+            "done_by_this_process": total.units,
         },
-        "forward_seconds": round(tally.forward_seconds, 3),
-        "metric_seconds": round(tally.metric_seconds, 3),
-        "unit_seconds": round(tally.unit_seconds, 3),
-        "measured_on": _by_device(tally.device_calls),
-        "precision": provenance_of(engine.settings.precision, tally.fallbacks),
-        "non_finite": tally.non_finite,
-        "undefined": tally.undefined,
+        "forward_seconds": round(total.forward_seconds, 3),
+        "metric_seconds": round(total.metric_seconds, 3),
+        "unit_seconds": round(total.unit_seconds, 3),
+        "measured_on": _by_device(stored.device_calls),
+        "precision": provenance_of(engine.settings.precision, stored.fallbacks),
+        "non_finite": stored.non_finite,
+        "undefined": stored.undefined,
     }
     text = json.dumps(content, indent=2, ensure_ascii=False, default=str)
     write_bytes(engine.folder / "provenance.json", f"{text}\n".encode())

@@ -40,7 +40,7 @@ def provenance(study: RunConfig, digest: str) -> dict[str, Any]:
         "packages": {name: installed(name) for name in _PACKAGES} | {"torch": str(torch.__version__)},
         "python": platform.python_version(),
         "system": platform.platform(),
-        **{name: machine_facts[name] for name in ("cpu", "instructions", "threads", "cuda")},
+        **{name: machine_facts[name] for name in ("torch", "cpu", "instructions", "threads", "cuda")},
         "blas": _blas(),
         "git": git_state(Path.cwd()),
         "git_attnscope": _own_git_state(Path(attnscope.__file__)),

@@ -12,16 +12,19 @@ from attnscope.engine.engine import Engine, Notify
 from attnscope.engine.executors.executor import Executor, LocalExecutor
 from attnscope.engine.executors.shards import merge_shards, shard_folders
 from attnscope.engine.prepared_run import prepare, settings_of
-from attnscope.engine.provenance import read_provenance
+from attnscope.engine.provenance import machine, read_provenance
 from attnscope.engine.run_folder import (
     read_settings,
     refuse_another,
+    refuse_changed,
     refuse_existing,
     refuse_other_study,
     run_folder,
 )
 from attnscope.errors import ConfigError
+from attnscope.models import LoadError
 from attnscope.results.results import Results, load
+from attnscope.results.schema import FINISHED
 
 
 def run(
@@ -48,7 +51,8 @@ def run(
         the stored results; `provenance["skipped"]` names checkpoints that could not be used.
 
     Raises:
-        ConfigError: the study cannot be understood or done.
+        ConfigError: the study cannot be understood or done; with `exist_ok` also where its texts or weights
+            are others than the run in the folder has read.
         LoadError: no model could be loaded.
         FileExistsError: the run folder exists, or with `exist_ok` holds another study; the message says
             whether and how to resume.
@@ -67,11 +71,28 @@ def run(
     goes_on = exist_ok and (folder / "study.yaml").is_file()
     refuse = partial(refuse_another if goes_on else refuse_existing, folder, settings)
     refuse()
-    if goes_on and read_provenance(folder).get("state") == "finished":
+    if goes_on and read_provenance(folder).get("state") == FINISHED:
+        _refuse_other_inputs(folder, settings)
         return load(folder)
     with executor or LocalExecutor() as workers:
         engine = Engine(prepare(settings, folder=folder), progress=progress, say=say, executor=workers)
         return engine.run(goes_on, refuse)
+
+
+def _refuse_other_inputs(folder: Path, settings: RunConfig) -> None:
+    """Raise ConfigError where a finished run has read other texts or weights than lie there now.
+
+    Where they can no longer be read its results stand, and so do those of another version, whose units have
+    other names.
+    """
+    stored = read_provenance(folder)
+    if stored.get("attnscope") != machine()["attnscope"]:
+        return
+    try:
+        facts = {"plan": prepare(settings, folder=folder).plan.digest}
+    except (ConfigError, LoadError, OSError):
+        return
+    refuse_changed(folder, facts)
 
 
 def resume(

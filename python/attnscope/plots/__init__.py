@@ -7,7 +7,6 @@ reach them.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from attnscope.plots.maps import (
     spectrum_against_null,
 )
 from attnscope.plots.standard import figures_of_any_run
-from attnscope.plots.style import save, style
+from attnscope.plots.style import check_files, save, style
 from attnscope.results.files import refuse_links, write_bytes
 
 __all__ = [
@@ -132,7 +131,7 @@ def figures(
     folder: str | os.PathLike[str] | None = None,
     names: str | Sequence[str] | None = None,
     *,
-    formats: Sequence[str] = ("pdf", "png"),
+    formats: str | Sequence[str] = ("pdf", "png"),
     dpi: float | None = None,
     left_out: list[LeftOut] | None = None,
     drawn: Mapping[str, Drawn] | None = None,
@@ -144,8 +143,8 @@ def figures(
         results: what `attnscope.load` returns.
         folder: where to write; None is `figures` in the run folder.
         names: keys of `figures_of(results)`; None draws every figure that the tables allow.
-        formats: endings that matplotlib knows.
-        dpi: of PNG and other pixels; None is 200.
+        formats: endings that matplotlib knows, or one of them.
+        dpi: of PNG and other pixels, at most 4800; None is 200.
         left_out: gets the figures that were not drawn; None warns of those that failed.
         drawn: figures by name as `draw_all` gives them, to be written as they are.
         options: how, as `Options` takes them: width (inches, "single", "double"), font, font_size, palette,
@@ -169,8 +168,8 @@ def figures(
         ['depth.svg', 'captions.tex']
     """
     how = Options(**options)
-    if dpi is not None and not 0 < dpi < math.inf:
-        raise ValueError(f"figures: dpi must be positive, got {dpi!r}")
+    formats = [formats] if isinstance(formats, str) else formats
+    check_files(formats, dpi)
     if folder is None:
         home = getattr(results, "path", None)
         if home is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ from attnscope.untrusted.safe_text import mark_controls
 
 #: Inches: the text width of a two-column page, which figures of several panels have; a panel with its labels.
 WIDTH, NARROWEST = 7.0, 1.45
+#: Dots an inch: of image setters, the finest that prints; a page of more takes tens of gigabytes.
+_FINEST = 4800
 #: Inches of paper above and below a picture.
 _PAD = 0.04
 #: Points: of the labels of axes.
@@ -296,6 +299,18 @@ def freeze_layout(figure: Figure) -> Figure:
             ax.set_box_aspect(None)
             ax.set_position((left, low, place.width, high - low))
     return figure
+
+
+def check_files(formats: Sequence[str], dpi: float | None) -> None:
+    """Raise ValueError for a format that matplotlib does not write, or a resolution that no picture has."""
+    supported = Figure().canvas.get_supported_filetypes()
+    for ending in formats:
+        if ending not in supported:
+            raise ValueError(f"figures: there is no format {ending!r:.80}{nearest(str(ending), supported)}")
+    if dpi is not None and not 0 < dpi < math.inf:
+        raise ValueError(f"figures: dpi must be positive, got {dpi!r}")
+    if dpi is not None and dpi > _FINEST:
+        raise ValueError(f"figures: dpi must be at most {_FINEST}, got {dpi!r}")
 
 
 @style()

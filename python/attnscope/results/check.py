@@ -26,7 +26,7 @@ from typing import Any
 
 from attnscope.errors import DocumentError
 from attnscope.results.files import WRITTEN, hash_file
-from attnscope.results.schema import check_provenance
+from attnscope.results.schema import FINISHED, SAVED, check_provenance
 from attnscope.results.store import SET_ASIDE, damage
 from attnscope.untrusted.documents import read_json, read_yaml
 
@@ -37,7 +37,8 @@ class FolderCheck:
 
     Attributes:
         folder: of the run, or of a shard.
-        state: as provenance.json says: running, interrupted, failed, finished, shard finished; "" unknown.
+        state: as provenance.json says: running, interrupted, failed, finished, shard finished, or saved for
+            results that have no units; "" unknown.
         stored: units that are as they were written.
         planned: units of the plan, None where provenance.json does not say.
         missing: units that a finished run had and the folder lacks, or that are still to be computed.
@@ -63,15 +64,21 @@ class FolderCheck:
         return not self.damaged and all(shard.is_whole for shard in self.shards)
 
     @property
+    def is_repairable(self) -> bool:
+        """True if `resume` sets aside or writes again what is damaged; it refuses links and damaged facts."""
+        return all(line.startswith(("units/", "tables/")) for line in self.damaged)
+
+    @property
     def is_complete(self) -> bool:
-        """True if the run is finished and nothing of it is missing."""
-        return self.state == "finished" and not self.missing
+        """True if the run is finished, or its results are saved, and nothing is missing."""
+        return self.state in (FINISHED, SAVED) and not self.missing
 
     def __str__(self) -> str:
         count = "" if self.planned is None else f" of {self.planned} planned"
+        has_units = self.state != SAVED
         lines = [
             f"{self.folder}: {self.state or 'no provenance'}",
-            f"  units: {self.stored}{count} stored and as written, {self.missing} missing",
+            *((f"  units: {self.stored}{count} stored and as written, {self.missing} missing",) * has_units),
             *(f"  table {name}: {verdict}" for name, verdict in self.tables.items()),
             *(f"  damaged: {line}" for line in self.damaged),
             *(f"  {note}" for note in self.notes),
@@ -183,10 +190,12 @@ def _check_tables(path: Path, hashes: dict[str, Any], report: FolderCheck) -> No
 
 def _count_missing(facts: dict[str, Any], report: FolderCheck) -> None:
     """Count the units that a run had stored, or, of one that is not finished, those of its plan."""
+    if report.state == SAVED:
+        return
     counts = facts.get("units")
     counts = counts if isinstance(counts, dict) else {}
     planned, stored = counts.get("planned"), counts.get("stored")
     report.planned = planned if type(planned) is int else None
-    expected = stored if report.state in ("finished", "shard finished") else planned
+    expected = stored if report.state in (FINISHED, "shard finished") else planned
     if type(expected) is int:
         report.missing = max(0, expected - report.stored)

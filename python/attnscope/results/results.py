@@ -18,7 +18,15 @@ from attnscope._warn import warn
 from attnscope.errors import DocumentError, MissingError, ResultsError, command
 from attnscope.results.files import atomic_file, fault_of, hash_file, remove, write_bytes
 from attnscope.results.json_rows import plain_cell
-from attnscope.results.schema import AXES, check_columns, check_provenance, keys_in, with_keys
+from attnscope.results.schema import (
+    AXES,
+    FINISHED,
+    SAVED,
+    check_columns,
+    check_provenance,
+    keys_in,
+    with_keys,
+)
 from attnscope.untrusted.documents import read_json, read_yaml
 from attnscope.untrusted.names import file_name_fault
 from attnscope.untrusted.safe_text import quote_formulas
@@ -44,14 +52,14 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
     Args:
         tables: DataFrames or Arrow tables by name; key columns first. Labels of rows that have a name, as an
-            index has, are columns.
+            index has, are columns; a column that a number names is called by its digits, as in a file.
         study: the resolved configuration, as plain data.
         provenance: what made the tables: versions, model commits, machine, seeds.
         path: the run folder, or None for results that live in memory only.
         files: the Parquet files that a table is made of, in their order, by name.
 
     Raises:
-        ValueError: a table whose name cannot be the name of a file.
+        ValueError: a table whose name cannot be the name of a file, or with two columns of one name.
 
     >>> import pandas as pd
     >>> heads = pd.DataFrame({"model": ["m"], "revision": [""], "step": [-1], "sample": [0], "layer": [0],
@@ -78,7 +86,11 @@ class Results(Mapping[str, "pd.DataFrame"]):
         self.path = None if path is None else Path(path)
         self.model: Callable[[], Any] | None = None  # a weak reference, of results made in memory
         self.inputs: dict[int, Any] = {}  # of samples that are more than token ids
-        self._tables: dict[str, Any] = {name: _with_labels(table) for name, table in (tables or {}).items()}
+        self._tables: dict[str, Any] = {name: _as_stored(table) for name, table in (tables or {}).items()}
+        for name, table in self._tables.items():
+            columns: list[str] = list(table.column_names if hasattr(table, "schema") else table.columns)
+            if twice := [column for column in dict.fromkeys(columns) if columns.count(column) > 1]:
+                raise ValueError(f"Results: table {name!r} has two columns {twice[0]!r:.80}")
         self.files = {name: list(paths) for name, paths in (files or {}).items()}
         self._verified: set[Path] = set()
 
@@ -261,10 +273,13 @@ class Results(Mapping[str, "pd.DataFrame"]):
         files = self._files(folder, "csv")
         for name, file in files.items():
             frame = self.table(name)
-            for column in (name for name in frame.columns if pd.api.types.is_object_dtype(frame[name])):
-                frame[column] = frame[column].map(_in_csv)
-            with atomic_file(file) as out:
-                quote_formulas(frame).to_csv(out, index=False)
+            try:
+                for column in (name for name in frame.columns if pd.api.types.is_object_dtype(frame[name])):
+                    frame[column] = frame[column].map(_in_csv)
+                with atomic_file(file) as out:
+                    quote_formulas(frame).to_csv(out, index=False)
+            except UnicodeEncodeError as error:
+                raise ResultsError(f"to_csv: table {name!r} holds what is no text: {error}") from error
         return list(files.values())
 
     def to_parquet(self, folder: str | Path) -> list[Path]:
@@ -351,7 +366,10 @@ class Results(Mapping[str, "pd.DataFrame"]):
             study = yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True)
             write_bytes(folder / "study.yaml", study.encode())
             tables = {file.stem: {"sha256": hash_file(file), "rows": self._rows(file.stem)} for file in files}
-            provenance = json.dumps({**self.provenance, "tables": tables}, indent=2, ensure_ascii=False)
+            # of a run that was not finished the folder goes on to say so
+            state = self.provenance.get("state", FINISHED)
+            facts = {"state": SAVED if state == FINISHED else state, "tables": tables}
+            provenance = json.dumps({**self.provenance, **facts}, indent=2, ensure_ascii=False)
             write_bytes(folder / "provenance.json", f"{provenance}\n".encode())
         except (yaml.YAMLError, TypeError, UnicodeEncodeError) as error:
             reason = " ".join(str(error).split())
@@ -423,10 +441,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
         elif (file.parent / UNIT_FILE).is_file():
             facts = (read_manifest(file.parent) or {"files": {}})["files"].get(file.stem, {"sha256": ""})
         if "sha256" in facts and hash_file(file) != facts["sha256"]:
-            raise ResultsError(
-                f"{file} is not as it was written (its SHA-256 differs); "
-                f"to write it again: {command('resume', self.path)}"
-            )
+            raise ResultsError(f"{file} is not as it was written (its SHA-256 differs){_again(self.path)}")
         self._verified.add(file)
 
 
@@ -496,9 +511,11 @@ def _again(folder: Path) -> str:
     return f"; to write it again: {command('resume', folder)}" if (folder / "units").is_dir() else ""
 
 
-def _with_labels(table: Any) -> Any:
-    """Return a DataFrame whose named labels of rows are columns; files hold columns alone."""
+def _as_stored(table: Any) -> Any:
+    """Return a DataFrame as a file holds it: named labels of rows are columns, names of columns are texts."""
     index = getattr(table, "index", None)
+    if index is not None and not all(isinstance(name, str) for name in table.columns):
+        table = table.set_axis(map(str, table.columns), axis="columns")
     names = [name for name in getattr(index, "names", ()) if name is not None and name not in table.columns]
     if not names:
         return table
@@ -513,7 +530,7 @@ def _arrow_of(name: str, frame: pd.DataFrame) -> pa.Table:
 
     try:
         return pa.Table.from_pandas(frame, preserve_index=False)
-    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ResultsError(f"table {name!r} cannot be stored: {reason}") from error
 

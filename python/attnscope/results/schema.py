@@ -24,6 +24,8 @@ CHECKPOINT_KEYS = ("model", "revision", "step")
 HEAD_KEYS = (*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol")
 #: Keys of a table of controls, behind those of its own.
 VARIANT_KEYS = ("variant", "seed", "scope")
+#: Keys that say which quantity a row holds; there is no mean over them.
+QUANTITY_KEYS = ("protocol", "metric", "quantity", "measure", "statistic")
 #: What `layer` counts in tables of hidden states.
 STATES = {"layer": "Behind which the states stand; −1: those that enter layer 0."}
 #: Columns that are keys wherever a table does not say which of its columns are.
@@ -32,6 +34,8 @@ AXES = (
     *("base_revision", "base_step", "sample", "group", "layer", "head", "protocol", "threshold"),
     *VARIANT_KEYS,
 )
+#: States of a folder, in its provenance, in which nothing is to be done: of a run, and of saved results.
+FINISHED, SAVED = "finished", "saved"
 #: Types of the entries of a provenance that a later process reads; those it lacks are left out.
 _ENTRIES: dict[str, type] = {
     "machines": dict,
@@ -68,7 +72,7 @@ def check_columns(table: str, columns: Sequence[str], present: Iterable[str]) ->
     names = list(present)
     for column in columns:
         if column not in names:
-            raise MissingError(f"no column {column!r} in table {table!r}{nearest(column, names)}")
+            raise MissingError(f"no column {column!r} in table {table!r}{nearest(str(column), names)}")
 
 
 def table_metadata(schema: pa.Schema) -> dict[str, Any]:

@@ -270,6 +270,12 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
             isinstance(name, str) and isinstance(file["sha256"], str) and type(file["rows"]) is int
             for name, file in files.items()
         )
+        is_complete = is_complete and all(
+            isinstance(name, str) and type(number) is int
+            for counted in manifest.get("counts", {}).values()
+            for name, number in counted.items()
+        )
+        is_complete = is_complete and all(isinstance(note, str) for note in manifest.get("notes", ()))
     except (OSError, DocumentError, KeyError, TypeError, AttributeError):
         return None
     return manifest if is_complete else None

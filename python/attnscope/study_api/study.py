@@ -97,7 +97,7 @@ class Study:
         """
         options = values.get("options") or {}
         if not isinstance(options, Mapping):
-            return dict(values)
+            raise ConfigError(f"options: expected keys and values, got {options!r:.200}")
         fields = cls.Options.model_fields
         short = {key: value for key, value in values.items() if key not in settings_keys and key in fields}
         rest = {key: value for key, value in values.items() if key not in short}

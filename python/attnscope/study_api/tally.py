@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Counts and times over a run, gathered in one process or added up over several.
+"""Counts and times of a unit, stored with it, and their sums over a run.
 
 Example:
     >>> from attnscope.study_api.tally import Tally
@@ -22,10 +22,13 @@ from attnscope._warn import collect_warnings
 from attnscope.devices.call_counts import count_calls
 from attnscope.errors import NonFiniteWarning, NotAttentionWarning
 
+#: Names of what is counted by name.
+COUNTED = ("non_finite", "undefined", "device_calls", "fallbacks")
+
 
 @dataclass
 class Tally:
-    """The counts of a run that its provenance and its report contain.
+    """The counts of a unit, or of all units of a run, that its provenance and its report contain.
 
     Attributes:
         device_calls: calls of measures that did not run in the core, by "device: measure".
@@ -60,8 +63,22 @@ class Tally:
                 tally = self.non_finite if isinstance(warning, NonFiniteWarning) else self.undefined
                 tally[warning.function] += warning.count
 
+    def as_plain(self) -> dict[str, Any]:
+        """Return every count and time as plain data."""
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """The counts by name, as plain data; unlike the times they say nothing of the machine."""
+        return {name: dict(sorted(getattr(self, name).items())) for name in COUNTED if getattr(self, name)}
+
+    def add_counts(self, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """Add the `counts` of another tally."""
+        for name in COUNTED:
+            getattr(self, name).update(counts.get(name, {}))
+
     def add(self, other: Mapping[str, Any]) -> None:
-        """Add the counts of another process, as plain data."""
+        """Add the counts of other units, as plain data."""
         for name, value in other.items():
             if isinstance(value, Mapping):
                 getattr(self, name).update(value)

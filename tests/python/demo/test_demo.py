@@ -248,6 +248,41 @@ def test_a_finished_demo_keeps_its_tables(
     assert {file.name: file.read_bytes() for file in (root / "tables").iterdir()} == tables
 
 
+def test_a_demo_leaves_a_folder_alone_that_holds_something_else(
+    demo: tuple[Results, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnscope.demo import run_demo, training
+
+    monkeypatch.setattr(training, "_last_saved", lambda *arguments: pytest.fail("trains"))
+    other = tmp_path / "other"
+    (other / "units").mkdir(parents=True)
+    (other / "study.yaml").write_text("study: wavelet_heads\n", "utf-8")
+    with pytest.raises(FileExistsError, match=r"other exists, holds 'study.yaml' and is no demo's folder"):
+        run_demo(other, recipe=ONE_STEP, progress=False, say=lambda line: None)
+    assert sorted(path.name for path in other.iterdir()) == ["study.yaml", "units"]
+
+    copy = tmp_path / "copy"
+    shutil.copytree(demo[0].path, copy)
+    before = {file.name: file.read_bytes() for file in (copy / "inputs").iterdir()}
+    with pytest.raises(FileExistsError, match=r"study of other texts, 2 in .*text.jsonl, and 3 were asked"):
+        run_demo(copy, samples=3, recipe=ONE_STEP, progress=False, say=lambda line: None)
+    assert {file.name: file.read_bytes() for file in (copy / "inputs").iterdir()} == before
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_damaged_recipe_is_an_error_of_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    from attnscope.cli import application
+
+    (tmp_path / "recipe.json").write_text(content, "utf-8")
+    with pytest.raises(SystemExit) as ended:
+        application.main(["demo", str(tmp_path), "-q"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "recipe.json is damaged: " in line
+
+
 SMALL = Recipe(steps=2, layers=1, heads=2, width=8, inner_width=8, batch=2)
 
 

@@ -130,11 +130,24 @@ def test_what_cannot_be_is_refused_in_words(options, words):
         Options(**options)
 
 
-@pytest.mark.parametrize("dpi", [0, -5, math.nan, math.inf])
-def test_a_resolution_that_is_none_is_refused_before_anything_is_drawn(results, tmp_path, dpi):
-    with pytest.raises(ValueError, match=f"dpi must be positive, got {dpi}"):
-        figures(results, tmp_path / "figures", ["depth"], formats=["png"], dpi=dpi)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(({"dpi": dpi}, f"dpi must be positive, got {dpi}") for dpi in (0, -5, math.nan, math.inf)),
+        ({"dpi": 1e9}, "dpi must be at most 4800, got 1000000000.0"),
+        ({"formats": ["pngg"]}, "there is no format 'pngg'; did you mean 'png'?"),
+        ({"formats": ["png", ""]}, "there is no format ''; there are: "),
+    ],
+)
+def test_files_that_cannot_be_are_refused_before_anything_is_drawn(results, tmp_path, options, words):
+    with pytest.raises(ValueError, match=re.escape(f"figures: {words}")):
+        figures(results, tmp_path / "figures", ["depth"], **{"formats": ["png"], **options})
     assert not (tmp_path / "figures").exists()
+
+
+def test_a_format_is_short_for_a_list_of_it(results, tmp_path):
+    files = figures(results, tmp_path, ["depth"], formats="svg")
+    assert [file.name for file in files] == ["depth.svg", "captions.tex"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -73,6 +74,32 @@ def test_the_resolved_yaml_is_the_study():
 def test_mistakes_are_explained(change, message):
     with pytest.raises(ConfigError, match=message):
         RunConfig(**{"models": "gpt2", "texts": "a.txt", **change})
+
+
+def test_thresholds_may_have_an_exponent_without_a_point(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text("models: gpt2\nthresholds: [1e-3, .05, '0.1', 2E-1, 2/n]\n", "utf-8")
+    assert RunConfig.from_yaml(file).options["thresholds"] == [0.001, 0.05, 0.1, 0.2, "2/n"]
+    data = {"models": "gpt2"}
+    set_key(data, "thresholds=1e-3")
+    assert RunConfig(**data).options["thresholds"] == [0.001]
+    for text, words in (("1e400", "finite number, got inf"), ("1e-3x", "got '1e-3x'"), ("-1e-3", "'-1e-3'")):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            RunConfig(models="gpt2", thresholds=[text])
+
+
+@pytest.mark.parametrize("options", [3, [1], "bars", {"a"}])
+def test_options_that_are_no_mapping_are_named_alone(options):
+    words = re.escape(f"options: expected keys and values, got {options!r}")
+    with pytest.raises(ConfigError, match=f"^{words}$"):
+        RunConfig(models="gpt2", options=options, thresholds=[0.5])
+
+
+def test_a_study_that_is_not_installed_is_named_and_not_the_keys_of_its_options(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text("study: wavelet_head\nmodels: gpt2\nsignal: last\n", "utf-8")
+    with pytest.raises(ConfigError, match="there is no study 'wavelet_head'; did you mean 'wavelet_heads'"):
+        RunConfig.from_yaml(file)
 
 
 def test_keys_of_the_study_go_to_its_options(tmp_path):

@@ -253,6 +253,7 @@ def test_a_damaged_provenance_is_a_line_from_every_command(copied, call, damage)
         assert code == 1, command
         assert "Traceback" not in err, command
         assert "provenance.json" in (out if command == "check" else err)
+        assert "attnscope resume" not in out, "it refuses the folder"
         assert len(err.splitlines()) <= 2
 
 
@@ -517,6 +518,27 @@ def test_check_says_what_is_damaged_and_what_is_missing(copied, call):
     assert {name for name in tree(copied) if name in before} == {
         name for name in before if name.parts[:2] != ("units", units[0].name)
     }, "nothing is changed"
+
+
+def test_check_of_saved_results_misses_no_units(copied, call, tmp_path):
+    asc.load(copied).save(tmp_path / "saved")
+    asc.Results({"heads": asc.load(copied)["heads"]}).save(tmp_path / "of_a_table")
+    for name in ("saved", "of_a_table"):
+        code, out, _ = call("check", tmp_path / name)
+        assert code == 0, out
+        assert "complete, and as it was written" in out
+        assert "missing" not in out.replace("study.yaml is missing", "")
+    table = tmp_path / "saved/tables/heads.parquet"
+    table.write_bytes(table.read_bytes()[:-1] + b"x")
+    code, out, _ = call("check", tmp_path / "saved")
+    assert code == 1
+    assert "resume" not in out
+    with pytest.raises(ResultsError, match=r"not as it was written \(its SHA-256 differs\)$"):
+        asc.load(tmp_path / "saved").table("heads")
+    facts = json.loads((copied / "provenance.json").read_text("utf-8"))
+    (copied / "provenance.json").write_text(json.dumps({**facts, "state": "interrupted"}), "utf-8")
+    asc.load(copied).save(tmp_path / "of_a_part")
+    assert call("check", tmp_path / "of_a_part")[0] == 3
 
 
 def test_check_names_code_that_a_study_wants_run_and_does_not_run_it(copied, call, tmp_path):

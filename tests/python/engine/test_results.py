@@ -86,7 +86,7 @@ def test_a_saved_run_comes_back_equal(run):
         name: {"sha256": sha256((run.path / f"tables/{name}.parquet").read_bytes()).hexdigest(), "rows": rows}
         for name, rows in (("samples", 1), ("heads", 36))
     }
-    assert again.provenance == {"seed": 0, "tables": hashes}
+    assert again.provenance == {"seed": 0, "state": "saved", "tables": hashes}
     pd.testing.assert_frame_equal(again.table("heads"), heads(), check_dtype=False)
     assert list(again.table("heads").columns[:7]) == list(HEAD_KEYS)
     assert list(again.table("samples")["tokens"][0]) == ["<s>", "ä", ","]
@@ -269,7 +269,7 @@ def test_load_says_what_is_wrong_with_a_folder(run, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"attnscope resume .*begun"):
         load(tmp_path / "begun")
     (run.path / "tables" / "heads.parquet").write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(ValueError, match=r"heads\.parquet is not as it was written .*attnscope resume"):
+    with pytest.raises(ValueError, match=r"heads\.parquet is not as it was written \(its SHA-256 differs\)$"):
         load(run.path).table("heads")
     without_hashes(run.path)
     with pytest.raises(ValueError, match=r"heads\.parquet is not a readable Parquet file"):
@@ -583,3 +583,18 @@ def test_flags_of_which_some_are_missing_are_compared():
     rows = heads(steps=(0,), samples=1).assign(causal=np.array([True, None, False] * 2, dtype=object))
     row = Results({"heads": rows}).compare(Results({"heads": rows})).set_index("metric").loc["causal"]
     assert (row["finite"], row["here"], row["equal"]) == (4, 0.5, True)
+
+
+@pytest.mark.parametrize("by", [["model"], ["model", "metric"]])
+def test_rows_of_several_quantities_have_no_mean(by):
+    tall = pd.DataFrame(
+        {
+            "model": "m",
+            "metric": ["entropy", "entropy", "sink_share"],
+            "place": [0, 1, 0],
+            "value": [1, 3, 0.5],
+        }
+    )
+    tall.attrs["keys"] = ["model", "metric", "place"]
+    means = statistics(Results({"tall": tall}), "tall", by)
+    assert means[["metric", "value"]].values.tolist() == [["entropy", 2.0], ["sink_share", 0.5]]

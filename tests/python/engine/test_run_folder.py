@@ -2,6 +2,7 @@
 """The folder of a run: who may write into it, what it says of itself, what blocks it and what does not."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -68,6 +69,36 @@ def test_changed_texts_are_not_mixed_with_the_old(tmp_path, llama, texts):
     sentences(texts, 8)
     with pytest.raises(ConfigError, match="the texts or the weights have changed"):
         resume(results.path)
+
+
+@pytest.mark.parametrize("key", ["attnscope", "torch"])
+def test_numbers_of_two_versions_are_not_mixed(tmp_path, llama, texts, key):
+    folder = run(study(tmp_path, llama, texts)).path
+    file = folder / "provenance.json"
+    facts = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps({**facts, key: "0.0.1"}), "utf-8")
+    with pytest.raises(
+        ConfigError, match=rf"was begun elsewhere: {key} is 0\.0\.1 there, {re.escape(facts[key])} here"
+    ):
+        resume(folder)
+
+
+def test_a_finished_study_is_not_given_for_other_texts(tmp_path, llama, texts):
+    settings = study(tmp_path, str(llama), str(texts))
+    first = run(settings, exist_ok=True)
+    content = texts.read_bytes()
+    texts.write_bytes(b"a cat sat again\n" + content)
+    with pytest.raises(ConfigError, match="the texts or the weights have changed since the run began"):
+        run(settings, exist_ok=True)
+    texts.write_bytes(content)
+    assert run(settings, exist_ok=True)["heads"].equals(first["heads"])
+    file = first.path / "provenance.json"
+    facts = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps({**facts, "attnscope": "0.0.1", "torch": "0.0.1", "plan": "of it"}), "utf-8")
+    assert run(settings, exist_ok=True)["heads"].equals(first["heads"]), "results of an older version stand"
+    file.write_text(json.dumps(facts), "utf-8")
+    texts.unlink()
+    assert run(settings, exist_ok=True)["heads"].equals(first["heads"])
 
 
 def test_provenance_says_what_made_the_numbers(tmp_path, llama, texts):

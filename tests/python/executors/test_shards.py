@@ -381,6 +381,8 @@ def test_the_slurm_script_names_study_shards_and_memory(inputs, tmp_path):
     assert f"gather {tmp_path / 'runs/a'}" in text
     with pytest.raises(ConfigError, match="at least one shard"):
         slurm_script(str(file), 0)
+    with pytest.raises(ConfigError, match="--array: expected at most 1,000,000 shards, got 1000001"):
+        slurm_script(str(file), 1_000_001)
     with pytest.raises(ConfigError, match="neither a file nor a study"):
         slurm_script("nope", 2)
 

@@ -55,7 +55,8 @@ class Hands(Executor):
                 elif "lost" in answer:
                     outcome = schedule.retry(unit, answer["lost"])
                 else:
-                    outcome = Outcome(unit, answer["tables"], machine=self.nodes[at])
+                    counts = {"tally": answer["tally"], "notes": answer["notes"]}
+                    outcome = Outcome(unit, answer["tables"], machine=self.nodes[at], **counts)
                 if outcome is not None:
                     yield outcome
         for worker in workers:

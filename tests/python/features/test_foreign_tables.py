@@ -137,3 +137,35 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(name, tmp_path, monke
     monkeypatch.setattr(os, "open", refusing)
     with pytest.raises(ResultsError, match=rf"{re.escape(str(file))} cannot be read: Permission denied$"):
         load(saved.path).table("heads")
+
+
+def test_columns_that_numbers_name_are_called_by_their_digits_as_in_a_file(tmp_path):
+    from attnscope.cli.results_commands import statistics
+
+    columns = pd.DataFrame({**HEADS, 7: [0.25, 0.75]})
+    numbered = Results({"heads": columns})
+    assert list(columns)[-1] == 7
+    assert list(numbered["heads"])[-1] == "7"
+    for foreign in (numbered, numbered.save(tmp_path / "run")):
+        assert statistics(foreign, "heads", ["layer"], "7")["7"].tolist() == [0.5]
+    assert numbered.report(tmp_path / "report.html").is_file()
+    with pytest.raises(MissingError, match="no column 7 in table 'heads'; did you mean '7'"):
+        numbered.table("heads", [7])
+
+
+@pytest.mark.parametrize("name", ["entropy", 7])
+def test_two_columns_of_one_name_are_refused(name):
+    columns = pd.DataFrame({**HEADS, "7": 0.5})
+    repeated = pd.DataFrame({name: [0.25, 0.75]})
+    with pytest.raises(ValueError, match=f"Results: table 'heads' has two columns '{name}'"):
+        Results({"heads": pd.concat([columns, repeated], axis=1)})
+
+
+def test_what_no_file_can_hold_is_a_line(tmp_path):
+    halves = results(words=[["\ud83d"], ["a"]])
+    with pytest.raises(ResultsError, match="to_csv: table 'heads' holds what is no text"):
+        halves.to_csv(tmp_path / "csv")
+    assert not any((tmp_path / "csv").iterdir())
+    sparse = results(words=pd.arrays.SparseArray([0, 1]))
+    with pytest.raises(ResultsError, match="table 'heads' cannot be stored: Sparse pandas data"):
+        sparse.save(tmp_path / "run")

@@ -115,6 +115,7 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path, monkeypatch):
             "there is no metric or column 'fiedler'; did you mean 'fiedler_value', 'fiedler_vector' or",
         ),
         (["tables"], "DIR"),
+        (["compare", "a", "b", "--against", "gpt2"], "--against is of --published PAPER, got 'gpt2'"),
         (["figures", "runs/a", "--label", "entropy"], "--label: expected OLD=NEW, got 'entropy'"),
     ],
 )

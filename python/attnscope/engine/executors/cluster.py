@@ -269,9 +269,9 @@ class _Driver:
             starting = {"" for peer in self._pending.values() if peer not in self._schedule.at_work}
             nodes = {peer.node for peer in self._workers} | starting
             return self._schedule.refused(unit, worker.node, answer["skipped"], nodes)
-        self._engine.tally.add(answer["tally"])
-        self._engine.notes += [note for note in answer["notes"] if note not in self._engine.notes]
-        return Outcome(unit, answer["tables"], machine=worker.host)
+        return Outcome(
+            unit, answer["tables"], machine=worker.host, tally=answer["tally"], notes=answer["notes"]
+        )
 
     def _welcome(self, worker: _Remote, introduction: dict[str, Any]) -> None:
         """Accept a worker that has started, or refuse it."""

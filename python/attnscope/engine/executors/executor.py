@@ -8,7 +8,7 @@ so that they are the same whoever did which unit when.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +16,6 @@ from attnscope.config.run_config import RunConfig
 from attnscope.models import LoadError
 from attnscope.results.store import Store
 from attnscope.study_api.plan import Plan
-from attnscope.study_api.tally import Tally
 from attnscope.study_api.units import Unit
 
 
@@ -30,6 +29,8 @@ class Outcome:
         skipped: the reason for which its checkpoint cannot be used anywhere.
         failed: the reason for which it is given up.
         machine: name of the host that did it.
+        tally: what was counted meanwhile, as plain data.
+        notes: sentences for the user.
     """
 
     unit: Unit
@@ -37,6 +38,8 @@ class Outcome:
     skipped: str = ""
     failed: str = ""
     machine: str = field(default_factory=socket.gethostname)
+    tally: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 class RunState(Protocol):
@@ -48,8 +51,6 @@ class RunState(Protocol):
         store: the units that are stored.
         say: shows a line to the user.
         stopping: True once the run was asked to stop.
-        tally: counts and times of the run.
-        notes: sentences for the user.
         machines: facts of each host that did units.
     """
 
@@ -58,8 +59,6 @@ class RunState(Protocol):
     store: Store
     say: Callable[[str], None]
     stopping: Callable[[], bool]
-    tally: Tally
-    notes: list[str]
     machines: dict[str, dict[str, Any]]
 
     def is_pending(self, unit: Unit) -> bool:
@@ -71,8 +70,8 @@ class RunState(Protocol):
     def show(self, text: str) -> None:
         """Write a text behind the progress bar."""
 
-    def work(self, unit: Unit) -> dict[str, Any]:
-        """Return the tables of a unit, computed in this process."""
+    def work(self, unit: Unit) -> Outcome:
+        """Compute a unit in this process."""
 
     def release(self, *, remove: bool = False) -> None:
         """Let the model in memory go, and with `remove` its files in the hub's cache."""
@@ -129,7 +128,7 @@ class LocalExecutor(Executor):
             if (self.only is None or self.only(unit)) and engine.is_pending(unit):
                 engine.show(unit.title)
                 try:
-                    outcome = Outcome(unit, engine.work(unit))
+                    outcome = engine.work(unit)
                 except LoadError as error:
                     outcome = Outcome(unit, skipped=str(error))
                 yield outcome

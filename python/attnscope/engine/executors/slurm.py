@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from attnscope.config.run_config import RunConfig
-from attnscope.engine.executors.shards import refuse_free_disk, rounds
+from attnscope.engine.executors.shards import MOST_SHARDS, refuse_free_disk, rounds
 from attnscope.engine.model_cache import needed_bytes
 from attnscope.engine.prepared_run import prepare, with_absolute_paths
 from attnscope.errors import ConfigError, command
@@ -38,7 +38,7 @@ TEMPLATE = """#!/bin/bash
 set -euo pipefail
 if [ -z "${{SLURM_ARRAY_TASK_ID:-}}" ]; then
     job=$(sbatch --parsable "$0")
-    for round in $(seq 2 {count}); do
+    for _ in $(seq 2 {count}); do
         job=$(sbatch --parsable --dependency=afterany:"${{job%%;*}}" "$0")
     done
     sbatch --array=0 --dependency=afterany:"${{job%%;*}}" "$0"
@@ -89,6 +89,8 @@ def slurm_script(config: str, shards: int, *, overrides: Sequence[str] = (), tim
     """
     if shards < 1:
         raise ConfigError(f"--array: at least one shard is needed, got {shards}")
+    if shards > MOST_SHARDS:
+        raise ConfigError(f"--array: expected at most {MOST_SHARDS:,} shards, got {shards}")
     if not _TIME.fullmatch(time):
         raise ConfigError(f"--time: expected a limit such as 24:00:00 or 2-12:00:00, got {time!r:.80}")
     settings = with_absolute_paths(RunConfig.from_yaml(config, overrides=overrides))

@@ -27,7 +27,6 @@ from attnscope.errors import ConfigError
 from attnscope.models import Checkpoint, LoadError
 from attnscope.models.checkpoints import fingerprint
 from attnscope.study_api.plan import CheckpointsByModel
-from attnscope.study_api.tally import Tally
 from attnscope.study_api.units import Unit
 from attnscope.untrusted.documents import parse_yaml
 
@@ -101,7 +100,7 @@ class Worker:
             reads: what the unit reads and this worker does not have yet, by the number of the unit it is of.
 
         Returns:
-            `tables`, or the reason why a checkpoint cannot be loaded here as `skipped`; counts and notes.
+            `tables`, `tally` and `notes`, or the reason why a checkpoint cannot be loaded here as `skipped`.
         """
         engine = self._engine
         units = engine.plan.units
@@ -109,17 +108,12 @@ class Worker:
             if units[place].id not in engine.store:
                 engine.store.write(units[place].id, self.fetch(tables))
         engine.plan.skipped[:] = [(title, reason) for title, reason in skipped]
-        engine.tally, engine.notes = Tally(), []
         try:
             self._verify(units[number])
-            answer: dict[str, Any] = {"tables": engine.work(units[number])}
+            outcome = engine.work(units[number])
         except LoadError as error:
-            answer = {"skipped": str(error)}
-        tally = {
-            key: dict(count) if isinstance(count, dict) else count
-            for key, count in vars(engine.tally).items()
-        }
-        return {**answer, "tally": tally, "notes": engine.notes}
+            return {"skipped": str(error)}
+        return {"tables": outcome.tables, "tally": outcome.tally, "notes": outcome.notes}
 
     def end(self) -> None:
         """Remove the tables that were fetched."""

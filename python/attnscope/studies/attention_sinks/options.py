@@ -25,6 +25,12 @@ Extra = Literal["fisher", "ablation", "random_weights", "row_permutation", "exam
 EXTRA: tuple[Extra, ...] = get_args(Extra)
 
 
+def _as_number(value: object) -> object:
+    """Return a number that is a text as a number: YAML reads 1e-3 as one."""
+    is_number = isinstance(value, str) and re.fullmatch(r"\d*\.?\d+(e[+-]?\d+)?", value, re.I | re.A)
+    return float(str(value)) if is_number else value
+
+
 def _threshold(value: float | str) -> float | str:
     if isinstance(value, str) and not re.fullmatch(r"[1-9]\d*/n", value):
         raise ValueError(f"expected a number in (0, 1) or a text such as '2/n', got {value!r}")
@@ -37,7 +43,7 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, (int, float, str)) else value
 
 
-Threshold = Annotated[float | str, AfterValidator(_threshold)]
+Threshold = Annotated[float | str, BeforeValidator(_as_number), AfterValidator(_threshold)]
 
 
 class SinkOptions(Options):
