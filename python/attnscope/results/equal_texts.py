@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from attnscope.results.summaries import StoredTables
+
 #: Columns that tell the rows of a text that is read again.
 _KEYS = ("model", "sample", "protocol")
 
@@ -52,16 +54,19 @@ class DistinctTexts(Results):
 
     @cached_property
     def _repeats(self) -> pd.MultiIndex:
-        """Model and number of each text that repeats an earlier one."""
-        import pandas as pd
+        return repeated_texts(self._all_results)
 
-        columns = ["model", "sample", "text_unit"]
-        tables = self._all_results.tables()
-        if "samples" not in tables or not {*columns} <= {*self._all_results.column_names("samples")}:
-            return pd.MultiIndex.from_arrays([[], []])
-        samples = self._all_results.table("samples", columns).dropna(subset="text_unit")
-        repeated = samples[samples["text_unit"] != samples["sample"]]
-        return pd.MultiIndex.from_frame(repeated[["model", "sample"]].drop_duplicates())
+
+def repeated_texts(results: StoredTables) -> pd.MultiIndex:
+    """Return model and number of each text that repeats an earlier one, as the table `samples` says."""
+    import pandas as pd
+
+    columns = ["model", "sample", "text_unit"]
+    if "samples" not in results.tables() or not {*columns} <= {*results.column_names("samples")}:
+        return pd.MultiIndex.from_arrays([[], []])
+    samples = results.table("samples", columns).dropna(subset="text_unit")
+    repeated = samples[samples["text_unit"] != samples["sample"]]
+    return pd.MultiIndex.from_frame(repeated[["model", "sample"]].drop_duplicates())
 
 
 def of_distinct_texts(results: Any) -> Any:

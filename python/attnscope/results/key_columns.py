@@ -48,6 +48,25 @@ def kind_of(column: pd.Series) -> str:
     return str(column.dtype)
 
 
+def numeric_columns(frame: pd.DataFrame) -> list[str]:
+    """Return the columns that hold numbers or truth values, in order.
+
+    Truth values of which some are missing come from a file as objects.
+
+    >>> import pandas as pd
+    >>> numeric_columns(pd.DataFrame({"name": ["a", "b"], "has_sink": [True, None], "share": [0.5, 1.0]}))
+    ['has_sink', 'share']
+    """
+    from pandas.api import types
+
+    return [
+        name
+        for name, column in frame.items()
+        if types.is_numeric_dtype(column)
+        or (types.is_object_dtype(column) and kind_of(column) == "truth values")
+    ]
+
+
 def check_single(function: str, table: str, frame: pd.DataFrame, keys: Sequence[str]) -> None:
     """Raise where a key holds lists or other things that are no single value."""
     for key in keys:

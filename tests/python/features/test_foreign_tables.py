@@ -93,6 +93,24 @@ def test_a_key_without_a_value_is_a_place_of_its_own():
     np.testing.assert_array_equal(table["value"], [1.0, 2.0, 9.0])
 
 
+def test_flags_of_which_some_are_missing_are_numbers(tmp_path):
+    """They come from a file as objects, which arrays and features left out."""
+    flags = results(has_sink=pd.array([True, None], "boolean"), complete=[True, False])
+    for run in (flags, flags.save(tmp_path / "run"), results(has_sink=[True, None], complete=[True, False])):
+        cube = run.to_xarray()
+        assert set(cube.data_vars) == {"entropy", "has_sink", "complete"}
+        np.testing.assert_array_equal(cube["has_sink"].to_numpy().ravel(), [1.0, np.nan])
+        features = run.features().X
+        assert list(features) == ["entropy__l00h00", "has_sink__l00h00", "complete__l00h00"]
+        np.testing.assert_array_equal(features["has_sink__l00h00"], [1.0, np.nan])
+
+
+def test_models_of_an_array_stand_in_the_order_of_the_plan():
+    cube = results(model=["second", "first"]).to_xarray()
+    assert cube["model"].to_numpy().tolist() == ["second", "first"]
+    np.testing.assert_array_equal(cube["entropy"].sel(model="first").to_numpy().ravel(), [np.nan, 2.0])
+
+
 def test_a_row_without_a_head_is_not_that_of_the_last_head():
     table = Results(
         {"heads": pd.DataFrame({"sample": [0, 1, 2], "head": [0, 1, None], "entropy": [1.0, 2.0, 9.0]})}
