@@ -48,7 +48,7 @@ def kind_of(column: pd.Series) -> str:
     return str(column.dtype)
 
 
-def numeric_columns(frame: pd.DataFrame) -> list[str]:
+def numeric_columns(frame: pd.DataFrame) -> list[Any]:
     """Return the columns that hold numbers or truth values, in order.
 
     Truth values of which some are missing come from a file as objects.
