@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from attnscope.cli.errors import FAILED, SKIPPED, Folder, Json, Trust, say, show
 from attnscope.results.json_rows import json_rows
-from attnscope.untrusted.safe_text import quote_formulas
+from attnscope.untrusted.safe_text import write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -224,7 +224,7 @@ def compare(
         answer = json.dumps({"statements": comparison.statements, "rows": rows}, ensure_ascii=False)
     if csv is not None:
         with atomic_file(csv) as file:
-            quote_formulas(frame).to_csv(file, index=False)
+            write_csv(frame, file)
     show(answer if as_json else text)
 
 

@@ -51,7 +51,7 @@ def kind_of(column: pd.Series) -> str:
 def numeric_columns(frame: pd.DataFrame) -> list[Any]:
     """Return the columns that hold numbers or truth values, in order.
 
-    Truth values of which some are missing come from a file as objects.
+    Truth values of which some are missing come from a file as objects, and categories count as their values.
 
     >>> import pandas as pd
     >>> numeric_columns(pd.DataFrame({"name": ["a", "b"], "has_sink": [True, None], "share": [0.5, 1.0]}))
@@ -64,6 +64,7 @@ def numeric_columns(frame: pd.DataFrame) -> list[Any]:
         for name, column in frame.items()
         if types.is_numeric_dtype(column)
         or (types.is_object_dtype(column) and kind_of(column) == "truth values")
+        or (hasattr(column.dtype, "categories") and kind_of(column) in NUMERIC)
     ]
 
 

@@ -18,10 +18,10 @@ from attnscope._warn import warn
 from attnscope.errors import DocumentError, MissingError, ResultsError, command
 from attnscope.results.files import atomic_file, fault_of, hash_file, remove, write_bytes
 from attnscope.results.json_rows import plain_cell
-from attnscope.results.schema import AXES, check_columns, check_provenance, keys_in, with_keys
+from attnscope.results.schema import AXES, check_columns, check_provenance, keys_in, nullable_type, with_keys
 from attnscope.untrusted.documents import read_json, read_yaml
 from attnscope.untrusted.names import file_name_fault
-from attnscope.untrusted.safe_text import quote_formulas
+from attnscope.untrusted.safe_text import write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -255,16 +255,22 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
         Returns:
             the files written.
+
+        Raises:
+            ResultsError: a table holds half of a surrogate pair, which is no text of a file.
         """
         import pandas as pd
 
         files = self._files(folder, "csv")
         for name, file in files.items():
             frame = self.table(name)
-            for column in (name for name in frame.columns if pd.api.types.is_object_dtype(frame[name])):
-                frame[column] = frame[column].map(_in_csv)
-            with atomic_file(file) as out:
-                quote_formulas(frame).to_csv(out, index=False)
+            try:
+                for column in (name for name in frame.columns if pd.api.types.is_object_dtype(frame[name])):
+                    frame[column] = frame[column].map(_in_csv)
+                with atomic_file(file) as out:
+                    write_csv(frame, out)
+            except UnicodeEncodeError as error:
+                raise ResultsError(f"table {name!r} cannot be written as CSV: {error}") from error
         return list(files.values())
 
     def to_parquet(self, folder: str | Path) -> list[Path]:
@@ -533,7 +539,8 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     frame.attrs["keys"] = keys_in(table.schema)
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_integer(column.type) and column.null_count:
-            frame[name] = column.to_pandas(types_mapper={column.type: pd.Int64Dtype()}.get)
+            kind = pd.api.types.pandas_dtype(nullable_type(column.type))
+            frame[name] = column.to_pandas(types_mapper={column.type: kind}.get)
     return frame
 
 

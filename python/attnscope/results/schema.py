@@ -131,6 +131,13 @@ def with_keys(table: pa.Table, name: str, keys: Sequence[str]) -> pa.Table:
     return table.replace_schema_metadata(table_facts)
 
 
+def nullable_type(integer: pa.DataType) -> str:
+    """Return the name of pandas' type of whole numbers of which some are missing."""
+    import pyarrow as pa
+
+    return "UInt64" if integer == pa.uint64() else "Int64"  # 2⁶³ and more is no Int64
+
+
 def pandas_note(schema: pa.Schema, with_missing: Iterable[str]) -> dict[bytes, bytes]:
     """Return metadata of a table by which `pandas.read_parquet` reads whole numbers, some of them missing, as
     `Int64`, as `Results.table` does; it makes floats of them otherwise.
@@ -146,7 +153,7 @@ def pandas_note(schema: pa.Schema, with_missing: Iterable[str]) -> dict[bytes, b
             "name": name,
             "field_name": name,
             "pandas_type": str(schema.field(name).type),
-            "numpy_type": "Int64",
+            "numpy_type": nullable_type(schema.field(name).type),
             "metadata": None,
         }
         for name in with_missing

@@ -96,6 +96,10 @@ def test_a_key_without_a_value_is_a_place_of_its_own():
 def test_flags_of_which_some_are_missing_are_numbers(tmp_path):
     """They come from a file as objects, which arrays and features left out."""
     flags = results(has_sink=pd.array([True, None], "boolean"), complete=[True, False])
+    sizes = results(size=pd.Categorical([3, 1]), name=pd.Categorical(["a", "b"]))
+    for run in (sizes, sizes.save(tmp_path / "sizes")):
+        assert set(run.to_xarray().data_vars) == {"entropy", "size"}
+        assert run.features().X["size__l00h00"].tolist() == [3.0, 1.0]
     for run in (flags, flags.save(tmp_path / "run"), results(has_sink=[True, None], complete=[True, False])):
         cube = run.to_xarray()
         assert set(cube.data_vars) == {"entropy", "has_sink", "complete"}
@@ -103,6 +107,16 @@ def test_flags_of_which_some_are_missing_are_numbers(tmp_path):
         features = run.features().X
         assert list(features) == ["entropy__l00h00", "has_sink__l00h00", "complete__l00h00"]
         np.testing.assert_array_equal(features["has_sink__l00h00"], [1.0, np.nan])
+
+
+def test_the_largest_whole_numbers_are_read_beside_missing_ones(tmp_path):
+    """Such a table, as a hash of 64 bits, ended in an error of Arrow."""
+    hashes = pd.array([2**64 - 1, None], "UInt64")
+    saved = results(hash=hashes).save(tmp_path / "run")
+    read = pd.read_parquet(saved.to_parquet(tmp_path / "files")[0])
+    for frame in (saved.heads, read):
+        assert frame["hash"].dtype == "UInt64"
+        assert frame["hash"].tolist() == [2**64 - 1, pd.NA]
 
 
 def test_models_of_an_array_stand_in_the_order_of_the_plan():
