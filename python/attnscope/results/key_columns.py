@@ -41,10 +41,10 @@ def kind_of(column: pd.Series) -> str:
         numbers = column.to_numpy(np.float64, na_value=np.nan)
         is_whole = np.isfinite(numbers) & (numbers == np.floor(numbers))
         return "whole numbers" if bool(is_whole.all()) else "numbers"
-    if types.is_string_dtype(column.dropna()):
-        return "texts"
     if column.isna().all():
         return "nothing"
+    if types.is_string_dtype(column.dropna()):
+        return "texts"
     return str(column.dtype)
 
 
