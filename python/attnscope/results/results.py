@@ -153,7 +153,8 @@ class Results(Mapping[str, "pd.DataFrame"]):
         return sorted(names, key=lambda name: (name != "samples", name))
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Return one table as a DataFrame, keys first; whole numbers of which some are missing are `Int64`.
+        """Return one table as a DataFrame, keys first; whole numbers of which some are missing are
+        `Int64`, truth values `boolean`.
 
         Args:
             name: a name from `tables()`.
@@ -525,7 +526,9 @@ def _arrow_of(name: str, frame: pd.DataFrame) -> pa.Table:
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:
-    """Return a DataFrame; whole numbers with a null among them stay whole, categories are their values."""
+    """Return a DataFrame; whole numbers and truth values with a null among them stay what they are, and
+    categories are their values.
+    """
     import pandas as pd
     import pyarrow as pa
 
@@ -538,8 +541,8 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     frame = table.replace_schema_metadata(None).to_pandas()
     frame.attrs["keys"] = keys_in(table.schema)
     for name, column in zip(table.column_names, table.columns, strict=True):
-        if pa.types.is_integer(column.type) and column.null_count:
-            kind = pd.api.types.pandas_dtype(nullable_type(column.type))
+        if column.null_count and (name_of_kind := nullable_type(column.type)):
+            kind = pd.api.types.pandas_dtype(name_of_kind)
             frame[name] = column.to_pandas(types_mapper={column.type: kind}.get)
     return frame
 

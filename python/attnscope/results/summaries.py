@@ -386,7 +386,7 @@ def rows_of_protocol(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFra
 def measured_columns(frame: pd.DataFrame) -> list[str]:
     """Return columns with numbers but keys, what `with_groups` adds, and values of uniform attention."""
     keys = {*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
-    names = map(str, frame.select_dtypes(["number", "bool"]))
+    names = map(str, numeric_columns(frame))
     return [name for name in names if name not in keys and not name.endswith("_uniform")]
 
 

@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from attnscope import statistics
 from attnscope.errors import MissingError, ResultsError
 from attnscope.results.results import Results, load
+from attnscope.results.summaries import measured_columns
 
 HEADS = {
     **{"model": ["m", "m"], "revision": ["", ""], "step": [-1, -1], "sample": [0, 1], "layer": [0, 0]},
@@ -107,6 +109,11 @@ def test_flags_of_which_some_are_missing_are_numbers(tmp_path):
         features = run.features().X
         assert list(features) == ["entropy__l00h00", "has_sink__l00h00", "complete__l00h00"]
         np.testing.assert_array_equal(features["has_sink__l00h00"], [1.0, np.nan])
+        assert set(measured_columns(run.heads)) == {"entropy", "has_sink", "complete"}
+    saved = load(tmp_path / "run")
+    for frame in (saved.heads, pd.read_parquet(saved.path / "tables" / "heads.parquet")):
+        assert (frame["has_sink"].dtype, frame["complete"].dtype) == ("boolean", "bool")
+        assert statistics.per_sample(frame, "has_sink").tolist() == [1.0, pd.NA]
 
 
 def test_a_flag_that_is_missing_everywhere_is_compared(tmp_path):
