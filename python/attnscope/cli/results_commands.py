@@ -357,8 +357,10 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
     names = listed_in(columns)
     check_columns(table, names, kinds)
     kinds = {name: kinds[name] for name in names or kinds if frame[name].notna().any()}
-    inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
     kinds.pop("sample", None)  # a number of a text, even where a file does not name it among its keys
+    if not kinds:
+        raise ResultsError(f"tables: table {table!r} has no column of single numbers beside its keys")
+    inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
     by_sample = grouped(frame, inner, kinds)
     return by_sample if inner == list(by) else grouped(by_sample, list(by), kinds)
 
