@@ -212,7 +212,8 @@ class Results(Mapping[str, "pd.DataFrame"]):
         """Return the numeric columns of a table as arrays with named axes.
 
         Axes: model, revision, sample, layer, head (those that the table has; `graphs` adds threshold); `step`
-        is a second index along revision, so `.sel(step=512)` works. Cells that the table lacks are NaN.
+        is a second index along revision, so `.sel(step=512)` works. Models stand in the order of the table,
+        which is that of the plan. Flags are 0 and 1; cells that the table lacks, and missing ones, are NaN.
 
         Args:
             table: which table.
@@ -277,8 +278,9 @@ class Results(Mapping[str, "pd.DataFrame"]):
     def to_parquet(self, folder: str | Path) -> list[Path]:
         """Write every table as `NAME.parquet`, which names its keys, into a folder as `to_csv`.
 
-        pandas reads them with the types of `table`. Files that a run has written stream in without a note for
-        pandas: `pandas.read_parquet(file, dtype_backend="numpy_nullable")` keeps their whole numbers whole.
+        pandas reads them with the types of `table`, and so it does the files in `tables` of a run. Those in
+        `units` have no note for pandas: `pandas.read_parquet(file, dtype_backend="numpy_nullable")` keeps
+        their whole numbers whole.
         """
         from attnscope.results.store import write_table
 
