@@ -19,13 +19,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attnscope.results.results import Results
+from attnscope.results.summaries import repeated_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pandas as pd
-
-    from attnscope.results.summaries import StoredTables
 
 #: Columns that tell the rows of a text that is read again.
 _KEYS = ("model", "sample", "protocol")
@@ -55,18 +54,6 @@ class DistinctTexts(Results):
     @cached_property
     def _repeats(self) -> pd.MultiIndex:
         return repeated_texts(self._all_results)
-
-
-def repeated_texts(results: StoredTables) -> pd.MultiIndex:
-    """Return model and number of each text that repeats an earlier one, as the table `samples` says."""
-    import pandas as pd
-
-    columns = ["model", "sample", "text_unit"]
-    if "samples" not in results.tables() or not {*columns} <= {*results.column_names("samples")}:
-        return pd.MultiIndex.from_arrays([[], []])
-    samples = results.table("samples", columns).dropna(subset="text_unit")
-    repeated = samples[samples["text_unit"] != samples["sample"]]
-    return pd.MultiIndex.from_frame(repeated[["model", "sample"]].drop_duplicates())
 
 
 def of_distinct_texts(results: Any) -> Any:

@@ -278,7 +278,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
     def to_parquet(self, folder: str | Path) -> list[Path]:
         """Write every table as `NAME.parquet`, which names its keys, into a folder as `to_csv`.
 
-        pandas reads them with the types of `table`, and so it does the files in `tables` of a run. Those in
+        pandas reads them with the types of `table`, and so it does the files in `tables` of a run. Files in
         `units` have no note for pandas: `pandas.read_parquet(file, dtype_backend="numpy_nullable")` keeps
         their whole numbers whole.
         """

@@ -24,7 +24,6 @@ import numpy as np
 
 from attnscope._warn import warn
 from attnscope.errors import ResultsError
-from attnscope.results.equal_texts import repeated_texts
 from attnscope.results.key_columns import NUMERIC, check_same_kind, check_single, kind_of, numeric_columns
 from attnscope.results.schema import CHECKPOINT_KEYS, VARIANT_KEYS, check_columns, variants_of
 
@@ -264,6 +263,18 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
             elif row["finite"] or not row["equal"]:  # a column of the other protocol is missing in both
                 rows.append({"metric": row.pop("metric"), "protocol": str(protocol), **row})
     return pd.DataFrame(rows)
+
+
+def repeated_texts(results: StoredTables) -> pd.MultiIndex:
+    """Return model and number of each text that repeats an earlier one, as the table `samples` says."""
+    import pandas as pd
+
+    columns = ["model", "sample", "text_unit"]
+    if "samples" not in results.tables() or not {*columns} <= {*results.column_names("samples")}:
+        return pd.MultiIndex.from_arrays([[], []])
+    samples = results.table("samples", columns).dropna(subset="text_unit")
+    repeated = samples[samples["text_unit"] != samples["sample"]]
+    return pd.MultiIndex.from_frame(repeated[["model", "sample"]].drop_duplicates())
 
 
 def _is_repeated(results: StoredTables, matched: pd.DataFrame, suffix: str) -> pd.Series[bool]:

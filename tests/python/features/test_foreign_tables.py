@@ -117,7 +117,7 @@ def test_flags_of_which_some_are_missing_are_numbers(tmp_path):
 
 
 def test_a_flag_that_is_missing_everywhere_is_compared(tmp_path):
-    """Such a column was called one of texts, and a run could not be compared with itself."""
+    """The column was called one of texts, and a run could not be compared with itself."""
     saved = results(has_sink=pd.array([None, None], "boolean")).save(tmp_path / "run")
     row = saved.compare(saved).set_index("metric").loc["has_sink"]
     assert (row["finite"], row["equal"]) == (0, True)
@@ -126,7 +126,7 @@ def test_a_flag_that_is_missing_everywhere_is_compared(tmp_path):
 
 
 def test_the_largest_whole_numbers_are_read_beside_missing_ones(tmp_path):
-    """Such a table, as a hash of 64 bits, ended in an error of Arrow."""
+    """A table with hashes of 64 bits ended in an error of Arrow."""
     hashes = pd.array([2**64 - 1, None], "UInt64")
     saved = results(hash=hashes).save(tmp_path / "run")
     read = pd.read_parquet(saved.to_parquet(tmp_path / "files")[0])

@@ -200,8 +200,8 @@ def test_a_comparison_of_runs_takes_equal_texts_as_one():
         run_of([2.0, 8.0, 2.0, 2.5], model="renamed"),
         run_of([2.0, 8.0, 2.0, 2.5], units=False),
     ):
-        for here, there in ((first, second), (second, first)):
-            row = here.compare(there).set_index("metric").loc["entropy"]
+        for left, right in ((first, second), (second, first)):
+            row = left.compare(right).set_index("metric").loc["entropy"]
             assert {row["here"], row["there"]} == {3.0, 5.0}
             assert (abs(row["mean_difference"]), row["max_difference"]) == (2.0, 3.0)
             assert (row["rows"], row["finite"]) == (4, 2)
