@@ -51,8 +51,8 @@ def varies(values: Any, axis: int = 0, resolution: float = ROUNDED) -> npt.NDArr
 def least_spread(values: Any, axis: int = 0) -> Any:
     """Return the standard deviation from which on drawn numbers differ by more than rounding.
 
-    Most draws of numbers that are alike but for an outlier hold the former alone. In units of what these differ
-    by in float32, the deviation of the outlier is millions, which says nothing of the mean.
+    Most draws of numbers that are alike but for an outlier hold the former alone. In units of what these
+    differ by in float32, the deviation of the outlier is millions, which says nothing of the mean.
     """
     values = np.asarray(values, dtype=np.float64)
     deviations = np.abs(values - values.mean(axis=axis, keepdims=True)).max(axis=axis)
