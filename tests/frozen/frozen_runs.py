@@ -174,7 +174,7 @@ def _plain(cell):
         return [_plain(part) for part in cell]
     if isinstance(cell, (float, np.floating)):
         return f"{cell:.9g}"
-    return str(cell)
+    return "None" if cell is pd.NA else str(cell)  # a flag that is missing
 
 
 def list_claims(results):

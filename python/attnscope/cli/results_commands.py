@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from attnscope.cli.errors import FAILED, SKIPPED, Folder, Json, Trust, say, show
 from attnscope.results.json_rows import json_rows
-from attnscope.untrusted.safe_text import quote_formulas
+from attnscope.untrusted.safe_text import write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -226,7 +226,7 @@ def compare(
         answer = json.dumps({"statements": comparison.statements, "rows": rows}, ensure_ascii=False)
     if csv is not None:
         with atomic_file(csv) as file:
-            quote_formulas(frame).to_csv(file, index=False)
+            write_csv(frame, file)
     show(answer if as_json else text)
 
 
@@ -361,8 +361,10 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
     names = listed_in(columns)
     check_columns(table, names, kinds)
     kinds = {name: kinds[name] for name in names or kinds if frame[name].notna().any()}
-    inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
     kinds.pop("sample", None)  # a number of a text, even where a file does not name it among its keys
+    if not kinds:
+        raise ResultsError(f"tables: table {table!r} has no column of single numbers beside its keys")
+    inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
     by_sample = grouped(frame, inner, kinds)
     return by_sample if inner == list(by) else grouped(by_sample, list(by), kinds)
 

@@ -43,7 +43,7 @@ from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.study_api.number_text import counted, number
 from attnscope.study_api.unfinished import unfinished
-from attnscope.untrusted.safe_text import list_names, mark_controls, quote_formulas
+from attnscope.untrusted.safe_text import list_names, mark_controls, write_csv
 
 if TYPE_CHECKING:
     from attnscope.plots import Drawn, LeftOut
@@ -343,8 +343,9 @@ def html(table: Table) -> Markup:
 
 def _downloads(table: Table) -> Markup:
     """Return links to the table as CSV, with the quoting of spreadsheets, and as LaTeX, inside the page."""
-    csv = quote_formulas(table.frame).to_csv(index=False)
-    files = {"csv": csv, "tex": "" if table.folded else latex(table)}
+    csv = io.BytesIO()
+    write_csv(table.frame, csv)
+    files = {"csv": csv.getvalue().decode(), "tex": "" if table.folded else latex(table)}
     link = Markup('<a download="{}.{}" href="data:text/plain;base64,{}">{}</a>')
     links = [
         link.format(address_of(table), ending, _base64(text), ending.upper())

@@ -199,7 +199,7 @@ class Page:
     def causal(self) -> bool:
         """True if any model of the run is causal, or if the run does not record it."""
         samples = self.tables.get("samples")
-        return samples is None or "causal" not in samples or bool(samples["causal"].astype(bool).any())
+        return samples is None or "causal" not in samples or bool(samples["causal"].isin([True]).any())
 
     @cached_property
     def apart(self) -> str:

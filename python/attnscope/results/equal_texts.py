@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attnscope.results.results import Results
+from attnscope.results.summaries import repeated_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,16 +53,7 @@ class DistinctTexts(Results):
 
     @cached_property
     def _repeats(self) -> pd.MultiIndex:
-        """Model and number of each text that repeats an earlier one."""
-        import pandas as pd
-
-        columns = ["model", "sample", "text_unit"]
-        tables = self._all_results.tables()
-        if "samples" not in tables or not {*columns} <= {*self._all_results.column_names("samples")}:
-            return pd.MultiIndex.from_arrays([[], []])
-        samples = self._all_results.table("samples", columns).dropna(subset="text_unit")
-        repeated = samples[samples["text_unit"] != samples["sample"]]
-        return pd.MultiIndex.from_frame(repeated[["model", "sample"]].drop_duplicates())
+        return repeated_texts(self._all_results)
 
 
 def of_distinct_texts(results: Any) -> Any:

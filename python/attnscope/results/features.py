@@ -28,7 +28,7 @@ import numpy as np
 from attnscope.errors import ResultsError
 from attnscope.results.files import atomic_file
 from attnscope.results.json_rows import json_rows
-from attnscope.results.key_columns import NUMERIC, check_single, check_whole, kind_of
+from attnscope.results.key_columns import NUMERIC, check_single, check_whole, kind_of, numeric_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -285,7 +285,7 @@ def _blocks(
         return
     numeric = [
         name
-        for name in frame.select_dtypes(["number", "boolean", "bool"])
+        for name in numeric_columns(frame)
         if name not in _PLACES and _is_asked(name, table, columns, also, declared)
     ]
     if not numeric or not len(frame):

@@ -41,11 +41,31 @@ def kind_of(column: pd.Series) -> str:
         numbers = column.to_numpy(np.float64, na_value=np.nan)
         is_whole = np.isfinite(numbers) & (numbers == np.floor(numbers))
         return "whole numbers" if bool(is_whole.all()) else "numbers"
-    if types.is_string_dtype(column.dropna()):
-        return "texts"
     if column.isna().all():
         return "nothing"
+    if types.is_string_dtype(column.dropna()):
+        return "texts"
     return str(column.dtype)
+
+
+def numeric_columns(frame: pd.DataFrame) -> list[Any]:
+    """Return the columns that hold numbers or truth values, in order.
+
+    Truth values of which some are missing come from a file as objects, and categories count as their values.
+
+    >>> import pandas as pd
+    >>> numeric_columns(pd.DataFrame({"name": ["a", "b"], "has_sink": [True, None], "share": [0.5, 1.0]}))
+    ['has_sink', 'share']
+    """
+    from pandas.api import types
+
+    return [
+        name
+        for name, column in frame.items()
+        if types.is_numeric_dtype(column)
+        or (types.is_object_dtype(column) and kind_of(column) == "truth values")
+        or (hasattr(column.dtype, "categories") and kind_of(column) in NUMERIC)
+    ]
 
 
 def check_single(function: str, table: str, frame: pd.DataFrame, keys: Sequence[str]) -> None:

@@ -25,11 +25,12 @@ from attnscope.results.schema import (
     check_columns,
     check_provenance,
     keys_in,
+    nullable_type,
     with_keys,
 )
 from attnscope.untrusted.documents import read_json, read_yaml
 from attnscope.untrusted.names import file_name_fault
-from attnscope.untrusted.safe_text import quote_formulas
+from attnscope.untrusted.safe_text import write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,7 +166,8 @@ class Results(Mapping[str, "pd.DataFrame"]):
         return sorted(names, key=lambda name: (name != "samples", name))
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Return one table as a DataFrame, keys first; whole numbers of which some are missing are `Int64`.
+        """Return one table as a DataFrame, keys first; whole numbers of which some are missing are
+        `Int64`, truth values `boolean`.
 
         Args:
             name: a name from `tables()`.
@@ -223,7 +225,8 @@ class Results(Mapping[str, "pd.DataFrame"]):
         """Return the numeric columns of a table as arrays with named axes.
 
         Axes: model, revision, sample, layer, head (those that the table has; `graphs` adds threshold); `step`
-        is a second index along revision, so `.sel(step=512)` works. Cells that the table lacks are NaN.
+        is a second index along revision, so `.sel(step=512)` works. Models stand in the order of the table,
+        which is that of the plan. Flags are 0 and 1; cells that the table lacks, and missing ones, are NaN.
 
         Args:
             table: which table.
@@ -267,6 +270,9 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
         Returns:
             the files written.
+
+        Raises:
+            ResultsError: a table holds half of a surrogate pair, which is no text of a file.
         """
         import pandas as pd
 
@@ -277,16 +283,17 @@ class Results(Mapping[str, "pd.DataFrame"]):
                 for column in (name for name in frame.columns if pd.api.types.is_object_dtype(frame[name])):
                     frame[column] = frame[column].map(_in_csv)
                 with atomic_file(file) as out:
-                    quote_formulas(frame).to_csv(out, index=False)
+                    write_csv(frame, out)
             except UnicodeEncodeError as error:
-                raise ResultsError(f"to_csv: table {name!r} holds what is no text: {error}") from error
+                raise ResultsError(f"table {name!r} cannot be written as CSV: {error}") from error
         return list(files.values())
 
     def to_parquet(self, folder: str | Path) -> list[Path]:
         """Write every table as `NAME.parquet`, which names its keys, into a folder as `to_csv`.
 
-        pandas reads them with the types of `table`. Files that a run has written stream in without a note for
-        pandas: `pandas.read_parquet(file, dtype_backend="numpy_nullable")` keeps their whole numbers whole.
+        pandas reads them with the types of `table`, and so it does the files in `tables` of a run. Files in
+        `units` have no note for pandas: `pandas.read_parquet(file, dtype_backend="numpy_nullable")` keeps
+        their whole numbers whole.
         """
         from attnscope.results.store import write_table
 
@@ -536,7 +543,9 @@ def _arrow_of(name: str, frame: pd.DataFrame) -> pa.Table:
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:
-    """Return a DataFrame; whole numbers with a null among them stay whole, categories are their values."""
+    """Return a DataFrame; whole numbers and truth values with a null among them stay what they are, and
+    categories are their values.
+    """
     import pandas as pd
     import pyarrow as pa
 
@@ -549,8 +558,9 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     frame = table.replace_schema_metadata(None).to_pandas()
     frame.attrs["keys"] = keys_in(table.schema)
     for name, column in zip(table.column_names, table.columns, strict=True):
-        if pa.types.is_integer(column.type) and column.null_count:
-            frame[name] = column.to_pandas(types_mapper={column.type: pd.Int64Dtype()}.get)
+        if column.null_count and (name_of_kind := nullable_type(column.type)):
+            kind = pd.api.types.pandas_dtype(name_of_kind)
+            frame[name] = column.to_pandas(types_mapper={column.type: kind}.get)
     return frame
 
 

@@ -135,25 +135,36 @@ def with_keys(table: pa.Table, name: str, keys: Sequence[str]) -> pa.Table:
     return table.replace_schema_metadata(table_facts)
 
 
+def nullable_type(kind: pa.DataType) -> str:
+    """Return the name of pandas' type of whole numbers or truth values of which some are missing; "" of
+    others.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    if not pa.types.is_integer(kind):
+        return ""
+    return "UInt64" if kind == pa.uint64() else "Int64"  # 2⁶³ and more is no Int64
+
+
 def pandas_note(schema: pa.Schema, with_missing: Iterable[str]) -> dict[bytes, bytes]:
-    """Return metadata of a table by which `pandas.read_parquet` reads whole numbers, some of them missing, as
-    `Int64`, as `Results.table` does; it makes floats of them otherwise.
+    """Return metadata of a table by which `pandas.read_parquet` reads whole numbers and truth values, some of
+    them missing, as `Results.table` does; it makes floats and objects of them otherwise.
 
     Args:
         schema: of the table.
         with_missing: columns that hold a null.
     """
-    import pyarrow as pa
-
     columns = [
         {
             "name": name,
             "field_name": name,
             "pandas_type": str(schema.field(name).type),
-            "numpy_type": "Int64",
+            "numpy_type": nullable_type(schema.field(name).type),
             "metadata": None,
         }
         for name in with_missing
-        if pa.types.is_integer(schema.field(name).type)
+        if nullable_type(schema.field(name).type)
     ]
     return {b"pandas": json.dumps({**_NO_INDEX, "columns": columns}).encode()} if columns else {}

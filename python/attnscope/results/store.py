@@ -40,7 +40,7 @@ from attnscope.results.files import (
     refuse_links,
     remove_leftovers,
 )
-from attnscope.results.schema import pandas_note
+from attnscope.results.schema import nullable_type, pandas_note
 from attnscope.untrusted.documents import read_json
 
 if TYPE_CHECKING:
@@ -243,20 +243,19 @@ def dataset(files: Sequence[Path]) -> Any:
 
 
 def with_missing(files: Sequence[Path], schema: pa.Schema) -> list[str]:
-    """Return the columns of whole numbers that hold a null in some of the files, or that one lacks, from what
-    the files say of their columns.
+    """Return the columns of whole numbers and truth values that hold a null in some of the files, or that one
+    lacks, from what the files say of their columns.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    integers = {field.name for field in schema if pa.types.is_integer(field.type)}
+    nullable = {field.name for field in schema if nullable_type(field.type)}
     missing: set[str] = set()
-    for file in files if integers else ():
+    for file in files if nullable else ():
         metadata = pq.read_metadata(file)
-        missing |= integers - set(metadata.schema.to_arrow_schema().names) if metadata.num_rows else set()
+        missing |= nullable - set(metadata.schema.to_arrow_schema().names) if metadata.num_rows else set()
         for group in map(metadata.row_group, range(metadata.num_row_groups)):
             for column in map(group.column, range(group.num_columns)):
-                if column.path_in_schema in integers and column.statistics and column.statistics.null_count:
+                if column.path_in_schema in nullable and column.statistics and column.statistics.null_count:
                     missing.add(column.path_in_schema)
     return [name for name in schema.names if name in missing]
 

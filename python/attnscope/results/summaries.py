@@ -24,7 +24,7 @@ import numpy as np
 
 from attnscope._warn import warn
 from attnscope.errors import ResultsError
-from attnscope.results.key_columns import NUMERIC, check_same_kind, check_single, kind_of
+from attnscope.results.key_columns import NUMERIC, check_same_kind, check_single, kind_of, numeric_columns
 from attnscope.results.schema import CHECKPOINT_KEYS, VARIANT_KEYS, check_columns, variants_of
 
 if TYPE_CHECKING:
@@ -52,8 +52,11 @@ class StoredTables(Protocol):
     def tables(self) -> list[str]:
         """Return the names of the tables."""
 
-    def table(self, name: str) -> pd.DataFrame:
-        """Return one table."""
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Return one table, or these columns of it."""
+
+    def column_names(self, name: str) -> list[str]:
+        """Return the names of a table's columns."""
 
     def key_columns(self, name: str) -> list[str]:
         """Return the columns that tell the rows of a table apart."""
@@ -84,8 +87,7 @@ def as_xarray(
             f"to_xarray: table {table!r} has no columns that could be axes, only {list(frame)}"
         )
     if metrics is None:
-        numbers = frame.select_dtypes(["number", "bool", "boolean"]).columns
-        metrics = [name for name in numbers if name not in (*axes, "step", "protocol")]
+        metrics = [name for name in numeric_columns(frame) if name not in (*axes, "step", "protocol")]
     check_columns(table, metrics, frame.columns)
     for name in metrics:
         if name in axes:
@@ -94,8 +96,9 @@ def as_xarray(
             raise ResultsError(f"to_xarray: column {name!r} of table {table!r} must hold numbers, got {kind}")
     if frame[axes].duplicated().any():
         raise ResultsError(f"to_xarray: two rows of table {table!r} share the same {', '.join(axes)}")
-    # a missing key, such as the threshold of a number that has none, is a place of its own, the last
-    factors = [pd.factorize(frame[axis], sort=True, use_na_sentinel=False) for axis in axes]
+    # a missing key, such as the threshold of a number that has none, is a place of its own, the last; models
+    # stand in the order of the table, which is that of the plan
+    factors = [pd.factorize(frame[axis], sort=axis != "model", use_na_sentinel=False) for axis in axes]
     places = tuple(codes for codes, _ in factors)
     coordinates = {axis: np.asarray(values) for axis, (_, values) in zip(axes, factors, strict=True)}
     arrays = {}
@@ -214,9 +217,12 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
 
     Returns:
         one row per numeric metric, and where rows of several protocols match per protocol, whose columns of
-        one name are other quantities: rows matched, rows only here, rows only there, which statistic its kind
-        allows (mean, median, most frequent), that of both runs, the mean and the largest absolute difference,
-        the correlation, and whether all matched values are equal.
+        one name are other quantities: rows matched, rows only here, rows only there, finite pairs of values,
+        which statistic its kind allows (mean, median, most frequent), that of both runs, the mean and the
+        largest absolute difference, the correlation, and whether all matched values are equal. A text that
+        repeats an earlier one in either run, as `text_unit` of its table `samples` says, is in the rows, the
+        largest difference and whether all are equal; its exact rows are in no mean, median or correlation,
+        and no finite pairs.
     """
     import pandas as pd
 
@@ -243,6 +249,7 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
             UserWarning,
         )
     several = "protocol" in keys and matched["protocol"].nunique() > 1
+    is_counted = ~(_is_repeated(results, matched, "") | _is_repeated(other, matched, "\0other"))
     rows = []
     kinds = kinds_of(results, table)
     for protocol, part in matched.groupby("protocol", sort=True) if several else [("", matched)]:
@@ -250,7 +257,7 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
             rows_of_protocol(frame, str(protocol)) if several else frame for frame in (rows_here, rows_there)
         ]
         sizes = len(sides[0]), len(sides[1])
-        for row in _compared_metrics(part, kinds, sizes):
+        for row in _compared_metrics(part, is_counted[part.index], kinds, sizes):
             if not several:
                 rows.append(row)
             elif row["finite"] or not row["equal"]:  # a column of the other protocol is missing in both
@@ -258,16 +265,46 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
     return pd.DataFrame(rows)
 
 
+def repeated_texts(results: StoredTables) -> pd.MultiIndex:
+    """Return model and number of each text that repeats an earlier one, as the table `samples` says."""
+    import pandas as pd
+
+    columns = ["model", "sample", "text_unit"]
+    if "samples" not in results.tables() or not {*columns} <= {*results.column_names("samples")}:
+        return pd.MultiIndex.from_arrays([[], []])
+    samples = results.table("samples", columns).dropna(subset="text_unit")
+    repeated = samples[samples["text_unit"] != samples["sample"]]
+    return pd.MultiIndex.from_frame(repeated[["model", "sample"]].drop_duplicates())
+
+
+def _is_repeated(results: StoredTables, matched: pd.DataFrame, suffix: str) -> pd.Series[bool]:
+    """Return which matched rows are exact ones of a text that repeats an earlier one in these results.
+
+    The columns of the other run end in the suffix where the two differ.
+    """
+    import pandas as pd
+
+    model = f"model{suffix}" if f"model{suffix}" in matched else "model"
+    if not {model, "sample"} <= set(matched):
+        return pd.Series(data=False, index=matched.index)
+    is_repeated = pd.MultiIndex.from_frame(matched[[model, "sample"]]).isin(repeated_texts(results))
+    if "protocol" in matched:
+        is_repeated &= (matched["protocol"] == "exact").to_numpy()
+    return pd.Series(is_repeated, matched.index)
+
+
 def _compared_metrics(
-    matched: pd.DataFrame, kinds: Mapping[str, str], sizes: tuple[int, int]
+    matched: pd.DataFrame, is_counted: pd.Series[bool], kinds: Mapping[str, str], sizes: tuple[int, int]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row per metric of matched rows; `sizes` are the rows of both runs."""
     for name, kind in kinds.items():
         if f"{name}\0other" not in matched:
             continue
         a, b = (matched[column].to_numpy(float, na_value=np.nan) for column in (name, f"{name}\0other"))
-        good = np.isfinite(a) & np.isfinite(b)
+        is_finite = np.isfinite(a) & np.isfinite(b)
+        good = is_finite & is_counted.to_numpy()
         x, y = a[good], b[good]
+        gaps = np.abs(b[is_finite] - a[is_finite])
         # what a model computes in float32 differs by rounding from one text to the next
         is_related = kind != "position" and len(x) > 1 and _varies(x) and _varies(y)
         yield (
@@ -281,7 +318,7 @@ def _compared_metrics(
                 "here": typical(x, kind),
                 "there": typical(y, kind),
                 "mean_difference": float((y - x).mean()) if len(x) and kind != "position" else np.nan,
-                "max_difference": float(np.abs(y - x).max()) if len(x) else np.nan,
+                "max_difference": float(gaps.max()) if len(gaps) else np.nan,
                 "correlation": float(np.corrcoef(x, y)[0, 1]) if is_related else np.nan,
                 "equal": bool(np.array_equal(a, b, equal_nan=True)),
             }
@@ -360,7 +397,7 @@ def rows_of_protocol(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFra
 def measured_columns(frame: pd.DataFrame) -> list[str]:
     """Return columns with numbers but keys, what `with_groups` adds, and values of uniform attention."""
     keys = {*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
-    names = map(str, frame.select_dtypes(["number", "bool"]))
+    names = map(str, numeric_columns(frame))
     return [name for name in names if name not in keys and not name.endswith("_uniform")]
 
 

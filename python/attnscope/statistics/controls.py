@@ -10,7 +10,7 @@ draw of weights too: more controls give their mean more exactly, not the distanc
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +65,7 @@ def control_test(
 
     Raises:
         ValueError: values of more than one dimension, confidence outside (0, 1), resolution outside [0, 1).
+        TypeError: controls that are no list, or hold no numbers.
 
     Example:
         >>> from attnscope import statistics
@@ -82,6 +83,8 @@ def control_test(
     resolution = resolution_argument(name, resolution)
     model_values = vector(name, "measured", measured)
     model_values = without_rounding(model_values[~np.isnan(model_values)], resolution)
+    if not isinstance(controls, Iterable):
+        raise TypeError(f"{name}: controls must be a list of the numbers of each, got {controls!r:.60}")
     control_values = [vector(name, "controls", values) for values in controls]
     control_values = [without_rounding(values[~np.isnan(values)], resolution) for values in control_values]
     control_values = [values for values in control_values if len(values)]

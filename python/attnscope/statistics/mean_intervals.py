@@ -11,7 +11,7 @@ import numpy as np
 from attnscope.arguments.number_lists import number_array
 from attnscope.statistics._arguments import Vector, check_draws
 from attnscope.statistics.intervals import FEWEST
-from attnscope.statistics.rounding import varies
+from attnscope.statistics.rounding import least_spread, varies
 
 
 def mean_intervals(
@@ -84,12 +84,13 @@ def _of_means(data: Vector, weights: Vector, confidence: float, together: bool) 
     mean = data.mean(axis=1, keepdims=True)
     rest = data - mean
     scale = np.abs(rest).max(axis=1, keepdims=True)
+    scale = np.where(scale > 0, scale, 1.0)
     fixed = ~varies(data, axis=1)
-    rest = np.where(fixed[:, None], 0.0, rest / np.where(scale > 0, scale, 1.0))
+    rest = np.where(fixed[:, None], 0.0, rest / scale)
     drawn = rest @ weights.T
     variance = np.maximum((rest**2) @ weights.T - drawn**2, 0.0) * n / (n - 1)
-    # a draw that repeats one value only has no standard error, but for rounding of numbers up to 1
-    has_spread = variance > 1e-13
+    # a draw that repeats one value only, but for rounding, has no standard error
+    has_spread = variance > (least_spread(data, axis=1)[:, None] / scale) ** 2
     t = np.where(has_spread, drawn / np.sqrt(np.where(has_spread, variance, 1.0)), math.nan)
     spread = rest.std(axis=1, ddof=1) * scale[:, 0]
     t[fixed] = 0.0

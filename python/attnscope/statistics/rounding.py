@@ -46,3 +46,14 @@ def without_rounding(values: Vector, resolution: float = ROUNDED) -> Vector:
 def varies(values: Any, axis: int = 0, resolution: float = ROUNDED) -> npt.NDArray[np.bool_]:
     """Return where numbers along an axis differ by more than rounding."""
     return ~is_one_number(np.max(values, axis=axis), np.min(values, axis=axis), resolution)
+
+
+def least_spread(values: Any, axis: int = 0) -> Any:
+    """Return the standard deviation from which on drawn numbers differ by more than rounding.
+
+    Most draws of numbers that are alike but for an outlier hold the former alone. In units of what these
+    differ by in float32, the deviation of the outlier is millions, which says nothing of the mean.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    deviations = np.abs(values - values.mean(axis=axis, keepdims=True)).max(axis=axis)
+    return np.maximum(ROUNDED * np.abs(values).max(axis=axis), ROUNDED_FLOAT32 * deviations)

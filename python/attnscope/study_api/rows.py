@@ -40,7 +40,8 @@ def rows_as(kind: type[Row], table: pd.DataFrame) -> list[Row]:
 
     Args:
         kind: dataclass whose fields are columns of type str, float, int or bool. A missing text is "", a
-            missing number of a float field NaN. A field with a default may lack its column.
+            missing number of a float field NaN, a missing flag False. A field with a default may lack its
+            column.
         table: with further columns or without.
 
     Raises:
@@ -73,7 +74,7 @@ def _of_type(hint: Any) -> Callable[[Any], Any]:
     """Return the reader of a number or flag; TypeError for another type."""
     if hint not in (float, int, bool):
         raise TypeError(f"rows_as: a column is str, float, int or bool, got {hint!r}")
-    return _read_number if hint is float else hint
+    return {float: _read_number, bool: _read_flag}.get(hint, hint)
 
 
 def _read_text(cell: Any) -> str:
@@ -88,3 +89,10 @@ def _read_number(cell: Any) -> float:
     import pandas as pd
 
     return float("nan") if pd.isna(cell) else float(cell)
+
+
+def _read_flag(cell: Any) -> bool:
+    """Return a truth value; False for a missing one."""
+    import pandas as pd
+
+    return False if pd.isna(cell) else bool(cell)

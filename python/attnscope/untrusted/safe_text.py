@@ -13,9 +13,10 @@ Example:
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,3 +104,16 @@ def quote_formulas(frame: pd.DataFrame) -> pd.DataFrame:
     quoted = type(frame)(columns, index=frame.index)
     quoted.columns = frame.columns.map(quote)
     return quoted
+
+
+def write_csv(frame: pd.DataFrame, out: IO[bytes]) -> None:
+    """Write a table as CSV, with what a spreadsheet would compute quoted.
+
+    A carriage return in a text ends its row for whoever reads the file, and is quoted only where lines end in
+    one. So lines do in a table that holds such a text.
+    """
+    quoted = quote_formulas(frame)
+    texts = [quoted.iloc[:, place] for place, kind in enumerate(quoted.dtypes) if kind.kind not in "biufcmM"]
+    cells = itertools.chain(quoted.columns, *texts)
+    has_return = any("\r" in cell for cell in cells if isinstance(cell, str))
+    quoted.to_csv(out, index=False, lineterminator="\r\n" if has_return else "\n")

@@ -228,6 +228,17 @@ def test_means_of_a_table_are_of_one_checkpoint_each():
     assert len(statistics(series, "heads", _usual_keys(series, "heads"))["step"].unique()) == 3
 
 
+@pytest.mark.parametrize("column", [{"state": [[0.5], [1.0]]}, {"value": [None, None]}, {}])
+def test_means_of_a_table_without_numbers_are_refused(tmp_path, column):
+    """The command ended in an AttributeError for tables of vectors."""
+    states = pd.DataFrame({"model": "m", "sample": [0, 1], "layer": 0, **column})
+    saved = Results({"states": states}).save(tmp_path / "run")
+    with pytest.raises(
+        ResultsError, match="tables: table 'states' has no column of single numbers beside its"
+    ):
+        statistics(saved, "states", ["model", "layer"])
+
+
 def test_rows_of_two_protocols_are_compared_apart():
     """Columns of one name are other quantities in each; their mean was of neither."""
     rows = heads().assign(fiedler_value=1.0)

@@ -49,6 +49,12 @@ def test_missing_cells_of_every_kind_of_column(dtypes):
     assert math.isnan(row.value)
 
 
+@pytest.mark.parametrize("dtype", ["boolean", object])
+def test_a_missing_flag_is_false(dtype):
+    flags = pd.Series([True, None, False], dtype=dtype)
+    assert [row.holds for row in rows_as(Measured, TABLE.assign(holds=flags))] == [True, False, False]
+
+
 def test_a_default_stands_for_a_column_that_is_missing_and_only_then():
     assert first_as(Measured, TABLE).note == "none"
     assert first_as(Measured, TABLE.assign(note="of the table")).note == "of the table"

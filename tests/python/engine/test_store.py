@@ -170,11 +170,15 @@ def test_gather_keeps_the_order_and_its_bytes_do_not_depend_on_history(store, tm
 
 
 @pytest.mark.parametrize("units", [["u0"], ["u1", "u0"], ["u1", "u2"], ["u1"]])
-def test_a_gathered_table_tells_pandas_of_missing_whole_numbers(tmp_path, units):
-    """A reader that knows nothing of the package gets whole numbers, as `Results.table` gives them."""
+def test_a_gathered_table_tells_pandas_of_missing_numbers_and_flags(tmp_path, units):
+    """A reader that knows nothing of the package gets the types that `Results.table` gives."""
     parts = {
-        "u0": pa.table({"place": pa.array([3, None]), "count": [1, 2], "share": [0.5, None]}),
-        "u1": pa.table({"place": pa.array([4, 5]), "count": [3, 4], "share": [0.5, 1.0]}),
+        "u0": pa.table(
+            {"place": pa.array([3, None]), "holds": [True, None], "count": [1, 2], "share": [0.5, None]}
+        ),
+        "u1": pa.table(
+            {"place": pa.array([4, 5]), "holds": [True, False], "count": [3, 4], "share": [0.5, 1.0]}
+        ),
         "u2": pa.table({"count": [7], "share": [0.5]}),
     }
     store = Store(tmp_path)
@@ -183,8 +187,8 @@ def test_a_gathered_table_tells_pandas_of_missing_whole_numbers(tmp_path, units)
         store.write(unit, {"places": table.replace_schema_metadata({"attnscope_table": "{}"})})
     store.gather(units, "places", tmp_path / "places.parquet")
     frame = pd.read_parquet(tmp_path / "places.parquet")
-    kind = "int64" if units == ["u1"] else "Int64"
-    assert [str(kind) for kind in frame.dtypes] == [kind, "int64", "float64"]
+    kinds = ["int64", "bool"] if units == ["u1"] else ["Int64", "boolean"]
+    assert [str(kind) for kind in frame.dtypes] == [*kinds, "int64", "float64"]
     assert pq.read_schema(tmp_path / "places.parquet").metadata[b"attnscope_table"] == b"{}"
     expected = [value for unit in units for value in parts[unit].to_pydict().get("place", [None])]
     assert [None if pd.isna(value) else value for value in frame["place"]] == expected

@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from attnscope import statistics
 from attnscope.errors import MissingError, ResultsError
 from attnscope.results.results import Results, load
+from attnscope.results.summaries import measured_columns
 
 HEADS = {
     **{"model": ["m", "m"], "revision": ["", ""], "step": [-1, -1], "sample": [0, 1], "layer": [0, 0]},
@@ -93,6 +95,52 @@ def test_a_key_without_a_value_is_a_place_of_its_own():
     np.testing.assert_array_equal(table["value"], [1.0, 2.0, 9.0])
 
 
+def test_flags_of_which_some_are_missing_are_numbers(tmp_path):
+    """They come from a file as objects, which arrays and features left out."""
+    flags = results(has_sink=pd.array([True, None], "boolean"), complete=[True, False])
+    sizes = results(size=pd.Categorical([3, 1]), name=pd.Categorical(["a", "b"]))
+    for run in (sizes, sizes.save(tmp_path / "sizes")):
+        assert set(run.to_xarray().data_vars) == {"entropy", "size"}
+        assert run.features().X["size__l00h00"].tolist() == [3.0, 1.0]
+    for run in (flags, flags.save(tmp_path / "run"), results(has_sink=[True, None], complete=[True, False])):
+        cube = run.to_xarray()
+        assert set(cube.data_vars) == {"entropy", "has_sink", "complete"}
+        np.testing.assert_array_equal(cube["has_sink"].to_numpy().ravel(), [1.0, np.nan])
+        features = run.features().X
+        assert list(features) == ["entropy__l00h00", "has_sink__l00h00", "complete__l00h00"]
+        np.testing.assert_array_equal(features["has_sink__l00h00"], [1.0, np.nan])
+        assert set(measured_columns(run.heads)) == {"entropy", "has_sink", "complete"}
+    saved = load(tmp_path / "run")
+    for frame in (saved.heads, pd.read_parquet(saved.path / "tables" / "heads.parquet")):
+        assert (frame["has_sink"].dtype, frame["complete"].dtype) == ("boolean", "bool")
+        assert statistics.per_sample(frame, "has_sink").tolist() == [1.0, pd.NA]
+
+
+def test_a_flag_that_is_missing_everywhere_is_compared(tmp_path):
+    """The column was called one of texts, and a run could not be compared with itself."""
+    saved = results(has_sink=pd.array([None, None], "boolean")).save(tmp_path / "run")
+    row = saved.compare(saved).set_index("metric").loc["has_sink"]
+    assert (row["finite"], row["equal"]) == (0, True)
+    other = saved.compare(results(has_sink=[True, False])).set_index("metric").loc["has_sink"]
+    assert (other["finite"], other["equal"]) == (0, False)
+
+
+def test_the_largest_whole_numbers_are_read_beside_missing_ones(tmp_path):
+    """A table with hashes of 64 bits ended in an error of Arrow."""
+    hashes = pd.array([2**64 - 1, None], "UInt64")
+    saved = results(hash=hashes).save(tmp_path / "run")
+    read = pd.read_parquet(saved.to_parquet(tmp_path / "files")[0])
+    for frame in (saved.heads, read):
+        assert frame["hash"].dtype == "UInt64"
+        assert frame["hash"].tolist() == [2**64 - 1, pd.NA]
+
+
+def test_models_of_an_array_stand_in_the_order_of_the_plan():
+    cube = results(model=["second", "first"]).to_xarray()
+    assert cube["model"].to_numpy().tolist() == ["second", "first"]
+    np.testing.assert_array_equal(cube["entropy"].sel(model="first").to_numpy().ravel(), [np.nan, 2.0])
+
+
 def test_a_row_without_a_head_is_not_that_of_the_last_head():
     table = Results(
         {"heads": pd.DataFrame({"sample": [0, 1, 2], "head": [0, 1, None], "entropy": [1.0, 2.0, 9.0]})}
@@ -163,7 +211,7 @@ def test_two_columns_of_one_name_are_refused(name):
 
 def test_what_no_file_can_hold_is_a_line(tmp_path):
     halves = results(words=[["\ud83d"], ["a"]])
-    with pytest.raises(ResultsError, match="to_csv: table 'heads' holds what is no text"):
+    with pytest.raises(ResultsError, match="table 'heads' cannot be written as CSV"):
         halves.to_csv(tmp_path / "csv")
     assert not any((tmp_path / "csv").iterdir())
     sparse = results(words=pd.arrays.SparseArray([0, 1]))

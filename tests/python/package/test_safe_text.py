@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import attnscope as asc
 from attnscope.engine.git_state import ask_git, git_state
+from attnscope.errors import ResultsError
 from attnscope.results.results import Results
 from attnscope.untrusted.safe_text import escape_controls, mark_controls, quote_formula, quote_formulas
 
@@ -63,6 +64,26 @@ def test_numbers_stay_numbers(number):
     assert quote_formula(str(number)) == str(number) or str(number) == "-inf"
     frame = pd.DataFrame({"a": [number]})
     assert quote_formulas(frame).to_csv() == frame.to_csv()
+
+
+@pytest.mark.parametrize("text", ["a\rb", "a\r\nb", "a\nb", "=a\r=b", "\r", "a,b\r"])
+@pytest.mark.parametrize("place", ["cell", "name"])
+def test_a_carriage_return_tears_no_row_of_a_csv(tmp_path, text, place):
+    """A row of a text with one was two rows, of which the second could begin with a formula."""
+    rows = pd.DataFrame({"sample": [0, 1], text if place == "name" else "text": [text, "z"], "v": [1, 2]})
+    file = Results({"samples": rows}).to_csv(tmp_path / "csv")[0]
+    with file.open(newline="", encoding="utf-8") as stream:
+        header, *cells = csv.reader(stream)
+    assert header == ["sample", quote_formula(text) if place == "name" else "text", "v"]
+    assert cells == [["0", quote_formula(text), "1"], ["1", "z", "2"]]
+    assert len(pd.read_csv(file)) == 2
+
+
+def test_a_text_that_no_file_holds_is_named(tmp_path):
+    rows = pd.DataFrame({"text": pd.Series(["\ud800"], dtype=object)})
+    with pytest.raises(ResultsError, match=r"table 'samples' cannot be written as CSV: .*surrogates not"):
+        Results({"samples": rows}).to_csv(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_csv_of_a_run_is_quoted(tmp_path, call):

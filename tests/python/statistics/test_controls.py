@@ -105,3 +105,10 @@ def test_too_few_controls_make_no_test():
     assert (gap.controls, gap.texts) == (8, 2)
     with pytest.raises(ValueError, match="control_test: confidence must lie"):
         statistics.control_test([1.0], [[1.0]], confidence=1)
+
+
+def test_a_number_in_the_place_of_controls_is_named():
+    with pytest.raises(
+        TypeError, match=r"control_test: controls must be a list of the numbers of each, got 3\.0"
+    ):
+        statistics.control_test([1.0, 2.0], 3.0)

@@ -119,3 +119,19 @@ def test_intervals_that_hold_together_leave_unknown_tails_out():
     single = statistics.mean_intervals([other], together=True)
     np.testing.assert_allclose([low[1], high[1]], np.ravel(single), rtol=1e-12)
     assert low[2] == high[2] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("noise", [1e-13, 1e-9, 1e-7])
+@pytest.mark.parametrize("count", [9, 60])
+def test_nearly_equal_numbers_and_an_outlier_have_no_interval(noise, count):
+    """Their interval ended at 2.5e7, where that of many means had no end."""
+    values = 0.3 * (1 + noise * np.random.default_rng(0).normal(size=count))
+    values[0] = 1.0
+    single_result = statistics.bootstrap(values)
+    of_clusters = statistics.bootstrap(np.repeat(values, 2), clusters=np.repeat(np.arange(count), 2))
+    low, high = statistics.mean_intervals([values])
+    assert np.isnan([*single_result[1:3], *of_clusters[1:3], *low, *high]).all()
+    plain = statistics.bootstrap(values[1:])
+    low, high = statistics.mean_intervals([values[1:]])
+    assert plain.low <= plain.estimate <= plain.high
+    assert (low[0], high[0]) == pytest.approx((plain.low, plain.high), rel=noise)

@@ -179,3 +179,32 @@ def test_checkpoints_of_a_page_are_in_the_order_of_the_run():
     heads = pd.DataFrame({"model": ["b", "b", "a"], "step": [9, 1, 5], **places})
     page = contents_of_results(asc.Results({"heads": heads}), 10**6)
     assert page["checkpoints"] == ["b · step 1", "b · step 9", "a · step 5"]
+
+
+def test_a_comparison_of_runs_takes_equal_texts_as_one():
+    """Three copies of one text made its difference three quarters of the mean."""
+    samples = pd.DataFrame(
+        {"model": "m", "sample": range(4), "text_unit": [0, 1, 0, 0], "text": list("abaa")}
+    )
+
+    def run_of(values, *, model="m", units=True):
+        rows = {"model": model, "sample": range(4), "layer": 0, "protocol": "exact", "entropy": values}
+        listed = samples.assign(model=model)
+        return asc.Results(
+            {"heads": pd.DataFrame(rows), "samples": listed if units else listed.drop(columns="text_unit")}
+        )
+
+    first = run_of([1.0, 5.0, 1.0, 1.0])
+    for second in (
+        run_of([2.0, 8.0, 2.0, 2.5]),
+        run_of([2.0, 8.0, 2.0, 2.5], model="renamed"),
+        run_of([2.0, 8.0, 2.0, 2.5], units=False),
+    ):
+        for left, right in ((first, second), (second, first)):
+            row = left.compare(right).set_index("metric").loc["entropy"]
+            assert {row["here"], row["there"]} == {3.0, 5.0}
+            assert (abs(row["mean_difference"]), row["max_difference"]) == (2.0, 3.0)
+            assert (row["rows"], row["finite"]) == (4, 2)
+    copy_differs = first.compare(run_of([1.0, 5.0, 1.0, 1.5])).set_index("metric").loc["entropy"]
+    assert (copy_differs["mean_difference"], copy_differs["max_difference"]) == (0.0, 0.5)
+    assert not copy_differs["equal"]

@@ -129,7 +129,7 @@ def compare(run: StageRun, options: Any) -> None:
     means = last_step(run.read("layer_means"))
     facts = last_step(run.read("encodings"))
     checks = run.read("checks")
-    failed = checks[~checks["holds"].astype(bool)]["model"]
+    failed = without(checks, holds=True)["model"]
     facts = without(where(facts, model=means["model"]), model=failed)
     if facts.empty:
         return

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from attnscope.studies.pretraining_writes.evidence import Pair
-from attnscope.studies.pretraining_writes.fractions import spread_over
+from attnscope.statistics.groups import Array
+from attnscope.studies.pretraining_writes.evidence import Mean, Pair, interval_over
 from attnscope.studies.pretraining_writes.options import MATCHED
 from attnscope.study_api.claims import ClaimSet, Estimate, Region, Untestable, above
 
@@ -66,27 +66,31 @@ def arm_runs(
     return dict(runs)
 
 
-def _mean(pair: Pair, roles: tuple[str, ...], side: str, subspace: str) -> float:
-    mean = pair.mean(roles, side, subspace)
-    return math.nan if mean is None else mean.value
+def _octaves(mean: Mean | None) -> Array:
+    """Return a mean as it is, and less what random subspaces give."""
+    return np.full(2, math.nan) if mean is None else np.array([mean.value, mean.value - mean.expected])
 
 
-def _contrast(pair: Pair) -> float:
-    mean = pair.contrast(("q", "k"), ("o", "down"), "in", "inputs")
-    return math.nan if mean is None else mean.value
+def _mean(pair: Pair, roles: tuple[str, ...], side: str, subspace: str) -> Array:
+    return _octaves(pair.mean(roles, side, subspace))
 
 
-def _over_runs(values: list[float], region: Region, words: str, choices: int = 1) -> Measured:
+def _contrast(pair: Pair) -> Array:
+    return _octaves(pair.contrast(("q", "k"), ("o", "down"), "in", "inputs"))
+
+
+def _over_runs(values: list[Array], region: Region, words: str, choices: int = 1) -> Measured:
     """Return the mean over training runs with its t interval, widened for a choice among several arms."""
-    finite = [value for value in values if math.isfinite(value)]
+    finite = [value for value in values if np.isfinite(value).all()]
     if len(finite) < 2:
-        estimate = Estimate(finite[0], region=region, words=words) if finite else None
+        estimate = Estimate(float(finite[0][0]), region=region, words=words) if finite else None
         return Untestable(f"{words}; {ONE_RUN}" if words else ONE_RUN, estimate)
-    low, high = spread_over(finite, 0.05 / choices)
-    return Estimate(float(np.mean(finite)), low, high, region, words=words)
+    octaves, unbiased = np.transpose(finite).tolist()
+    low, high = interval_over(octaves, unbiased, 0.05 / choices)
+    return Estimate(float(np.mean(octaves)), low, high, region, words=words)
 
 
-def _difference(arms: Arms, first: str, second: str, value: Callable[[Pair], float]) -> Measured:
+def _difference(arms: Arms, first: str, second: str, value: Callable[[Pair], Array]) -> Measured:
     """Return the paired difference of two arms over their common runs."""
     shared = sorted(set(arms.runs.get(first, {})) & set(arms.runs.get(second, {})))
     if not shared:
@@ -133,16 +137,18 @@ def whitening_removes(arms: Arms, options: WeightsOptions) -> Measured:
     sides = {"white_in": (("q", "k"), "in", "inputs"), "white_out": (("o", "down"), "out", "prediction")}
     if not {"plain", *sides} <= set(arms.runs):
         return Untestable("needs the arms plain, white_in and white_out" if arms.runs else NO_ARMS)
-    shares: dict[tuple[str, str], list[float]] = defaultdict(list)
+    shares: dict[tuple[str, str], list[Array]] = defaultdict(list)
     for arm in sides:
         for run, pair in arms.runs[arm].items():
             if run in arms.runs["plain"]:
                 for side, where in sides.items():
                     plain = _mean(arms.runs["plain"][run], *where)
                     # in all directions of a space every fraction is 1, which leaves nothing to share
-                    shares[arm, side].append(_mean(pair, *where) / plain if plain else math.nan)
+                    share = _mean(pair, *where) / plain if plain.all() else np.full(2, math.nan)
+                    shares[arm, side].append(share)
+    names = {"white_in": "inputs", "white_out": "prediction"}
     words = ", ".join(
-        f"{arm} leaves {np.mean(values):.2f} of the {'inputs' if side == 'white_in' else 'prediction'} side"
+        f"{arm} leaves {np.mean(values, 0)[0]:.2f} of the {names[side]} side"
         for (arm, side), values in shares.items()
     )
     margins = {
@@ -172,12 +178,15 @@ def objective_agnostic(arms: Arms, options: WeightsOptions) -> Measured:
     }
     # an arm that leaves q and k as they are has nothing that could be concentrated
     values = {
-        arm: finite for arm, numbers in all_values.items() if (finite := [*filter(math.isfinite, numbers)])
+        arm: finite
+        for arm, numbers in all_values.items()
+        if (finite := [octaves for octaves in numbers if np.isfinite(octaves).all()])
     }
     if len(values) < 2:
         return Untestable("needs two arms or more whose q, k changed" if arms.runs else NO_ARMS)
-    least = min(values, key=lambda arm: float(np.mean(values[arm])))
-    words = ", ".join(f"{arm} {2 ** float(np.mean(numbers)):.1f}" for arm, numbers in values.items())
+    means = {arm: float(np.mean(numbers, 0)[0]) for arm, numbers in values.items()}
+    least = min(means, key=lambda arm: means[arm])
+    words = ", ".join(f"{arm} {2**mean:.1f}" for arm, mean in means.items())
     if unchanged := [arm for arm in all_values if arm not in values]:
         words += f"; no change of q, k on their inputs: {', '.join(unchanged)}"
     answer = _over_runs(values[least], above(math.log2(options.band[1])), words, len(values))
@@ -196,13 +205,13 @@ def objective_agnostic(arms: Arms, options: WeightsOptions) -> Measured:
 )
 def graded(arms: Arms, options: WeightsOptions) -> Measured:
     """Measure the slope over the number of negatives, in each training run."""
-    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    points: dict[str, list[tuple[float, Array]]] = defaultdict(list)
     for arm, pairs in arms.runs.items():
         if (name := _CONTRASTIVE.fullmatch(arm)) is None:
             continue
         for run, pair in pairs.items():
             octaves = _mean(pair, ("o", "down"), "out", "prediction")
-            if math.isfinite(octaves):
+            if np.isfinite(octaves).all():
                 points[run].append((math.log2(int(name[1])), octaves))
     slopes = [_slope(numbers) for numbers in points.values() if len({x for x, _ in numbers}) > 1]
     if not slopes:
@@ -211,6 +220,6 @@ def graded(arms: Arms, options: WeightsOptions) -> Measured:
     return _over_runs(slopes, above(0.0), f"{len(slopes)} training runs")
 
 
-def _slope(points: list[tuple[float, float]]) -> float:
-    x, y = np.array(points).T
-    return float(np.polyfit(x, y, 1)[0])
+def _slope(points: list[tuple[float, Array]]) -> Array:
+    x, y = zip(*points, strict=True)
+    return np.asarray(np.polyfit(x, y, 1)[0])

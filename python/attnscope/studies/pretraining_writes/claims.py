@@ -16,7 +16,7 @@ import pandas as pd
 
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.pretraining_writes.arm_claims import ARM_CLAIMS, Arms, arm_runs
-from attnscope.studies.pretraining_writes.evidence import Mean, Pair, pairs_of
+from attnscope.studies.pretraining_writes.evidence import Mean, Pair, interval_over, pairs_of
 from attnscope.studies.pretraining_writes.fractions import FLOOR, spread_over
 from attnscope.studies.pretraining_writes.options import MATCHED
 from attnscope.study_api.claims import ClaimSet, Estimate, Region, Untestable, above, between
@@ -282,10 +282,11 @@ def _over_pairs(
     pairs: list[Pair], value: Callable[[Pair], Mean | None]
 ) -> tuple[float, float, float, int] | None:
     """Return the mean over pairs with its t interval in octaves, and how many pairs have a value."""
-    values = [mean.value for pair in pairs if (mean := value(pair)) is not None]
-    if len(values) < 3:
+    means = [mean for pair in pairs if (mean := value(pair)) is not None]
+    if len(means) < 3:
         return None
-    return (float(np.mean(values)), *spread_over(values), len(values))
+    values, unbiased = [mean.value for mean in means], [mean.value - mean.expected for mean in means]
+    return (float(np.mean(values)), *interval_over(values, unbiased), len(values))
 
 
 FEW_PAIRS = "fewer than three pairs have it"

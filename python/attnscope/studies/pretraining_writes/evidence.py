@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.statistics.groups import Array
-from attnscope.studies.pretraining_writes.fractions import jackknifed
+from attnscope.studies.pretraining_writes.fractions import jackknifed, spread_over
 from attnscope.studies.pretraining_writes.tables import PAIR
 from attnscope.study_api.number_text import interval_text, two_places
 from attnscope.study_api.selection import matching, where
@@ -69,6 +69,22 @@ class Mean(NamedTuple):
         if not self.deviation > 0:
             return math.nan
         return float(special.ndtr((self.expected - self.value) / self.deviation))
+
+
+def interval_over(
+    values: Sequence[float], unbiased: Sequence[float], alpha: float = 0.05
+) -> tuple[float, float]:
+    """Return the t interval of a mean of logarithms over pairs or training runs, 95 % by default.
+
+    Args:
+        values: in octaves.
+        unbiased: the same less what random subspaces give, which may lie far below 0; the interval is of
+            these, and holds the mean of `values` itself.
+        alpha: the chance that it misses.
+    """
+    low, high = spread_over(unbiased, alpha)
+    mean = float(np.mean(values))
+    return min(low, mean), max(high, mean)
 
 
 class Pair:

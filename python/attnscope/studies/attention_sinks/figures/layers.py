@@ -257,7 +257,7 @@ def _readable(ax: Axes, column: str, rows_of_series: pd.DataFrame) -> None:
         ax.set_ylim(0, 1.1 * top if top > 0 else 1)
     else:
         ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
-    causal = "causal" not in rows_of_series or bool(rows_of_series["causal"].astype(bool).all())
+    causal = "causal" not in rows_of_series or bool(rows_of_series["causal"].isin([True]).all())
     if column == "bar_count_0" and causal and "n_tokens" in rows_of_series:
         # the β0 that the published computation gives for causal maps
         bound = rows_of_series.drop_duplicates("sample")["n_tokens"].astype(float).clip(upper=30).mean()
