@@ -263,11 +263,11 @@ def test_the_number_of_threads_changes_nothing(threads):
         ({"padding": 64.5}, r"padding must lie between 1 and 64, got 64.5"),
         ({"bands": -1}, r"bands must be a whole number of at least 0, got -1"),
         ({"min_keys": 1}, r"min_keys must be a whole number of at least 2, got 1"),
-        ({"min_keys": True}, r"min_keys must be a whole number of at least 2, got True"),
+        ({"min_keys": True}, r"min_keys must be a whole number, got True"),
     ],
 )
 def test_bad_arguments_are_named(options, message):
-    with pytest.raises(ValueError, match="power_spectrum: " + message):
+    with pytest.raises((TypeError, ValueError), match="power_spectrum: " + message):
         asc.power_spectrum(torch.eye(40), **options)
 
 

@@ -124,7 +124,7 @@ def power_spectrum(
     """
     name = "power_spectrum"
     _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     kernel_arguments = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
     scalars.choice_argument(name, "window", window, ("hann", "none"))

@@ -70,7 +70,7 @@ def participation_ratio(
     name = "participation_ratio"
     _checks.precision_argument(name, precision, attention)
     scalars.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian"))
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     if spectrum != "singular":
         _checks.refuse_places(f"{name} of the spectrum {spectrum!r}", places)
     checked = _checks.attention_argument(
