@@ -110,7 +110,7 @@ def measure(
     if metrics is None:
         metrics = _default_metrics(attention, cross=scalars.flag("measure", "cross", cross))
     # what has no tokens is refused once the metrics are known to be right
-    shape = getattr(attention, "shape", None) or (0,)
+    shape = _shape_of(attention) or (0,)
     if precision is not None:
         scalars.choice_argument("measure", "precision", precision, _checks.PRECISIONS)
     plan = _plan_of(metrics, options, int(shape[-1]), precision)
@@ -189,11 +189,16 @@ def _renamed(request: Request) -> list[Quantity]:
     return [replace(quantity, name=name) for quantity, name in zip(plain, names, strict=True)]
 
 
+def _shape_of(attention: Any) -> tuple[int, ...]:
+    """Return the shape of maps, () of what has none."""
+    return () if getattr(attention, "is_nested", False) else tuple(getattr(attention, "shape", ()))
+
+
 def _default_metrics(attention: Any, *, cross: bool) -> tuple[str, ...]:
     """Return the metrics that maps of this kind have."""
     if isinstance(attention, Unmaterialized):
         return tuple(name for name in _names_of_maps() if name in ROW_AND_COLUMN_METRICS)
-    shape = tuple(getattr(attention, "shape", ()))
+    shape = _shape_of(attention)
     # what is no map is refused under the name of the first metric
     return _names_of_maps(len(shape) < 3, len(shape) > 1 and shape[-1] != shape[-2], cross)
 
