@@ -48,7 +48,9 @@ def participation_ratio(
 
     Returns:
         [...] float64, in [1, min(q, k)] ("laplacian": [1, n − 1]); NaN where every energy is 0. "singular"
-        and "laplacian" have a relative error below 1e-11 in "exact". Of `LazyAttention` "singular" is an
+        and "laplacian" have a relative error below 1e-11 in "exact". "eigen" has no such bound where a map
+        is neither causal nor nearly normal: the eigenvalues of a sharp head that attends to the next token
+        move by far more than the rounding of its entries. Of `LazyAttention` "singular" is an
         `IntervalEstimate` of 95 %.
 
     Raises:
