@@ -49,11 +49,11 @@ std::vector<Index> indices_without_isolated(const Eigen::MatrixXd& matrix) {
   };
   for (Index i = 0; i < n; ++i) split_off_isolated(i);
   while (!isolated.empty()) {
-    const Index gone = isolated.back();
+    const Index split = isolated.back();
     isolated.pop_back();
     for (Index i = 0; i < n; ++i) {
-      in_row[i] -= joins(i, gone) ? 1 : 0;
-      in_column[i] -= joins(gone, i) ? 1 : 0;
+      in_row[i] -= joins(i, split) ? 1 : 0;
+      in_column[i] -= joins(split, i) ? 1 : 0;
       split_off_isolated(i);
     }
   }

@@ -200,7 +200,7 @@ def heads_argument(
 
 
 def places_argument(function: str, positions: Any, lengths: Any, cross: Any) -> Places:
-    """Return where the caller says that queries stand, with `cross` checked, which all the rest depends on."""
+    """Return where the caller says that queries stand, with `cross` checked, on which the rest depends."""
     return Places(positions, lengths, cross is not False and scalars.flag(function, "cross", cross))
 
 
@@ -384,8 +384,8 @@ def _refuse_conversion(function: str, name: str, value: Any, dtype: torch.dtype 
     if dtype is None:
         return
     if dtype.is_floating_point and not _is_real(value):
-        given = getattr(value, "dtype", None) or repr(value)
-        raise TypeError(f"{function}: {name} must hold real numbers, got {given}")
+        kind = getattr(value, "dtype", None) or repr(value)
+        raise TypeError(f"{function}: {name} must hold real numbers, got {kind}")
     if isinstance(value, torch.Tensor) and not is_transformed(value):
         _refuse_without_memory(function, name, value, value)
 

@@ -66,7 +66,7 @@ def attention_of_cache(function: str, cache: Any) -> Tensor:
 
 
 def _by_layer(function: str, named: Iterator[tuple[int, str, Any]]) -> dict[int, tuple[str, Tensor]]:
-    """Return the name and the maps of each layer; a module and the module inside it may give the same ones."""
+    """Return the name and the maps of each layer, which a module and the module inside it may both give."""
     by_layer: dict[int, tuple[str, Tensor]] = {}
     for number, name, value in named:
         if not isinstance(value, Tensor) and not hasattr(value, "__array__"):
@@ -78,8 +78,8 @@ def _by_layer(function: str, named: Iterator[tuple[int, str, Any]]) -> dict[int,
         other, present = by_layer[number]
         if maps is not present and (maps.shape != present.shape or not torch.equal(maps, present)):
             raise ValueError(
-                f"{function}: {other} and {name} of a cache are different maps of layer {number}; give those of "
-                "one stack of layers, and cross attention apart"
+                f"{function}: {other} and {name} of a cache are different maps of layer {number}; give those "
+                "of one stack of layers, and cross attention apart"
             )
     return by_layer
 

@@ -77,7 +77,7 @@ def is_truth_value(value: Any) -> bool:
 
 
 def flag(function: str, name: str, value: Any) -> bool:
-    """Return `value` as a bool. Words, numbers and None are refused: "false" would count as true, and so 2."""
+    """Return `value` as a bool. Words, numbers and None are refused: "false" and 2 would count as true."""
     try:
         if is_truth_value(value):
             return bool(value)

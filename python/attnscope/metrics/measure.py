@@ -207,7 +207,7 @@ def _default_metrics(attention: Any, *, cross: bool) -> tuple[str, ...]:
 def _names_of_maps(
     is_single: bool = False, is_rectangle: bool = False, cross: bool = False
 ) -> tuple[str, ...]:
-    """Return the metrics that need nothing but maps of the same tokens: of a kind, or of square self-attention."""
+    """Return the metrics that need nothing but maps: of a kind, or of square maps of self-attention."""
     names = []
     shape = (1, 2) if is_rectangle else (1, 1)
     for name in metric_names():

@@ -88,7 +88,7 @@ def test_a_cache_without_attention_is_refused_by_its_names():
 
 
 def test_two_stacks_of_one_cache_are_refused(maps):
-    both = {
+    stacks = {
         f"model.{stack}.layers.{layer}.self_attn": (
             torch.rand(1, N, 4),
             maps[layer] if stack == "encoder" else part,
@@ -97,11 +97,11 @@ def test_two_stacks_of_one_cache_are_refused(maps):
         for layer, part in enumerate(maps.flip(-1))
     }
     message = (
-        r"measure: model\.encoder\.layers\.0\.self_attn and model\.decoder\.layers\.0\.self_attn of a cache are "
-        "different maps of layer 0; give those of one stack"
+        r"measure: model\.encoder\.layers\.0\.self_attn and model\.decoder\.layers\.0\.self_attn of a cache "
+        "are different maps of layer 0; give those of one stack"
     )
     with pytest.raises(ValueError, match=message):
-        asc.measure(both, "fiedler_value")
+        asc.measure(stacks, "fiedler_value")
     inside = {
         f"bert.encoder.layer.{layer}.attention{part}": (torch.rand(1, N, 4), maps[layer])
         for layer in range(LAYERS)

@@ -563,7 +563,8 @@ def test_copies_are_the_same_attention(name, copied):
     with_sums = lazy.with_log_z(lazy.log_z)
     for original in (lazy, with_sums):
         other = copied(original)
-        assert other is not original and repr(other) == repr(original)
+        assert other is not original
+        assert repr(other) == repr(original)
         torch.testing.assert_close(other.dense(), original.dense(), rtol=0, atol=0, equal_nan=True)
         with pytest.raises(AttributeError, match="cannot be changed"):
             other.window = 3
