@@ -72,6 +72,7 @@ def attention_argument(
     """
     if _is_usual(attention, lengths, validate, name, rows, places):
         return Attention(attention, None, None, True)
+    validate = scalars.flag(function, "validate", validate)
     tensor = map_tensor(function, name, attention, square=places is None)
     checked_lengths = None
     if lengths is not None:
@@ -86,7 +87,7 @@ def attention_argument(
         elif not places.is_default:
             raise ValueError(f"{function}: {tensor} says itself where its queries stand, got {places}")
     if isinstance(tensor, Unmaterialized):
-        if scalars.flag(function, "validate", validate):
+        if validate:
             raise ValueError(f"{function}: validate needs the entries of the map, got {tensor}")
         return checked
     _check_entries(function, name, checked, validate, rows=rows and name in ("attention", "heads"))
@@ -101,7 +102,6 @@ def _check_entries(function: str, name: str, checked: Attention, validate: bool,
     tensor, lengths = checked.tensor, checked.lengths
     if torch.compiler.is_compiling():
         return
-    validate = scalars.flag(function, "validate", validate)
     if is_transformed(tensor):
         if validate:
             raise ValueError(f"{function}: validate cannot look at entries inside torch.vmap or torch.func")
@@ -168,9 +168,7 @@ def _queries_argument(function: str, places: Places, attention: Attention) -> Qu
         name="query_lengths",
         least=0,
     )
-    return place_queries(
-        function, positions, lengths, scalars.flag(function, "cross", places.cross), attention
-    )
+    return place_queries(function, positions, lengths, places.cross, attention)
 
 
 def heads_argument(
@@ -199,6 +197,11 @@ def heads_argument(
         )
         places = places._replace(lengths=query_lengths)
     return attention_argument(function, tensor, head_lengths, validate=validate, name="heads", places=places)
+
+
+def places_argument(function: str, positions: Any, lengths: Any, cross: Any) -> Places:
+    """Return where the caller says that queries stand, with `cross` checked, on which the rest depends."""
+    return Places(positions, lengths, cross is not False and scalars.flag(function, "cross", cross))
 
 
 def refuse_places(function: str, places: Places) -> None:
@@ -373,9 +376,26 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
 
 
 def _refuse_conversion(function: str, name: str, value: Any, dtype: torch.dtype | None) -> None:
-    """Raise TypeError for a tensor without entries before they are read into another type."""
-    if dtype is not None and isinstance(value, torch.Tensor) and not is_transformed(value):
+    """Raise TypeError for what has another meaning, or none, once it is read into another type.
+
+    Truth values would count as 1 and 0, the imaginary part of complex numbers would be lost, and a tensor
+    without memory has no entries to read.
+    """
+    if dtype is None:
+        return
+    if dtype.is_floating_point and not _is_real(value):
+        kind = getattr(value, "dtype", None) or repr(value)
+        raise TypeError(f"{function}: {name} must hold real numbers, got {kind}")
+    if isinstance(value, torch.Tensor) and not is_transformed(value):
         _refuse_without_memory(function, name, value, value)
+
+
+def _is_real(value: Any) -> bool:
+    """Return False for truth values and complex numbers."""
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, torch.dtype):
+        return dtype != torch.bool and not dtype.is_complex
+    return not isinstance(value, (bool, complex)) and getattr(dtype, "kind", "") not in ("b", "c")
 
 
 def _refuse_without_memory(function: str, name: str, tensor: torch.Tensor, value: Any) -> None:
@@ -455,6 +475,8 @@ def flags_argument(
     tensor = as_tensor(function, name, flags)
     if tensor.dtype != torch.bool:
         raise ValueError(f"{function}: {name} must be boolean, got {tensor.dtype}")
+    if not tensor.ndim:  # which would broadcast to any shape
+        raise ValueError(f"{function}: {name} must be a boolean tensor with an axis, got {bool(tensor)}")
     expanded(f"{function}: {name}", tensor, shape, words)
     return to_host(tensor)
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/signals/power_spectrum.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -10,6 +11,9 @@ namespace attnscope {
 namespace {
 
 constexpr double kRounding = 1e-28;
+// Bins that are alike in exact arithmetic, as all are of attention to a single key, differ by
+// rounding: the first whose power is this part of the largest is the strongest.
+constexpr double kTie = 1.0 - 1e-9;
 
 // The periodic Hann window, its cosine by rotation: an angle addition is a quarter of a cosine's
 // price.
@@ -68,13 +72,15 @@ void band_shares(const double* power, Index bins, double total, Index bands, dou
 void describe(double* power, Index bins, Index bands, double* out) {
   const double nyquist = static_cast<double>(bins - 1);
   double total = 0.0;
-  Index peak = 0;
+  double largest = 0.0;
   for (Index k = 0; k < bins; ++k) {
     if (k > 0 && k < bins - 1) power[k] *= 2.0;
     total += power[k];
-    if (power[k] > power[peak]) peak = k;
+    largest = std::max(largest, power[k]);
   }
   if (!(total > 0.0)) return;
+  Index peak = 0;
+  while (power[peak] < kTie * largest) ++peak;
   Index gaps = 0;
   for (Index k = 0; k < bins; ++k) {
     const bool is_rounding = power[k] <= kRounding * total;
@@ -99,7 +105,7 @@ void describe(double* power, Index bins, Index bands, double* out) {
     for (; in_band < band_ends[band]; ++in_band) share += power[in_band];
     out[band] = share / total;
   }
-  out[3] = power[peak] / total;
+  out[3] = largest / total;
   out[4] = static_cast<double>(peak) / nyquist;
   out[5] = gaps > 0 ? 0.0 : std::min(1.0, std::exp(mean_log) * static_cast<double>(bins));
   out[6] = std::max(0.0, -sum_of_lanes(sum_of_p_logs) / std::numbers::ln2);

@@ -9,7 +9,8 @@ namespace attnscope {
 
 // What is said of one spectrum: shares of total power below a quarter, up to three quarters and up
 // to the whole of the Nyquist frequency; the share and the frequency (in Nyquist's) of the
-// strongest bin; geometric over arithmetic mean; entropy in bits.
+// strongest bin, the first of those that are alike; geometric over arithmetic mean; entropy in
+// bits.
 inline constexpr Index kSpectrumFields = 7;
 
 struct SpectrumOptions {

@@ -156,7 +156,7 @@ def analyze(
         cross=True,
         vectors=scalars.flag("analyze", "vectors", vectors),
         precision=precision,
-        progress=progress,
+        progress=scalars.flag("analyze", "progress", progress),
         layer_bytes=None if max_memory is None else _bytes_argument(max_memory) // 4,
         keep_partial=True,
     )

@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from attnscope.analysis.features import features
+from attnscope.arguments.scalars import flag
 from attnscope.metrics.request import Metrics
 
 #: Tokens of the text that names are read off, and the answer in it.
@@ -86,7 +87,7 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             ValueError: answers of X and of `generate`.
         """
-        if self.answers and self.generate is not None:
+        if flag("AttentionFeatures", "answers", self.answers) and self.generate is not None:
             raise ValueError("AttentionFeatures: answers are in X, generate writes them; give one")
         answers = [_ANSWER] if self.answers or self.generate is not None else None
         ids = [np.arange(1, 1 + _TOKENS).tolist()]
@@ -101,7 +102,7 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "feature_names_")
         texts, answers = X, None
-        if self.answers:
+        if flag("AttentionFeatures", "answers", self.answers):
             rows = X.to_dict("records") if hasattr(X, "to_dict") else list(X)
             for number, row in enumerate(rows):
                 if not isinstance(row, Mapping) or not {"text", "answer"} <= set(row):

@@ -11,6 +11,7 @@ import numpy as np
 from attnscope._precision import Precision
 from attnscope.analysis.analyze import measure_inputs
 from attnscope.analysis.text_measurement import InputRequest
+from attnscope.arguments.scalars import flag
 from attnscope.metrics.request import Metrics
 from attnscope.results.features import Features, features_of
 
@@ -88,6 +89,7 @@ def features(
     name = "features"
     if isinstance(metrics, Iterator):
         metrics = list(metrics)  # they are looked at twice
+    answer_only = flag(name, "answer_only", answer_only)
     has_answers = answers is not None or generate is not None
     if answer_only and not has_answers:
         raise ValueError(f"{name}: answer_only needs answers, got None")
@@ -103,7 +105,7 @@ def features(
         keep_empty=True,
         generate=generate,
         precision=precision,
-        progress=progress,
+        progress=flag(name, "progress", progress),
     )
     results = measure_inputs(request, model, texts, metrics, tokenizer, layers, options)
     count = len(results.table("samples", ["sample"]))

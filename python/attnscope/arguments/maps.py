@@ -35,16 +35,16 @@ class Extent(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The arguments `query_positions`, `query_lengths` and `cross` of a metric, not yet checked."""
+    """The arguments `query_positions` and `query_lengths` of a metric, not yet checked, and `cross`."""
 
     positions: Any = None
     lengths: Any = None
-    cross: Any = False
+    cross: bool = False
 
     @property
     def is_default(self) -> bool:
         """True where the caller set none of them."""
-        return self.positions is None and self.lengths is None and self.cross is False
+        return self.positions is None and self.lengths is None and not self.cross
 
 
 #: Queries at the last keys, all of them real.

@@ -9,8 +9,8 @@ from typing import Any
 
 
 def real(function: str, name: str, value: Any) -> float:
-    """Return `value` as a float."""
-    if not isinstance(value, (str, bytes)):
+    """Return `value` as a float. A truth value is no number."""
+    if not isinstance(value, (str, bytes)) and not is_truth_value(value):
         try:
             # a parameter is a number like any other; torch warns of one that requires a gradient
             return float(value.detach() if getattr(value, "requires_grad", False) else value)
@@ -20,10 +20,12 @@ def real(function: str, name: str, value: Any) -> float:
 
 
 def whole_number(function: str, name: str, value: Any) -> int:
-    """Return `value` as an int. 2.0 is a whole number; 2.5 and numbers beyond 64 bits are refused."""
+    """Return `value` as an int. 2.0 is a whole number; 2.5, True and numbers beyond 64 bits are refused."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     try:
+        if is_truth_value(value):
+            raise TypeError
         number = operator.index(value)
     except (TypeError, RuntimeError):
         raise TypeError(f"{function}: {name} must be a whole number, got {value!r}") from None
@@ -62,12 +64,22 @@ def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
     return integers
 
 
+def is_truth_value(value: Any) -> bool:
+    """Return True for True and False, and for the same of NumPy or a tensor, as `mask.all()` gives them."""
+    if isinstance(value, bool):
+        return True
+    # asked by name, because runs are read without torch
+    return str(getattr(value, "dtype", "")) in ("bool", "torch.bool") and getattr(value, "ndim", None) == 0
+
+
 def flag(function: str, name: str, value: Any) -> bool:
-    """Return `value` as a bool."""
+    """Return `value` as a bool. Words, numbers and None are refused: "false" and 2 would count as true."""
     try:
-        return bool(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{function}: {name} must be True or False, got {value!r}") from None
+        if is_truth_value(value):
+            return bool(value)
+    except RuntimeError:  # a tensor without memory
+        pass
+    raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
 
 
 def fraction_argument(function: str, name: str, value: Any) -> float:

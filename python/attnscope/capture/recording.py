@@ -20,6 +20,7 @@ from torch import nn
 
 from attnscope._warn import warn
 from attnscope.arguments.modules import module_argument
+from attnscope.arguments.scalars import flag
 from attnscope.capture import preflight
 from attnscope.capture.capture_plan import CapturePlan
 from attnscope.capture.implementation import (
@@ -108,7 +109,7 @@ def capture(
         0 [1, 4, 6, 6] True
         1 [1, 4, 6, 6] True
     """
-    if not lazy:
+    if not flag("capture", "lazy", lazy):
         if precision is not None:
             raise ValueError(f"capture: precision belongs to lazy=True, got {precision!r} without it")
         return Recording(model, layers, heads, sites, chunk)

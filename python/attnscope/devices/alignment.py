@@ -44,8 +44,11 @@ def geometric_semantic_alignment(
         count = pairs.flatten(1).sum(-1).to(slab.dtype)
 
         def centred(values: Tensor) -> Tensor:
-            mean = sum_all(torch.where(pairs, values, 0.0)) / count
-            return torch.where(pairs, values - mean[:, None, None], 0.0).flatten(1)
+            # of equal entries nothing is left, whatever their mean rounds to
+            largest = torch.where(pairs, values, -math.inf).flatten(1).amax(-1)
+            moved = torch.where(pairs, values - largest[:, None, None], 0.0)
+            mean = sum_all(moved) / count
+            return torch.where(pairs, moved - mean[:, None, None], 0.0).flatten(1)
 
         a, c = centred(slab.wide), centred(cosines)
         aa, cc, ac = (sum_along(part) for part in (a * a, c * c, a * c))

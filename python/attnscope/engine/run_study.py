@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attnscope.arguments.scalars import flag
 from attnscope.config.run_config import RunConfig, refuse_stored_trust
 from attnscope.engine.engine import Engine, Notify
 from attnscope.engine.executors.executor import Executor, LocalExecutor
@@ -66,6 +67,7 @@ def run(
         Traceback (most recent call last):
         attnscope.errors.ConfigError: models[0]: there is no model folder ./no/such/folder
     """
+    progress, exist_ok = flag("run", "progress", progress), flag("run", "exist_ok", exist_ok)
     settings = settings_of(config, **overrides)
     folder = run_folder(settings)
     goes_on = exist_ok and (folder / "study.yaml").is_file()
@@ -128,6 +130,8 @@ def resume(
         Traceback (most recent call last):
         FileNotFoundError: resume: no/such/folder holds no study.yaml; a run folder is needed
     """
+    progress = flag("resume", "progress", progress)
+    trust_remote_code = flag("resume", "trust_remote_code", trust_remote_code)
     path = Path(folder)
     parts = shard_folders([path])
     if path in parts:

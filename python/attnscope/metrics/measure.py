@@ -23,7 +23,7 @@ from attnscope.arguments.caches import attention_of_cache, is_cache
 from attnscope.arguments.unmaterialized import Unmaterialized
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.discovery import columns_of
-from attnscope.metrics.lazy.map_free import ESTIMATED_BY_NAME
+from attnscope.metrics.lazy.map_free import ESTIMATED_BY_NAME, ROW_AND_COLUMN_METRICS
 from attnscope.metrics.measured import measure_quantities
 from attnscope.metrics.measurement_run import MeasurementRun
 from attnscope.metrics.plan import MeasurementPlan, plan_of
@@ -36,6 +36,7 @@ from attnscope.metrics.request import (
     metric_names,
     requests_of,
 )
+from attnscope.metrics.signatures import defined_on, reads_layers
 
 
 @memory_errors("measure")
@@ -64,7 +65,9 @@ def measure(
             to the CPU once. Metrics of graphs and of homology are of square maps only. For metrics of all
             heads of a layer (`head_divergence`, `sink_removal`) the axis before the last two is the head.
         metrics: a name, names, or a mapping from the key wanted in the result to that metric's own options;
-            None takes all that need nothing but the maps.
+            None takes all that need nothing but the maps, and that maps of their kind have: rectangles have
+            no graph, a single map no divergence of heads, and `LazyAttention` what one pass over queries and
+            keys measures.
             Where the key is not the name of its function, the option ``function`` is, or ``metric`` where the
             function has no option of that name: ``{"bars": {"function": "persistence", "metric":
             "hellinger"}}``.
@@ -104,9 +107,10 @@ def measure(
     """
     if is_cache(attention):
         attention = attention_of_cache("measure", attention)
-    metrics = _names_of_maps() if metrics is None else metrics
+    if metrics is None:
+        metrics = _default_metrics(attention, cross=scalars.flag("measure", "cross", cross))
     # what has no tokens is refused once the metrics are known to be right
-    shape = getattr(attention, "shape", None) or (0,)
+    shape = _shape_of(attention) or (0,)
     if precision is not None:
         scalars.choice_argument("measure", "precision", precision, _checks.PRECISIONS)
     plan = _plan_of(metrics, options, int(shape[-1]), precision)
@@ -118,13 +122,9 @@ def measure(
     tensor = _checks.map_tensor("measure", "attention", attention, square=False)
     if precision is not None and isinstance(tensor, Unmaterialized):
         _checks.check_lazy_precision("measure", precision, tensor)
-    places = (
-        _checks.DEFAULT_PLACES
-        if query_positions is None and query_lengths is None and cross is False
-        else _checks.Places(query_positions, query_lengths, cross)
-    )
+    places = _checks.places_argument("measure", query_positions, query_lengths, cross)
     if scalars.flag("measure", "columns", columns):
-        if places != _checks.Places():
+        if not places.is_default:
             raise ValueError("measure: columns=True takes square maps, without query_positions and cross")
         return dict(_columns(plan.requests, tensor, lengths))
     results = MeasurementRun(plan, {"attention": tensor}, lengths, "measure", places=places).results()
@@ -148,7 +148,9 @@ def _columns(requests: Sequence[Request], tensor: Tensor, lengths: _checks.Lengt
     """
     if lengths is not None:
         raise ValueError("measure: columns=True takes maps without padding, got lengths")
-    if not isinstance(tensor, Tensor) or tensor.shape[-1] != tensor.shape[-2]:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"measure: columns=True needs the map, and {tensor} has none")
+    if tensor.shape[-1] != tensor.shape[-2]:
         raise ValueError(f"measure: columns=True takes square maps, got {tuple(tensor.shape)}")
     quantities = [
         quantity.with_options(**request.options) if request.options else quantity
@@ -187,12 +189,31 @@ def _renamed(request: Request) -> list[Quantity]:
     return [replace(quantity, name=name) for quantity, name in zip(plain, names, strict=True)]
 
 
+def _shape_of(attention: Any) -> tuple[int, ...]:
+    """Return the shape of maps, () of what has none."""
+    return () if getattr(attention, "is_nested", False) else tuple(getattr(attention, "shape", ()))
+
+
+def _default_metrics(attention: Any, *, cross: bool) -> tuple[str, ...]:
+    """Return the metrics that maps of this kind have."""
+    if isinstance(attention, Unmaterialized):
+        return tuple(name for name in _names_of_maps() if name in ROW_AND_COLUMN_METRICS)
+    shape = _shape_of(attention)
+    # what is no map is refused under the name of the first metric
+    return _names_of_maps(len(shape) < 3, len(shape) > 1 and shape[-1] != shape[-2], cross)
+
+
 @functools.cache
-def _names_of_maps() -> tuple[str, ...]:
-    """Return the metrics that need nothing but maps of the same tokens."""
+def _names_of_maps(
+    is_single: bool = False, is_rectangle: bool = False, cross: bool = False
+) -> tuple[str, ...]:
+    """Return the metrics that need nothing but maps: of a kind, or of square maps of self-attention."""
     names = []
+    shape = (1, 2) if is_rectangle else (1, 1)
     for name in metric_names():
-        if not any((column.scope, column.needs) == ("map", ("attention",)) for column in columns_of(name)):
+        columns = [column for column in columns_of(name) if column.needs == ("attention",)]
+        columns = [column for column in columns if column.scope == "map" and defined_on(column, shape, cross)]
+        if not columns or (is_single and reads_layers(columns[0])):
             continue
         try:
             requests_of(name, {})

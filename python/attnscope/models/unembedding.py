@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope.arguments.scalars import flag
 from attnscope.metrics._named import shown_by_shape
 from attnscope.models.architecture import weight_map
 from attnscope.models.families import OUTSIDE
@@ -77,6 +78,8 @@ def effective_unembedding(
     References:
         nostalgebraist, Interpreting GPT: the logit lens, 2020, for residual states read by the unembedding.
     """
+    fold_norm = flag("effective_unembedding", "fold_norm", fold_norm)
+    center = flag("effective_unembedding", "center", center)
     reader: FolderTensors | ModelTensors
     reader = ModelTensors(source) if isinstance(source, nn.Module) else FolderTensors(source)
     entry = unembedding_entry(reader)

@@ -15,6 +15,7 @@ from matplotlib.colors import is_color_like, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from attnscope.arguments.scalars import flag
 from attnscope.plots.drawable import drawable_name
 from attnscope.plots.style import FONT_SIZE, INK, PALETTE, WIDTH
 
@@ -64,6 +65,7 @@ class Options:
     letters: bool = False
 
     def __post_init__(self) -> None:
+        flag("figures", "letters", self.letters)
         width: Any = self.width
         try:
             inches = _inches(width) if isinstance(width, str) else float(width)

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from attnscope.arguments.scalars import flag
 from attnscope.errors import NotDrawable
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.axes import (
@@ -255,6 +256,7 @@ def threshold_curve(
     Returns:
         The axes. Each series is a line whose label is its name and whose data are thresholds and means.
     """
+    logarithmic = flag("threshold_curve", "logarithmic", logarithmic)
     line = line_keywords("threshold_curve", line)
     graphs = last_step(rows_of("threshold_curve", graphs, metric, "graphs"))
     averaged("threshold_curve", graphs, metric)

@@ -15,6 +15,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 
 from attnscope._tokens import readable
+from attnscope.arguments.scalars import flag
 from attnscope.metrics.discovery import quantity
 from attnscope.metrics.homology import barcodes
 from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes, bar_columns
@@ -69,6 +70,8 @@ def layer_head_map(
     Returns:
         The axes; the map is `ax.collections[0]`, its array the means, row by row.
     """
+    colorbar = flag("layer_head_map", "colorbar", colorbar)
+    numbers = None if numbers is None else flag("layer_head_map", "numbers", numbers)
     table = rows_of("layer_head_map", heads, metric)
     table = layer_head_table(last_step(table) if hasattr(heads, "tables") else table, metric)
     ax = axes_or_new(ax)
@@ -141,6 +144,7 @@ def attention_map(
     Raises:
         ValueError: when the matrix is not square or the tokens are not n.
     """
+    colorbar = flag("attention_map", "colorbar", colorbar)
     matrix = np.asarray(attention, dtype=float)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"attention_map: attention must be [n, n], got shape {matrix.shape}")

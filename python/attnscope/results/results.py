@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope._nearest import nearest
 from attnscope._warn import warn
+from attnscope.arguments.scalars import flag
 from attnscope.errors import DocumentError, MissingError, ResultsError, command
 from attnscope.results.files import atomic_file, fault_of, hash_file, remove, write_bytes
 from attnscope.results.json_rows import plain_cell
@@ -322,6 +323,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
             FileExistsError: the folder has something in it; with `overwrite` anything but saved results.
             ResultsError: a table, the study or the provenance holds what its file cannot.
         """
+        overwrite = flag("save", "overwrite", overwrite)
         target = Path(path)
         held = {file.name for file in target.iterdir()} - {_UNFINISHED} if target.exists() else set()
         if held:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from attnscope.arguments.number_lists import number_array
+from attnscope.arguments.scalars import flag
 from attnscope.statistics._arguments import check_draws, label_numbers
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def detection(
     """
     name = "detection"
     confidence, draws, seed = check_draws(name, confidence, draws, seed)
+    scale = flag(name, "scale", scale)
     features = _features(name, "states", states, scale)
     target = number_array(name, "labels", labels, None)
     if target.ndim != 1:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnscope.arguments.number_lists import number_array
+from attnscope.arguments.scalars import flag
 from attnscope.statistics._arguments import Vector, check_draws
 from attnscope.statistics.intervals import FEWEST
 from attnscope.statistics.rounding import least_spread, varies
@@ -55,6 +56,7 @@ def mean_intervals(
     confidence, draws, seed = check_draws("mean_intervals", confidence, draws, seed)
     low, high = np.full(len(data), math.nan), np.full(len(data), math.nan)
     defined: Any = np.isfinite(data)
+    together = flag("mean_intervals", "together", together)
     if together:
         has_values = defined.any(axis=1, keepdims=True)
         defined = np.logical_and(has_values, (defined | ~has_values).all(axis=0))

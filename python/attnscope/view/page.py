@@ -19,6 +19,7 @@ from attnscope._nearest import nearest
 from attnscope._warn import aggregate_warnings
 from attnscope.analysis.named_models import open_model
 from attnscope.arguments.caches import attention_of_cache, is_cache
+from attnscope.arguments.scalars import flag
 from attnscope.capture.recording import Recording
 from attnscope.metrics.catalogue import MAIN_COLUMNS
 from attnscope.results.files import write_bytes
@@ -207,6 +208,7 @@ def view(
     kind = _kind_of(shown)
     options = {"text": text, "tokens": tokens, "tokenizer": tokenizer, "sample": sample, "model": model}
     options |= {"processor": processor, "generate": generate, "answer": answer}
+    trust_remote_code = flag("view", "trust_remote_code", trust_remote_code)
     options["trust_remote_code"] = trust_remote_code or None
     for option, (takers, instead_of_it) in _OPTION_KINDS.items():
         if options[option] is not None and kind not in takers:

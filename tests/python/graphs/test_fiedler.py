@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from test_laplacian import OPTIONS, oracle, weights
 
 import attnscope as asc
+from attnscope import devices
 from strategies import KINDS, attention_batch, attention_map, attention_maps
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -472,3 +473,22 @@ def test_the_vector_does_not_depend_on_the_scale_of_the_weights(scale):
     a = torch.rand(12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tril()
     vector = asc.fiedler_vector(a)
     assert float((asc.fiedler_vector(a * scale) - vector).abs().max()) < 1e-12
+
+
+def test_the_torch_path_takes_the_sign_of_the_core_where_components_tie():
+    generator = torch.Generator().manual_seed(11)
+    ties = 0
+    for size in (4, 6, 7, 12) * 40:
+        maps = torch.softmax(3 * torch.randn(size, size, generator=generator, dtype=torch.float64), -1)
+        for threshold, normalized in ((0.05, True), (0.2, False), (0.2, True)):
+            options = {"threshold": threshold, "normalized": normalized}
+            values = asc.laplacian_eigenvalues(maps, **options)
+            if not values[2] - values[1] > 1e-6 or not values[1] > 1e-6:
+                continue  # any vector of the eigenspace is right
+            vector = asc.fiedler_vector(maps, **options)
+            largest, second = vector.abs().sort(descending=True).values[:2]
+            ties += int(second > largest * (1 - 1e-12))
+            with devices.use("torch"):
+                on_device = asc.fiedler_vector(maps, **options)
+            torch.testing.assert_close(on_device, vector, rtol=0, atol=1e-7)
+    assert ties > 50

@@ -3,6 +3,7 @@
 
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 
@@ -84,6 +85,51 @@ def test_a_cache_without_attention_is_refused_by_its_names():
     uneven = {f"blocks.{n}.attn.hook_pattern": torch.full((1, 2, n + 2, n + 2), 0.5) for n in range(2)}
     with pytest.raises(ValueError, match="view: layers of a cache must have one shape, got"):
         asc.view(uneven)
+
+
+def test_two_stacks_of_one_cache_are_refused(maps):
+    stacks = {
+        f"model.{stack}.layers.{layer}.self_attn": (
+            torch.rand(1, N, 4),
+            maps[layer] if stack == "encoder" else part,
+        )
+        for stack in ("encoder", "decoder")
+        for layer, part in enumerate(maps.flip(-1))
+    }
+    message = (
+        r"measure: model\.encoder\.layers\.0\.self_attn and model\.decoder\.layers\.0\.self_attn of a cache "
+        "are different maps of layer 0; give those of one stack"
+    )
+    with pytest.raises(ValueError, match=message):
+        asc.measure(stacks, "fiedler_value")
+    inside = {
+        f"bert.encoder.layer.{layer}.attention{part}": (torch.rand(1, N, 4), maps[layer])
+        for layer in range(LAYERS)
+        for part in (".self", "")
+    }
+    assert torch.equal(asc.measure(inside, "fiedler_value")["fiedler_value"], asc.fiedler_value(maps))
+
+
+def test_a_cache_of_arrays_and_a_table_are_read(maps):
+    arrays = {f"blocks.{layer}.attn.hook_pattern": maps[layer].numpy() for layer in range(LAYERS)}
+    expected = asc.fiedler_value(maps)
+    assert torch.equal(asc.measure(arrays, "fiedler_value")["fiedler_value"], expected)
+    table = pd.DataFrame(maps[0, 0, 0].numpy())
+    assert torch.equal(asc.measure(table, "fiedler_value")["fiedler_value"], expected[0, 0, 0])
+    assert repr(asc.view(table)).startswith("View('attention': 1 layers × 1 heads")
+    with pytest.raises(
+        TypeError, match=r"measure: blocks\.0\.attn\.hook_pattern of a cache must hold a tensor, got"
+    ):
+        asc.measure({"blocks.0.attn.hook_pattern": [[1.0]]}, "fiedler_value")
+
+
+def test_nested_maps_are_refused_by_name(maps):
+    nested = torch.nested.nested_tensor([maps[0, 0, 0], maps[0, 0, 0, :4, :4]])
+    for metrics in (None, "fiedler_value"):
+        with pytest.raises(
+            ValueError, match="measure: attention must be one dense tensor, got a nested tensor"
+        ):
+            asc.measure(nested, metrics)
 
 
 def test_what_transformers_gives_without_eager_attention_is_explained():

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Attention of queries and keys without its map: every measure against the map in float64 NumPy."""
 
+import copy
 import math
+import pickle
 import signal
 import time
 
@@ -440,7 +442,7 @@ QUERY, KEY = random_vectors(heads=4, rows=6, width=8, kv=2)
         ({"mask": torch.zeros(5, 6, dtype=torch.bool)}, "does not broadcast"),
         ({"sink_logits": torch.zeros(2)}, "for each of 4 heads"),
         ({"query_positions": torch.tensor([0.5] * 6)}, "must be integers"),
-        ({"query_positions": torch.tensor([-1] * 6)}, "between 0 and 2"),
+        ({"query_positions": torch.tensor([-1] * 6)}, "between 0 and 5"),
         ({"precision": "quick"}, "'fast', 'exact'"),
     ],
 )
@@ -549,3 +551,46 @@ def test_a_near_window_beyond_64_bits_holds_all_keys():
         for implementation in ("core", "torch"):
             with asc.devices.use(implementation):
                 assert (asc.local_global_ratio(attention, window=1e300) == math.inf).all()
+
+
+@pytest.mark.parametrize("name", [*OPTIONS, "positions"])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda lazy: pickle.loads(pickle.dumps(lazy))])
+def test_copies_are_the_same_attention(name, copied):
+    options = OPTIONS.get(
+        name, {"query_positions": torch.arange(130).flip(0), "window": (3, 9), "causal": False}
+    )
+    lazy = asc.LazyAttention(*random_vectors(), **options)
+    with_sums = lazy.with_log_z(lazy.log_z)
+    for original in (lazy, with_sums):
+        other = copied(original)
+        assert other is not original
+        assert repr(other) == repr(original)
+        torch.testing.assert_close(other.dense(), original.dense(), rtol=0, atol=0, equal_nan=True)
+        with pytest.raises(AttributeError, match="cannot be changed"):
+            other.window = 3
+
+
+def test_a_deep_copy_has_vectors_of_its_own_and_is_refused_a_gradient_as_the_original_is():
+    query, key = (vectors.clone() for vectors in random_vectors())
+    weights = torch.ones(query.shape[-1], requires_grad=True)
+    lazy = asc.LazyAttention(query * weights, key)
+    plain = asc.LazyAttention(query, key)
+    entropy = asc.attention_entropy(plain)
+    deep, shallow = copy.deepcopy(plain), copy.copy(plain)
+    query.zero_()
+    assert torch.equal(asc.attention_entropy(deep), entropy)
+    assert not torch.equal(asc.attention_entropy(shallow), entropy)
+    for other in (copy.copy(lazy), copy.deepcopy(lazy), pickle.loads(pickle.dumps(lazy))):
+        with pytest.raises(NotImplementedError, match="LazyAttention has no derivative"):
+            asc.attention_entropy(other).sum().backward()
+
+
+def test_queries_behind_the_last_key_are_refused():
+    query, key = random_vectors(rows=6)
+    for positions in ([0, 1, 2, 3, 4, 7], [1 << 20] * 6):
+        message = f"between 0 and 5, the last key, or be 6 for padding, got {positions[-1]}"
+        with pytest.raises(ValueError, match=message):
+            asc.LazyAttention(query, key, query_positions=positions)
+    lazy = asc.LazyAttention(query, key, query_positions=[0, 1, 2, 3, 4, 6])
+    entropy = asc.attention_entropy(lazy)
+    assert torch.equal(entropy.isnan(), torch.tensor([False] * 5 + [True]).expand(entropy.shape))

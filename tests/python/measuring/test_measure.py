@@ -452,3 +452,29 @@ print([name for name in heavy if name in sys.modules])
 """
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("shape", [(9, 9), (2, 9, 9), (2, 6, 9), (6, 9)])
+def test_no_metrics_are_all_that_maps_of_their_kind_have(shape, cross):
+    attention = maps(*shape, causal=False)
+    measured = asc.measure(attention, cross=cross)
+    left_out = set(asc.measure(maps(1, 9, 9))) - set(measured)
+    for name in left_out:
+        with pytest.raises(ValueError, match=r"square|cross attention|three dimensions"):
+            asc.measure(attention, name, cross=cross)
+    assert {"attention_entropy", "sink_share", "stable_rank"} <= set(measured)
+    assert ("persistence" in measured) == (shape[-1] == shape[-2] and not cross)
+    assert ("head_divergence" in measured) == (len(shape) > 2)
+
+
+def test_no_metrics_are_of_lazy_attention_what_one_pass_measures():
+    lazy = asc.LazyAttention(torch.randn(2, 9, 4), torch.randn(2, 9, 4))
+    measured = asc.measure(lazy)
+    assert "attention_entropy" in measured
+    assert "persistence" not in measured
+    for name, values in measured.items():
+        assert equal_results(values, direct(name, lazy))
+    with pytest.raises(TypeError, match="columns=True needs the map, and LazyAttention"):
+        asc.measure(lazy, columns=True)

@@ -33,9 +33,8 @@ def test_plans_are_kept_of_what_shows_in_words():
     assert count_new_plans(["fiedler_value", "top_mass"]) == 1
     assert count_new_plans(("fiedler_value", "top_mass")) == 0  # the same names
     assert count_new_plans({"fiedler_value": {"normalized": True}, "top_mass": {}}) == 1
-    assert (
-        count_new_plans({"fiedler_value": {"normalized": 1}, "top_mass": {}}) == 1
-    )  # equal to True, and another word
+    assert count_new_plans({"top_mass": {"k": 3}}) == 1
+    assert count_new_plans({"top_mass": {"k": 3.0}}) == 1  # equal to 3, and another word
     assert count_new_plans({"betti_numbers": {"thresholds": (0.2, "2/n")}}) == 1
     assert count_new_plans("betti_numbers", thresholds=(0.2, 0.3)) == 1
     assert count_new_plans({"betti_numbers": {"thresholds": [0.2]}}) == 1

@@ -7,7 +7,9 @@ prints today's. `square_results.json` holds those of the last code that took squ
 instruction set that it names: a digest is of every bit, and lanes of another width round otherwise. Those of
 `local_global_ratio`, `geometric_semantic_alignment`, `participation_ratio`, `sink_test` and `sink_excess` are
 later: they add up in another order since. So is that of `spectral_ratio`, whose NaN have another sign, and
-that of `sink_removal`, which reduces nothing where no key is taken out.
+that of `sink_removal`, which reduces nothing where no key is taken out. Those of `power_spectrum` changed
+with the peak of bins that are alike, and that of "participation_ratio eigen" with eigenvalues that are
+diagonal entries.
 """
 
 from __future__ import annotations

@@ -212,3 +212,21 @@ def test_threads_share_the_products_of_a_large_map(causal, precision):
     for ratio in ratios:
         assert torch.equal(ratio, ratios[0])
     np.testing.assert_allclose(ratios[0].numpy(), expected, rtol=1e-10 if precision == "exact" else 1e-5)
+
+
+def cyclic_keys(targets):
+    """Keys on cycles of a map whose queries attend to one key each: those that n steps from any lead to."""
+    reached = np.arange(len(targets))
+    for _ in range(len(targets)):
+        reached = targets[reached]
+    return len(set(reached.tolist()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_eigenvalues_of_heads_that_attend_to_one_key_are_those_of_its_cycles(dtype):
+    generator = np.random.default_rng(4)
+    for n in (2, 9, 34, 49, 70) * 6:
+        targets = generator.integers(0, n, n)
+        heads = torch.zeros(n, n, dtype=dtype)
+        heads[torch.arange(n), torch.tensor(targets)] = 1
+        assert abs(asc.participation_ratio(heads, spectrum="eigen").item() / cyclic_keys(targets) - 1) < 1e-12

@@ -2,6 +2,7 @@
 """Alignment, magnitudes and their correlation against NumPy in float64."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import attnscope as asc
+from attnscope import devices
 from attnscope.metrics.states.alignment import pearson
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -277,3 +279,12 @@ def test_correlation_of_rows_of_any_size_is_that_of_their_shape():
     for other in (x, 3 * x, x / 3, x + 0.1):
         assert 1 - 1e-14 < pearson(x, other, every_key) <= 1
         assert -1 <= pearson(x, -other, every_key) < -1 + 1e-14
+
+
+@pytest.mark.parametrize("path", ["core", "torch"])
+def test_uniform_attention_of_any_size_has_no_correlation(path):
+    for n in (5, 13, 33, 49, 66, 70):
+        states = torch.randn(n, 4, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+        maps = torch.full((2, n, n), 1 / n, dtype=torch.float64)
+        with devices.use("torch") if path == "torch" else nullcontext():
+            assert asc.geometric_semantic_alignment(maps, states).isnan().all(), n

@@ -81,6 +81,8 @@ def second_moments(
     name = "second_moments"
     tokenizer_argument(name, tokenizer)
     scalars.choice_argument(name, "labels", labels, ("data", "sampled"))
+    gradients = scalars.flag(name, "gradients", gradients)
+    skip_first = scalars.flag(name, "skip_first", skip_first)
     if groups < 1:
         raise ValueError(f"{name}: groups must be at least 1, got {groups}")
     moments = Moments(rank)

@@ -24,6 +24,8 @@ from attnscope.devices.slabs import per_map
 
 #: Residual, relative to λ2, at which the squarings end. The error of λ2 is of its square.
 TOLERANCE = 1e-9
+#: Relative difference up to which components of a vector are the largest together, as in the core.
+TIE = 1e-9
 #: Squarings between two looks at the residuals; their sum resolves eigenvalues that differ in the ninth
 #: digit.
 SQUARINGS = (10, 8, 8, 6)
@@ -130,9 +132,9 @@ def fiedler_vector(
         _, _, shifted = _shifted(slab, weights, normalized)
         vector = torch.linalg.eigh(shifted).eigenvectors[..., 0]
         size = vector.abs()
-        first = torch.where(size == size.amax(-1, keepdim=True), slab.positions, slab.n).amin(
-            -1, keepdim=True
-        )
+        # entries that tie in exact arithmetic differ by rounding
+        largest = size >= size.amax(-1, keepdim=True) * (1.0 - TIE)
+        first = torch.where(largest, slab.positions, slab.n).amin(-1, keepdim=True)
         vector = vector * vector.gather(-1, first).sign()
         defined = (slab.lengths > 1)[:, None]
         return torch.where(defined, slab.undefined_outside(vector), math.nan), slab.finite

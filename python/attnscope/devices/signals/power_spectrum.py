@@ -25,6 +25,9 @@ from attnscope.devices.slab import Slab
 FIELDS = 7
 #: Power below it, as a share of the total, is rounding.
 ROUNDING = 1e-28
+#: The first bin whose power is this part of the largest is the strongest: bins that are alike in exact
+#: arithmetic differ by rounding.
+TIE = 1 - 1e-9
 
 
 def fast_length(count: int) -> int:
@@ -96,8 +99,7 @@ def _described(power: Tensor, bands: int) -> Tensor:
     power = torch.cat([power[:, :1], 2 * power[:, 1:-1], power[:, -1:]], -1)
     total = power.sum(-1, keepdim=True)
     largest = power.amax(-1)
-    # of equal bins the first
-    peak = (power == largest[:, None]).int().argmax(-1)
+    peak = (power >= TIE * largest[:, None]).int().argmax(-1)
     power = torch.where(power <= ROUNDING * total, 0.0, power)
     shares = power / total
     place = 4 * torch.arange(bins, device=power.device)

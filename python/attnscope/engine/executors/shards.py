@@ -24,6 +24,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+from attnscope.arguments.scalars import flag
 from attnscope.config.run_config import RunConfig, refuse_stored_trust
 from attnscope.engine.engine import Engine, Notify, write_provenance
 from attnscope.engine.executors.executor import LocalExecutor
@@ -272,6 +273,8 @@ def gather(
         Traceback (most recent call last):
         FileNotFoundError: gather: there is no shard in no/such/folder
     """
+    progress = flag("gather", "progress", progress)
+    trust_remote_code = flag("gather", "trust_remote_code", trust_remote_code)
     parts = shard_folders(folders)
     if not parts:
         raise FileNotFoundError(f"gather: there is no shard in {', '.join(map(str, folders))}")

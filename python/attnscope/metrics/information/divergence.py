@@ -118,7 +118,7 @@ def divergence_of(
     """
     name = "head_divergence"
     _checks.precision_argument(name, precision, heads)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.heads_argument(name, heads, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
     # with a learned sink the sum over keys is one of two terms that may cancel
@@ -195,7 +195,7 @@ def sink_removal(
     """
     name = "sink_removal"
     _checks.precision_argument(name, precision, heads)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.heads_argument(name, heads, lengths, validate=validate, places=places)
     flags = _keys(name, keys, checked)
     before, after, excluded, attention, non_finite = _calls.call_kernel(
@@ -215,8 +215,7 @@ def sink_removal(
     # A head without a surviving row is left out of its layer's mean; any other NaN is not.
     silent = dropped == rows
     # what is left of a row that loses nothing is the row, whatever its rounded sum
-    of_keys = flags.expand(flags.shape or (1,))[..., None, :]
-    is_removed = (of_keys & checked.inside()).any(-1).any(-1, keepdim=True)
+    is_removed = (flags[..., None, :] & checked.inside()).any(-1).any(-1, keepdim=True)
     kl_after = torch.where(is_removed, kl_after, kl_before)
     reduction = torch.where(silent, 0.0, kl_before - kl_after).sum(-1) / (~silent).sum(-1)
     dropped = torch.where(before.isnan().all(-1), -1, dropped)

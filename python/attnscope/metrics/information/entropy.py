@@ -85,7 +85,7 @@ def attention_entropy(
         if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     base = scalars.real(name, "base", base)
     if not (0.0 < base < math.inf) or base == 1.0:

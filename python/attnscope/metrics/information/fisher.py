@@ -141,6 +141,7 @@ def trace_table(
     """Return the traces of every loss, or their mean over samples, with the groups' sizes."""
     import pandas as pd
 
+    per_sentence = scalars.flag(function, "per_sentence", per_sentence)
     if half := {parameter.dtype for parameter in model.parameters()} - {torch.float32, torch.float64}:
         raise ValueError(
             f"{function}: the model must be float32 or float64, got {half.pop()}: gradients of half "

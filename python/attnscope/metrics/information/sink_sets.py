@@ -36,7 +36,7 @@ def _keys_by_percentile(
     see.
     """
     name = "incoming_attention"
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     options = sinks.ReadOptions.of(name, {name: {}})
     checked, results = sinks.from_one_read(name, attention, options, support, lengths, False, places)
     incoming, n = results[name], checked.n
@@ -66,7 +66,7 @@ def _incoming_mass(
     cross: bool = False,
 ) -> torch.Tensor:
     """Return the mass that all queries inside the lengths give each key, [..., k]."""
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument("_incoming_mass", query_positions, query_lengths, cross)
     checked = _checks.attention_argument("_incoming_mass", attention, lengths, rows=False, places=places)
     inside = checked.queries_inside()[..., None] & checked.inside()[..., None, :]
     return torch.where(inside, attention, 0.0).sum(-2)

@@ -135,7 +135,7 @@ def sink_test(
         Concentration inequalities, 2013, corollary 2.11.
     """
     _checks.precision_argument("sink_test", precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument("sink_test", query_positions, query_lengths, cross)
     return tested_sinks("sink_test", attention, alpha, support, lengths, validate, places)
 
 

@@ -95,7 +95,7 @@ def incoming_attention(
         if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
     incoming, *_, non_finite = _calls.call_kernel(
@@ -147,7 +147,7 @@ def sink_rate(
     """
     name = "sink_rate"
     options = ReadOptions.of(name, {name: {"epsilon": epsilon, "position": position}})
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     _, results = from_one_read(name, attention, options, support, lengths, validate, places, precision)
     rates: torch.Tensor = results[name]
     return rates
@@ -218,7 +218,7 @@ def sink_tokens(
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
     visibility = scalars.between(name, "min_visibility", min_visibility, 0, 1)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     if rule == "test":
         if tau is not None or (gamma, visibility) != (0.4, 0.3):
             raise ValueError(
@@ -288,7 +288,7 @@ def sink_position(
     _checks.precision_argument(name, precision, attention)
     scalars.choice_argument(name, "rule", rule, ("test", "largest"))
     visibility = scalars.between(name, "min_visibility", min_visibility, 0, 1)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     if rule == "test":
         if visibility != 0.3:
             raise ValueError(
@@ -344,7 +344,7 @@ def sink_excess(
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, for the question.
     """
     _checks.precision_argument("sink_excess", precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument("sink_excess", query_positions, query_lengths, cross)
     return tested_sinks("sink_excess", attention, ALPHA, support, lengths, validate, places).excess
 
 
@@ -405,7 +405,7 @@ def sink_share(
             share, uniform = values[3:5]
             return SinkShare(share, uniform, share / uniform, share - share)
     options = ReadOptions.of(name, {name: {"first": first, "queries": queries}})
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked, results = from_one_read(name, attention, options, support, lengths, validate, places, precision)
     result: SinkShare = results[name]
     if sink_mass is None:
@@ -453,7 +453,7 @@ def top_mass(
     """
     name = "top_mass"
     options = ReadOptions.of(name, {name: {"k": k}})
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked, results = from_one_read(name, attention, options, support, lengths, validate, places, precision)
     mass: torch.Tensor = results[name]
     if sink_mass is None:

@@ -102,7 +102,7 @@ def span_attention(
     """
     name = "span_attention"
     _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
     ends = spans_argument(name, "spans", spans, checked).flatten().tolist()

@@ -128,9 +128,12 @@ def positions_argument(positions: Any, shape: tuple[int, ...]) -> Tensor:
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
         raise ValueError(f"{_NAME}: query_positions must be integers, got {tensor.dtype}")
     tensor = tensor.to(device="cpu", dtype=torch.int64)
-    if bool((tensor < 0).any()) or bool((tensor >= 1 << 24).any()):
-        outside = tensor[(tensor < 0) | (tensor >= 1 << 24)]
-        raise ValueError(f"{_NAME}: query_positions must lie between 0 and 2^24, got {int(outside[0])}")
+    keys = shape[-1]
+    if len(outside := tensor[(tensor < 0) | (tensor > keys)]):
+        raise ValueError(
+            f"{_NAME}: query_positions must lie between 0 and {keys - 1}, the last key, or be {keys} for "
+            f"padding, got {int(outside[0])}"
+        )
     if 1 < tensor.ndim < len(shape) - 1:
         tensor = tensor.unsqueeze(-2)  # the same for all heads
     return _checks.expanded(f"{_NAME}: query_positions", tensor, shape[:-1]).contiguous()

@@ -104,8 +104,8 @@ class LazyAttention(Unmaterialized):
         sink_logits: [h], of a learned sink: rows then sum to less than one.
         mask: bool, broadcasts to [..., h, q, k]; True is visible.
         lengths: keys that exist, broadcast against [...] or [..., h]; what is behind them is padding.
-        query_positions: int64 [q] or [..., q], positions of the queries among the keys; None: the last query
-            is at the last key.
+        query_positions: int64 [q] or [..., q], positions of the queries among the k keys; None: the last
+            query is at the last key. A query behind the `lengths` of its map, or at k, is padding.
         log_z: a known log Z [..., h, q] for `rows`, `tile` and `dense`; measures take their own.
         precision: "fast" (float32 products, float64 sums over rows; relative error of a weight about 1e-6 +
             3e-7·max|score|), "exact" (float64), None: exact for float64 inputs.
@@ -529,8 +529,16 @@ class LazyAttention(Unmaterialized):
         products = self._pass(["product", "transposed_product"], right=right, left=left)
         return products["product"], products["transposed_product"][..., :channels]
 
-    def _replaced(self, **changes: Any) -> LazyAttention:
-        options = {
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return of what copies and pickles are made: they are new objects, because none can be changed."""
+        options = self._options() | {"log_z": self._log_z}
+        # a stand-in is refused a gradient as the tensor itself is, which need not be one that torch copies
+        followed = None if self.followed is None else torch.zeros(0, requires_grad=True, device="cpu")
+        return _restored, (self.query, self.key, options, followed)
+
+    def _options(self) -> dict[str, Any]:
+        """Return the arguments by name, but for log Z, which is of these queries and keys alone."""
+        return {
             "scaling": self.scaling,
             "causal": self.causal,
             "window": self._window_argument(),
@@ -542,11 +550,10 @@ class LazyAttention(Unmaterialized):
             "query_positions": self.query_positions,
             "precision": self.precision,
         }
+
+    def _replaced(self, **changes: Any) -> LazyAttention:
         query, key = changes.pop("query", self.query), changes.pop("key", self.key)
-        replaced = LazyAttention(query, key, **{**options, **changes})
-        if replaced.followed is None:
-            object.__setattr__(replaced, "followed", self.followed)
-        return replaced
+        return _restored(query, key, {**self._options(), **changes}, self.followed)
 
     def _window_argument(self) -> Window:
         """Return the window as it is given."""
@@ -719,6 +726,14 @@ class LazyAttention(Unmaterialized):
             name: value if name in ("keys", "weights") else of_maps(name, value)
             for name, value in joined.items()
         }
+
+
+def _restored(query: Tensor, key: Tensor, options: dict[str, Any], followed: Tensor | None) -> LazyAttention:
+    """Return lazy attention of parts of another, of which `followed` requires a gradient if it is given."""
+    restored = LazyAttention(query, key, **options)
+    if restored.followed is None:
+        object.__setattr__(restored, "followed", followed)
+    return restored
 
 
 class TransposedAttention(NamedTuple):

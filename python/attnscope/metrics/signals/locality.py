@@ -76,7 +76,7 @@ def local_global_ratio(
         if results is not None:
             return results[0]
     _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     refuse_cross(name, checked)
     window = scalars.real(name, "window", window)

@@ -35,7 +35,8 @@ class PowerSpectrum(NamedTuple):
         mid: from a quarter to three quarters.
         high: from three quarters up.
         selectivity: share of the strongest bin.
-        peak: frequency of the strongest bin, in Nyquist frequencies.
+        peak: frequency of the strongest bin, in Nyquist frequencies; the first of bins that are alike, as all
+            between 0 and the Nyquist frequency are of attention to a single key.
         flatness: geometric over arithmetic mean of the bins: 0 for a tone, 1 for white.
         entropy: of the shares of the bins, in bits.
         bands: shares of equal bands of [0, Nyquist]; the power of a bin is spread over the frequencies that
@@ -124,7 +125,7 @@ def power_spectrum(
     """
     name = "power_spectrum"
     _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     kernel_arguments = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
     scalars.choice_argument(name, "window", window, ("hann", "none"))

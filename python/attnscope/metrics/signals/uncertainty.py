@@ -101,7 +101,7 @@ def spectral_uncertainty(
     """
     name = "spectral_uncertainty"
     _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     signal_options = signal_arguments(name, checked, support, signal, drop_first, "none", min_keys)
     scalars.choice_argument(name, "amplitude", amplitude, ("root", "signal"))

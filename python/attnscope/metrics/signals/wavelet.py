@@ -105,7 +105,7 @@ def wavelet_transform(
     """
     name = "wavelet_transform"
     _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     signal_options = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
     shortest = signal_options[-1]
@@ -181,7 +181,8 @@ def scale_sensitivity(
             f"{name}: attention and prefix must have the same leading axes, got shapes "
             f"{tuple(attention.shape)} and {tuple(prefix.shape)}"
         )
-    points = scalars.at_least(name, "resample", resample, 1) if compare == "coefficients" else 0
+    resample = scalars.at_least(name, "resample", resample, 1)
+    points = resample if compare == "coefficients" else 0
     transforms = [
         wavelet_transform(maps, lengths=map_lengths, resample=points, **options)
         for maps, map_lengths in ((attention, lengths), (prefix, prefix_lengths))
@@ -251,7 +252,7 @@ def morlet_scalogram(
     """
     name = "morlet_scalogram"
     _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     signal_options = signal_arguments(
         name, checked, support, signal, drop_first, detrend, min_keys, SIGNALS[1:]

@@ -107,7 +107,7 @@ def marchenko_pastur(
     """
     name = "marchenko_pastur"
     precision = _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     return MarchenkoPastur(*_compare(name, checked, null, support, draws, seed, precision, all_fields=True))
 
@@ -152,7 +152,7 @@ def marchenko_pastur_deviation(
     """
     name = "marchenko_pastur_deviation"
     precision = _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     ks: torch.Tensor = _compare(name, checked, null, support, draws, seed, precision, all_fields=False)[0]
     return ks

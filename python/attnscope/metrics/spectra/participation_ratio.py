@@ -48,7 +48,9 @@ def participation_ratio(
 
     Returns:
         [...] float64, in [1, min(q, k)] ("laplacian": [1, n − 1]); NaN where every energy is 0. "singular"
-        and "laplacian" have a relative error below 1e-11 in "exact". Of `LazyAttention` "singular" is an
+        and "laplacian" have a relative error below 1e-11 in "exact". "eigen" has no such bound where a map
+        is neither causal nor nearly normal: the eigenvalues of a sharp head that attends to the next token
+        move by far more than the rounding of its entries. Of `LazyAttention` "singular" is an
         `IntervalEstimate` of 95 %.
 
     Raises:
@@ -70,7 +72,7 @@ def participation_ratio(
     name = "participation_ratio"
     _checks.precision_argument(name, precision, attention)
     scalars.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian"))
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     if spectrum != "singular":
         _checks.refuse_places(f"{name} of the spectrum {spectrum!r}", places)
     checked = _checks.attention_argument(

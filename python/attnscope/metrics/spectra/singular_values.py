@@ -71,7 +71,7 @@ def singular_values(
         Golub and Kahan, Calculating the singular values and pseudo-inverse of a matrix, 1965. Fernando and
         Parlett, Accurate singular values and differential qd algorithms, 1994.
     """
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument("singular_values", query_positions, query_lengths, cross)
     return _values("singular_values", attention, lengths, validate, places, precision, largest)
 
 
@@ -105,7 +105,7 @@ def stable_rank(
     References:
         Rudelson and Vershynin, Sampling from large matrices, 2007. Ruscio et al., arXiv 2508.02546, 2025.
     """
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument("stable_rank", query_positions, query_lengths, cross)
     return stable_rank_of(_values("stable_rank", attention, lengths, validate, places, precision))
 
 
@@ -142,7 +142,7 @@ def effective_rank(
         Roy and Vetterli, The effective rank: a measure of effective dimensionality, 2007.
     """
     seed = scalars.at_least("effective_rank", "seed", seed, 0)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument("effective_rank", query_positions, query_lengths, cross)
     if isinstance(attention, Unmaterialized):
         _checks.precision_argument("effective_rank", precision, attention)
         checked = _checks.attention_argument(
@@ -184,7 +184,7 @@ def spectral_gap(
     References:
         Ruscio et al., What are you sinking?, 2025.
     """
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument("spectral_gap", query_positions, query_lengths, cross)
     return spectral_gap_of(_values("spectral_gap", attention, lengths, validate, places, precision))
 
 
@@ -218,7 +218,7 @@ def spectral_ratio(
     References:
         Ruscio et al., What are you sinking?, 2025.
     """
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument("spectral_ratio", query_positions, query_lengths, cross)
     return spectral_ratio_of(_values("spectral_ratio", attention, lengths, validate, places, precision))
 
 

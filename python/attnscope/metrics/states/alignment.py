@@ -85,7 +85,7 @@ def geometric_semantic_alignment(
     """
     name = "geometric_semantic_alignment"
     _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     _checks.require_map(name, checked)
     seen = _checks.support_argument(name, support, checked)
@@ -309,7 +309,7 @@ def entropy_magnitude_correlation(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "entropy_magnitude_correlation"
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     entropy = attention_entropy(
         checked.tensor,

@@ -86,7 +86,7 @@ def reference_influence(
     """
     name = "reference_influence"
     _checks.precision_argument(name, precision, attention)
-    places = _checks.Places(query_positions, query_lengths, cross)
+    places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     _checks.require_map(name, checked)
     seen = _checks.support_argument(name, support, checked)

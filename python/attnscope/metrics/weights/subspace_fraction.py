@@ -271,7 +271,8 @@ def _basis(function: str, name: str, basis: Any, matrix: Tensor | LowRank, side:
 def _numbers(function: str, k: Any, largest: int) -> list[int]:
     if k is None:
         return [largest]
-    column_counts = list(k) if isinstance(k, Iterable) else [k]
+    is_list = isinstance(k, Iterable) and getattr(k, "ndim", 1) != 0
+    column_counts = list(k) if is_list else [k]
     checked_counts = [scalars.whole_number(function, "k", count) for count in column_counts]
     if not checked_counts:
         raise ValueError(f"{function}: k must hold at least one number, got none")

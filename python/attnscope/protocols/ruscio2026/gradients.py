@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope.arguments.scalars import flag
 from attnscope.arguments.tokenizers import tokenizer_argument
 from attnscope.protocols.ruscio2026._batches import batches, direction_argument, hooked
 
@@ -140,6 +141,7 @@ def grad_alignment(
         labels = batch_inputs["input_ids"].masked_fill(~batch_inputs["attention_mask"].bool(), -100)
         return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
+    language_model_loss = flag("grad_alignment", "language_model_loss", language_model_loss)
     loss = sequence_loss if language_model_loss else last_token_loss
     return _cosine(
         "grad_alignment", model, inputs, block, direction, loss, batch, true_last=not language_model_loss

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from attnscope.arguments.scalars import flag
 from attnscope.protocols.ruscio2026._batches import batches, direction_argument, hooked, last_logits, moved
 
 
@@ -66,6 +67,7 @@ def fisher(
     """
     name = "fisher"
     along, step = direction_argument(name, direction), _step(name, epsilon)
+    one_sided = flag(name, "one_sided", one_sided)
     divergences = []
     with torch.no_grad():
         for batch_inputs in batches(name, inputs, batch):
