@@ -13,15 +13,8 @@ from transformers import (
 )
 
 import attnscope as asc
+from models import SMALL_DECODER
 
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
 GREEDY = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
 
@@ -29,7 +22,7 @@ GREEDY = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    return LlamaForCausalLM(LlamaConfig(**SMALL_DECODER)).eval()
 
 
 def answered(model, prompt):
@@ -172,7 +165,7 @@ def test_what_cannot_be_generated_or_chosen_is_refused(model):
 
 def test_the_end_of_an_answer_is_that_of_the_models_configuration():
     """A configuration that is passed leaves it to the model's; what follows the end is padding."""
-    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SMALL_DECODER)).eval()
     torch.manual_seed(0)
     options = {"do_sample": True, "num_return_sequences": 8, "max_new_tokens": 12}
     passed = GenerationConfig(**options)
@@ -191,7 +184,7 @@ def test_the_end_of_an_answer_is_that_of_the_models_configuration():
 
 
 def test_an_answer_of_a_model_that_returns_more_than_tokens():
-    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SMALL_DECODER)).eval()
     expected = asc.analyze(model, [[9, 10, 11]], "top_mass", generate=GREEDY)["samples"]["token_ids"]
     model.generation_config.return_dict_in_generate = True
     answers = asc.analyze(model, [[9, 10, 11]], "top_mass", generate=GREEDY)["samples"]["token_ids"]

@@ -21,21 +21,14 @@ from transformers import (
 
 import attnscope as asc
 from attnscope.view.generated import stacks_of_recording
+from models import SMALL_DECODER
 
 PROMPT, ANSWER, WORDS = 7, 6, 64
-SMALL = {
-    "vocab_size": WORDS,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 GPT = {"vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
 FAMILIES = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=5)),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL, sliding_window=4, head_dim=8)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL_DECODER)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SMALL_DECODER, sliding_window=5)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL_DECODER, sliding_window=4, head_dim=8)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT)),
     # captured by hooks on its eager attention
     "falcon": lambda: FalconForCausalLM(

@@ -20,23 +20,16 @@ from transformers import (
 import attnscope as asc
 from attnscope.capture.edits.edit import cache_name
 from attnscope.view.generated import stacks_of_recording
+from models import SMALL_DECODER
 
 WORDS = 64
-SMALL = {
-    "vocab_size": WORDS,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 FREE = {"eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 5}
 GREEDY = {**FREE, "do_sample": False}
 
 
 def llama():
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    return LlamaForCausalLM(LlamaConfig(**SMALL_DECODER)).eval()
 
 
 def prompt(batch=2, tokens=7):
@@ -179,7 +172,10 @@ def llava(pictures):
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     vision = CLIPVisionConfig(**shape, image_size=16, patch_size=8)
     config = LlavaConfig(
-        text_config=LlamaConfig(**SMALL), vision_config=vision, image_token_id=60, vision_feature_layer=-1
+        text_config=LlamaConfig(**SMALL_DECODER),
+        vision_config=vision,
+        image_token_id=60,
+        vision_feature_layer=-1,
     )
     ids = torch.tensor([[5, *[60] * 4 * pictures, 7, 8], [6, *[60] * 4 * pictures, 9, 10]])
     pixels = torch.randn(2 * pictures, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -248,7 +244,7 @@ def test_a_step_knows_which_key_its_cache_begins_with(cache):
     from transformers import MistralConfig, MistralForCausalLM
 
     torch.manual_seed(0)
-    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=5)).eval()
+    model = MistralForCausalLM(MistralConfig(**SMALL_DECODER, sliding_window=5)).eval()
     with asc.capture(model, layers=[0]) as recording:
         list(recording.run(**prompt()))
         steps = list(recording.generate(**prompt(), **GREEDY, **cache))
@@ -260,7 +256,7 @@ def test_a_filled_cache_that_has_dropped_keys(kind):
     from transformers import MistralConfig, MistralForCausalLM
 
     torch.manual_seed(0)
-    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=4)).eval()
+    model = MistralForCausalLM(MistralConfig(**SMALL_DECODER, sliding_window=4)).eval()
     inputs = prompt(tokens=12)
     make = {"dynamic": DynamicCache, "static": lambda config: StaticCache(config, max_cache_len=24)}
     cache = make[kind](config=model.config)
@@ -279,7 +275,13 @@ def gemma4():
 
     kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
     inputs = {"vocab_size_per_layer_input": WORDS, "hidden_size_per_layer_input": 8}
-    shape = {**SMALL, "num_hidden_layers": 4, "head_dim": 8, "global_head_dim": 16, "sliding_window": 4}
+    shape = {
+        **SMALL_DECODER,
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": 4,
+    }
     try:
         config = AutoConfig.for_model("gemma4_text", **shape, **kinds, **inputs)
     except ValueError:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from attnscope.capture.edits.edit import CACHE
+from attnscope.models.inputs.generation_options import first_attribute, generation_option
 
 #: Options by which a model guesses several tokens at once and takes back those that it would not write.
 _GUESSES = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
@@ -35,20 +37,9 @@ class GenerationSettings:
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Mapping[str, Any]) -> GenerationSettings:
-        """Return the settings of ``model.generate(**inputs)``.
-
-        An option overrules the configuration that is passed, and that the model's for all that it names.
-        """
-        stored = _first_attribute(model, "generation_config")
-        passed = inputs.get("generation_config")
-
-        def setting(name: str) -> Any:
-            if name in inputs:
-                return inputs[name]
-            value = getattr(passed, name, None)
-            return getattr(stored, name, None) if value is None else value
-
-        has_encoder = bool(getattr(_first_attribute(model, "config"), "is_encoder_decoder", False))
+        """Return the settings of ``model.generate(**inputs)``."""
+        setting = partial(generation_option, model, inputs)
+        has_encoder = bool(getattr(first_attribute(model, "config"), "is_encoder_decoder", False))
         guess = next((name for name in _GUESSES if setting(name)), "")
         detour = f"{guess} guesses tokens and takes some back" if guess else ""
         if not detour and (setting("guidance_scale") or 1) != 1:
@@ -60,12 +51,6 @@ class GenerationSettings:
             has_encoder,
             detour,
         )
-
-
-def _first_attribute(model: nn.Module, name: str) -> Any:
-    """Return an attribute of a model, or of the first module inside that has it; None without one."""
-    values = (getattr(module, name, None) for module in model.modules())
-    return next((value for value in values if value is not None), None)
 
 
 def _prompt_queries(inputs: Mapping[str, Any]) -> int:
