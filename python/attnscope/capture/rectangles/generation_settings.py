@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnscope.capture.edits.edit import CACHE
+from attnscope.models.architecture import name_pattern
 from attnscope.models.inputs.generation_options import first_attribute, generation_option
 
 #: Options by which a model guesses several tokens at once and takes back those that it would not write.
@@ -26,6 +27,7 @@ class GenerationSettings:
         is_dictionary: what `generate` returns holds more than tokens.
         prompt_tokens: queries of each prompt, padding among them; 0 where they are those of the first step.
         has_encoder: the prompt is read by an encoder.
+        decoder: pattern of the name of the module that writes; "" for the whole model.
         detour: what makes the model compute rows that are no part of the text, in words; "" for nothing.
     """
 
@@ -33,6 +35,7 @@ class GenerationSettings:
     is_dictionary: bool = False
     prompt_tokens: int = 0
     has_encoder: bool = False
+    decoder: str = ""
     detour: str = ""
 
     @classmethod
@@ -49,8 +52,22 @@ class GenerationSettings:
             bool(setting("return_dict_in_generate")),
             0 if has_encoder else _prompt_queries(inputs),
             has_encoder,
+            _name_of_decoder(model),
             detour,
         )
+
+    def writes(self, stack: str) -> bool:
+        """Return True for attention modules of the part of the model that writes."""
+        return not self.decoder or stack.startswith(f"{self.decoder}.")
+
+
+def _name_of_decoder(model: nn.Module) -> str:
+    """Return the pattern of the decoder's name; "" where the model does not say which of its parts it is."""
+    for module in model.modules():
+        if callable(getattr(module, "get_decoder", None)):
+            decoder = module.get_decoder()
+            return next((name_pattern(name) for name, part in model.named_modules() if part is decoder), "")
+    return ""
 
 
 def _prompt_queries(inputs: Mapping[str, Any]) -> int:
