@@ -216,6 +216,23 @@ def test_given_positions_are_those_of_the_model():
     assert torch.equal(changed(model, plain, SetPositionIds(ids=2 * torch.arange(37))), expected)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_given_positions_are_as_many_as_the_tokens_of_a_pass(name):
+    """The step of a generation, which has one, ended in an error of torch."""
+    model = models.cached_model(name)
+    tokens = torch.randint(3, 60, (1, 8), generator=torch.Generator().manual_seed(0))
+    change = SetPositionIds(ids=torch.arange(8))
+    with (
+        edit(model, change),
+        pytest.raises(
+            ValueError, match=r"ids must have shape \[1\] or \[1, 1\], .* got \(8,\); a generation"
+        ),
+    ):
+        model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=3, pad_token_id=0)
+    with edit(model, change), pytest.raises(ValueError, match=r"\[7\] or \[1, 7\], .* got \(8,\)"):
+        model(tokens[:, :7])
+
+
 def test_ntk_and_interpolation_by_hand():
     model, _ = build_tokenizer("llama")
     old = model.model.rotary_emb.inv_freq.double()
