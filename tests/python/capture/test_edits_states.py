@@ -154,9 +154,11 @@ def test_the_prompt_behind_a_filled_cache_is_changed(change, cached):
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         model(tokens[:, :cached], **{cache_name(model): cache}, use_cache=True)
-    found = last_logits(model, tokens[:, cached:], edits, **{cache_name(model): cache}, use_cache=True)
-    torch.testing.assert_close(found, last_logits(model, tokens, edits), rtol=0, atol=1e-4)
-    assert not torch.allclose(found, last_logits(model, tokens), atol=1e-3)
+    changed_logits = last_logits(
+        model, tokens[:, cached:], edits, **{cache_name(model): cache}, use_cache=True
+    )
+    torch.testing.assert_close(changed_logits, last_logits(model, tokens, edits), rtol=0, atol=1e-4)
+    assert not torch.allclose(changed_logits, last_logits(model, tokens), atol=1e-3)
 
 
 @pytest.mark.parametrize(

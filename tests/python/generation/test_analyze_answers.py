@@ -214,8 +214,8 @@ def test_queries_behind_virtual_tokens_are_those_of_the_text(queries, rows):
         maps = model(input_ids=ids, attention_mask=torch.ones_like(ids), output_attentions=True).attentions
     places = torch.arange(8)[torch.tensor(queries) if rows is None else rows] + 3
     expected = torch.stack([entropies_of(layer[0])[:, places].mean(-1) for layer in maps])
-    found = results["heads"].sort_values(["layer", "head"])["entropy"].to_numpy().reshape(2, 4)
-    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-6)
+    means = results["heads"].sort_values(["layer", "head"])["entropy"].to_numpy().reshape(2, 4)
+    np.testing.assert_allclose(means, expected.numpy(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("tokens", [6, 8])

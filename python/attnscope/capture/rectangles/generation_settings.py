@@ -64,8 +64,9 @@ class GenerationSettings:
 def _name_of_decoder(model: nn.Module) -> str:
     """Return the pattern of the decoder's name; "" where the model does not say which of its parts it is."""
     for module in model.modules():
-        if callable(getattr(module, "get_decoder", None)):
-            decoder = module.get_decoder()
+        lookup: Any = getattr(module, "get_decoder", None)
+        if callable(lookup):
+            decoder = lookup()
             return next((name_pattern(name) for name, part in model.named_modules() if part is decoder), "")
     return ""
 
