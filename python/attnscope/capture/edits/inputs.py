@@ -116,7 +116,7 @@ class SetPositionIds(BaseEdit):
             applied.count += 1
             ids = kwargs.get("position_ids")
             if self.ids is not None:
-                ids = self._given(self.ids, where)
+                ids = self._ids_of_pass(self.ids, where)
             elif ids is None:
                 if rule is None:
                     raise NotImplementedError(
@@ -135,7 +135,7 @@ class SetPositionIds(BaseEdit):
         return [module.register_forward_pre_hook(before, with_kwargs=True) for module in taking]
 
     @staticmethod
-    def _given(ids: Tensor, where: PassPosition) -> Tensor:
+    def _ids_of_pass(ids: Tensor, where: PassPosition) -> Tensor:
         """Return the given ids for the tokens of a pass."""
         shape = tuple(ids.shape)
         ids = ids.to(where.mask.device)

@@ -134,9 +134,9 @@ class GeneratedRows:
         steps = []
         for rows in self._rows.values():
             sizes = accumulate(step.attention.shape[-2] for step in rows)
-            whole = (at for at, size in enumerate(sizes, 1) if size >= self._settings.prompt_tokens)
+            ends = (at for at, size in enumerate(sizes, 1) if size >= self._settings.prompt_tokens)
             if self._settings.writes(rows[0].layer.stack):
-                steps.append(next(whole, len(rows)))
+                steps.append(next(ends, len(rows)))
         return min(steps, default=1)
 
 

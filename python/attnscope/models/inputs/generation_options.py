@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a generation is set to: by the call, by a configuration that is passed, or by the model's."""
+"""Settings of a generation: by the call, by a configuration that is passed, or by the model's."""
 
 from __future__ import annotations
 
