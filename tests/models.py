@@ -44,6 +44,15 @@ def _encoder(**changes: Any) -> dict[str, Any]:
     return _decoder(num_key_value_heads=None, type_vocab_size=2, **changes)
 
 
+#: A decoder smaller than those of the table, for tests whose maps need not be sharp.
+SMALL_DECODER = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 _GPT = {
     "vocab_size": VOCABULARY,
     "n_embd": 96,

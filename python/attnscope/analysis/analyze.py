@@ -82,7 +82,8 @@ def analyze(
             the model writes its answer, and both are measured in one pass. `samples` gets `answer_start`.
         queries: "answer", "prompt", a slice of each text's tokens, or booleans, one for each token (a row for
             each text, where they differ): means over rows are over these queries only. Numbers per query, of
-            columns and of the map's spectrum or graph stay those of all queries.
+            columns and of the map's spectrum or graph stay those of all queries. Layers that read other
+            tokens (a decoder's, a picture's) have no answer and no prompt.
         name: of the model in the tables; empty takes its own.
         column: of a table, the one that holds the texts; empty takes text, sentence, content, or the only
             column of texts.
@@ -189,7 +190,7 @@ def measure_inputs(
     measurement = TextMeasurement(request, recipe, label, sites, layers)
     with collect_warnings() as undefined, count_fallbacks(measurement.fallbacks):
         try:
-            stop = measurement.run(loaded, texts, spans, text_sites)
+            stop = measurement.run(loaded, texts, text_sites)
         except LoadError as error:
             words = f"{function}: {str(error).removeprefix('capture: ')}"
             if isinstance(error, SitesRefused):

@@ -68,7 +68,10 @@ class ForwardPass:
         return len(layer.valid) == len(self.batch.samples)
 
     def batch_of(self, layer: Layer | LazyLayer) -> Batch:
-        """Return the batch as a layer sees it: its lengths, and the tokens that are its keys."""
+        """Return the batch as a layer sees it: its lengths, and the tokens that are its keys.
+
+        Layers that read no text, or that of a decoder, have no token ids.
+        """
         lengths = layer.lengths.tolist()
         of_decoder = self.decoder and "decoder" in layer.stack and not layer.cross
         tokens = self.decoder if of_decoder else self.batch.tokens
@@ -86,7 +89,14 @@ class ForwardPass:
         for sample, token_names, names in zip(self.batch.samples, self.batch.tokens, tokens, strict=True):
             if not token_names:
                 self.names.setdefault(sample, list(names))
-        return replace(self.batch, lengths=lengths, tokens=tokens, query_mask=self._query_mask(layer))
+        is_text = not (other or layer.cross or (self.has_decoder and "decoder" in layer.stack))
+        return replace(
+            self.batch,
+            lengths=lengths,
+            tokens=tokens,
+            token_ids=self.batch.token_ids if is_text else [[] for _ in lengths],
+            query_mask=self._query_mask(layer),
+        )
 
     def _query_mask(self, layer: Layer | LazyLayer) -> Tensor | None:
         """Return the queries of a layer of cross attention that are no padding, None of self-attention."""

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from attnscope._precision import PRECISIONS, Precision, provenance_of
@@ -103,12 +104,21 @@ class InputRequest:
             )
         return self.precision or "exact"
 
-    def chosen(self, batch: Batch, spans: Sequence[tuple[int, int]] | None) -> Tensor | None:
-        """Return the queries of a batch's texts that means over rows are restricted to, None for all."""
+    def chosen(self, batch: Batch, text_sites: TextSites) -> Tensor | None:
+        """Return the queries of a batch's texts that means over rows are restricted to, None for all.
+
+        They are counted from the first token of each text. Layers that read other tokens have neither prompt
+        nor answer.
+        """
         if self.queries is None:
             return None
+        before, spans = text_sites.before_text(batch), text_sites.answers
+        sizes = [size - (before or 0) for size in batch.query_lengths]
+        if before is None and isinstance(self.queries, str):
+            sizes = [0] * len(sizes)
         answers = [None if spans is None else spans[sample] for sample in batch.samples]
-        return chosen_queries(self.function, self.queries, batch.query_lengths, answers, batch.samples)
+        chosen = chosen_queries(self.function, self.queries, sizes, answers, batch.samples)
+        return torch.where(chosen < 0, chosen, chosen + (before or 0))
 
     def spans(self, texts: PreparedTexts, tokenizer: Any) -> list[tuple[int, int]] | None:
         """Return the answers of texts as spans of tokens; None without answers."""
@@ -164,9 +174,7 @@ class TextMeasurement:
         self.fallbacks: Counter[str] = Counter()
         self._refusal: str | None = None
 
-    def run(
-        self, model: Any, texts: PreparedTexts, spans: Sequence[tuple[int, int]] | None, text_sites: TextSites
-    ) -> KeyboardInterrupt | None:
+    def run(self, model: Any, texts: PreparedTexts, text_sites: TextSites) -> KeyboardInterrupt | None:
         """Measure all texts; return the interrupt of whoever stopped that, else None."""
         others = OtherMaps(self.request.function, type(model).__name__)
         shown, label = self.request.progress, f"{self.request.function}: {self.label.rpartition('/')[2]}"
@@ -176,7 +184,7 @@ class TextMeasurement:
                     for number, layer in self._layers_of(model, forward_pass):
                         bar.set_postfix_str(f"layer {number}", refresh=False)
                         if forward_pass.is_of(layer):
-                            self._add(layer, number, forward_pass, spans, text_sites)
+                            self._add(layer, number, forward_pass, text_sites)
                         else:
                             others.add(layer, len(forward_pass.batch.samples))
                     self.measured += forward_pass.batch.samples
@@ -220,7 +228,6 @@ class TextMeasurement:
         layer: Layer | LazyLayer,
         number: int,
         forward_pass: ForwardPass,
-        spans: Sequence[tuple[int, int]] | None,
         text_sites: TextSites,
     ) -> None:
         """Measure a layer and add its rows."""
@@ -229,7 +236,7 @@ class TextMeasurement:
         if isinstance(layer, LazyLayer):
             rows = self.recipe.measure_lazily(layer, number, batch, self._left_out)
         else:
-            chosen = self.request.chosen(batch, spans)
+            chosen = self.request.chosen(batch, text_sites)
             rows = self.recipe.measure(layer, number, batch, self._left_out, text_sites, chosen)
         for table, columns in rows:
             self._rows.add(table, columns, _kind_of(layer))

@@ -69,6 +69,10 @@ class TextSites:
         spans = self._spans(batch)
         return restrict(self.region if spans else "text", spans, batch, seen, sites)
 
+    def before_text(self, batch: Batch) -> int | None:
+        """Return how many virtual tokens a layer has before each text, None where it reads no text."""
+        return self.virtual if self._reads_text(batch) else None
+
     def _reads_text(self, batch: Batch) -> bool:
         """Return True if a layer's tokens are those of the texts."""
         return [len(row) + self.virtual for row in batch.token_ids] == list(batch.lengths)

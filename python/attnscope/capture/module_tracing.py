@@ -130,8 +130,8 @@ def entering(
 ) -> Iterator[None]:
     """Count the runs of shared blocks, and name each (sub)model that begins with its inputs.
 
-    A pass begins with the outermost module. Where a wrapper hands over to the model inside it, as the
-    `generate` of an adapter does, the pass is that model's, and begins with it.
+    A pass begins with the outermost module. Where `generate` hands over to a model inside, as an adapter's
+    does, and that of a model of pictures to its decoder, the pass is that model's, and begins with it.
 
     Args:
         modules: of the model, by name.
@@ -139,10 +139,13 @@ def entering(
         enter_model: takes the name of a model and its inputs by name.
         is_live: whether the pass that runs in this thread is the one listened to.
     """
-    from transformers import PreTrainedModel
+    from transformers import GenerationMixin, PreTrainedModel
 
     models = [name for name, module in modules.items() if isinstance(module, PreTrainedModel)]
-    wrapped = [name for name in models if name and not any(_is_inside(name, other) for other in models)]
+    outermost = [name for name in models if name and not any(_is_inside(name, other) for other in models)]
+    writing = [name for name in models if name and isinstance(modules[name], GenerationMixin)]
+    #: Modules whose run is a pass, unless another one is under way.
+    beginning = {"", *outermost, *writing}
     running: set[str] = set()
 
     # A deep copy of the model copies its hooks: functions as they are, bound methods with their object.
@@ -151,17 +154,20 @@ def entering(
             if not is_live():
                 return
             inputs = named_arguments(module, args, kwargs)
-            if not name:
-                running.add(name)
-            elif name in wrapped and not running:
+            if name and name in beginning and not running:
                 enter_model("", inputs)
+            if name in beginning:
+                running.add(name)
             enter_model(name, inputs)
 
         return hook
 
-    def ending(*_: Any) -> None:
-        if is_live():
-            running.clear()
+    def ending(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            if is_live():
+                running.discard(name)
+
+        return hook
 
     def counting(name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
@@ -175,8 +181,8 @@ def entering(
             hooks.enter_context(modules[name].register_forward_pre_hook(counting(name)))
         for name in dict.fromkeys(["", *models]):
             hooks.enter_context(modules[name].register_forward_pre_hook(starting(name), with_kwargs=True))
-        if wrapped:
-            hooks.enter_context(modules[""].register_forward_hook(ending, always_call=True))
+        for name in beginning:
+            hooks.enter_context(modules[name].register_forward_hook(ending(name), always_call=True))
         yield
 
 

@@ -257,16 +257,17 @@ class Recording:
         """Yield each layer of the last generation with the rows of all its steps as one map.
 
         Row i is what token i gave to the tokens before it when it was computed, whatever the cache: equal to
-        one forward pass over the prompt and the answer but for rounding. The last generated token was never
-        a query and has no row. Keys that a sliding cache had dropped have no attention and are outside of
-        what the row sees. The queries of cross attention are put below each other. With beams, a sample is a
-        returned sequence, followed back to the rows that it came from. A text that ended before the others
-        of its batch goes on with padding tokens, as the model computes them. Keys of a cache that was filled
-        before, or of a learned prefix, were no queries: the map is then a rectangle, with the queries at its
-        last keys. Maps of pictures are given as they are, one of each picture.
+        one forward pass over the prompt and the answer but for rounding, which of a quantized cache is coarse
+        (.02 with 4 bits). The last generated token was never a query and has no row. Keys that a sliding
+        cache had dropped have no attention and are outside of what the row sees. The queries of cross
+        attention are put below each other. With beams, a sample is a returned sequence, followed back to the
+        rows that it came from. A text that ended before the others of its batch goes on with padding tokens,
+        as the model computes them. Keys of a cache that was filled before, or of a learned prefix, were no
+        queries: the map is then a rectangle, with the queries at its last keys. Maps of pictures are given as
+        they are, one of each picture.
 
         Yields:
-            `Layer` objects with the site ``attention``, in the order in which the layers run. Their
+        `Layer` objects with the site ``attention``, in the order in which the layers run. Their
             ``answer_start`` is the number of queries of each sample's prompt.
 
         Raises:

@@ -91,6 +91,7 @@ def _stacks_of_text(
     names = _names_of(model, group, Encoder(tokenizer), processor)
     has_decoder = "decoder_input_ids" in group.tensors
     stacks: dict[str, list[tuple[Tensor, LayerSupport]]] = {}
+    numbers: dict[str, list[int]] = {}
     kinds: dict[str, tuple[bool, bool]] = {}
     several: dict[str, int] = {}
     narrow: list[str] = []
@@ -109,6 +110,7 @@ def _stacks_of_text(
             seen = LayerSupport.of(layer) if square else LayerSupport("auto", None)
             maps = layer.matrices()[0] if square else maps
             stacks.setdefault(layer.stack, []).append((maps.float().cpu(), seen))
+            numbers.setdefault(layer.stack, []).append(layer.index)
             kinds[layer.stack] = layer.cross, "decoder" in layer.stack and has_decoder
     if narrow:
         raise ValueError(
@@ -130,6 +132,7 @@ def _stacks_of_text(
                 keys.grids,
                 cross=kinds[stack][0],
                 answer=_answer_of_stack(answer, names, kinds[stack], layers[0].shape[-2]),
+                numbers=numbers[stack],
             )
         )
     return titled, group

@@ -82,6 +82,8 @@ def stacks_of_recording(
                 [] if layers[0].cross or has_more_keys else [_support_of(layer, number) for layer in layers],
                 cross=layers[0].cross,
                 answer=_span(layers[0], number, queries),
+                numbers=[layer.index for layer in layers],
+                heads=layers[0].heads if len({tuple(layer.heads) for layer in layers}) == 1 else (),
             )
         )
     return shown

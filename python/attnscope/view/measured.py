@@ -37,6 +37,12 @@ class Stack(NamedTuple):
     grids: Sequence[Grid] = ()  # of the pictures among the keys
     cross: bool = False  # queries stand at no key
     answer: tuple[int, int] | None = None  # the first query of an answer and one past its last
+    numbers: Sequence[int] = ()  # of the layers in their model; none: from 0
+    heads: Sequence[int] = ()  # numbers of the heads in their layers; none: from 0
+
+    def number(self, layer: int) -> int:
+        """Return the number of a layer, its place where layers have none or share it."""
+        return self.numbers[layer] if len(set(self.numbers)) == len(self.layers) else layer
 
     def support(self, layer: int) -> LayerSupport:
         """Return what the queries of a layer see."""
@@ -56,6 +62,8 @@ class _Numbers(NamedTuple):
 
     values: np.ndarray[Any, Any]
     uniform: np.ndarray[Any, Any]
+    layers: Sequence[int]
+    heads: Sequence[int]
 
 
 def contents_of_tensors(
@@ -124,8 +132,8 @@ def contents_of_texts(texts: Iterable[ShownText], count: int, max_bytes: int) ->
 
 def _measure_stack(stack: Stack, quantities: Sequence[Quantity], collected: Maps, text: int) -> _Numbers:
     """Return the numbers of a stack, whose matrices are collected."""
-    heads = max(len(layer) for layer in stack.layers)
-    values = np.full((len(quantities), len(stack.layers), heads), np.nan)
+    heads = stack.heads or range(max(len(layer) for layer in stack.layers))
+    values = np.full((len(quantities), len(stack.layers), len(heads)), np.nan)
     uniform = np.full((len(quantities), len(stack.layers)), np.nan)
     for layer, maps in enumerate(stack.layers):
         seen = stack.support(layer)
@@ -136,10 +144,16 @@ def _measure_stack(stack: Stack, quantities: Sequence[Quantity], collected: Maps
             if is_like_previous
             else _of_uniform(maps, quantities, seen, cross=stack.cross)
         )
-        for head, matrix in enumerate(maps):
-            place = {"layer": layer, "head": head, "checkpoint": 0, "text": text, "input": stack.name}
+        for head, matrix in zip(heads, maps, strict=False):
+            place = {
+                "layer": stack.number(layer),
+                "head": head,
+                "checkpoint": 0,
+                "text": text,
+                "input": stack.name,
+            }
             collected.add(matrix, stack.keys, stack.queries, seen.support, stack.answer, **place)
-    return _Numbers(values, uniform)
+    return _Numbers(values, uniform, [stack.number(layer) for layer in range(len(stack.layers))], heads)
 
 
 def _assembled(
@@ -151,16 +165,18 @@ def _assembled(
 ) -> dict[str, Any]:
     """Return the contents of a page whose inputs are every kind of attention of every text, in this order."""
     names = list(dict.fromkeys(name for part in numbers for name in part))
-    depth, heads = (
-        max(part.values.shape[axis] for parts in numbers for part in parts.values()) for axis in (1, 2)
-    )
-    values = np.full((len(texts), len(names), len(quantities), depth, heads), np.nan)
-    uniform = np.full((len(texts), len(names), len(quantities), depth), np.nan)
+    stacks = [part for parts in numbers for part in parts.values()]
+    layers = sorted({layer for part in stacks for layer in part.layers})
+    heads = sorted({head for part in stacks for head in part.heads})
+    sizes = (len(texts), len(names), len(quantities), len(layers))
+    values: np.ndarray[Any, Any] = np.full((*sizes, len(heads)), np.nan)
+    uniform: np.ndarray[Any, Any] = np.full(sizes, np.nan)
     for text, parts in enumerate(numbers):
         for name, part in parts.items():
-            _, layers, columns = part.values.shape
-            values[text, names.index(name), :, :layers, :columns] = part.values
-            uniform[text, names.index(name), :, :layers] = part.uniform
+            rows, columns = map(layers.index, part.layers), map(heads.index, part.heads)
+            at_rows, at_columns = np.ix_(list(rows), list(columns))
+            values[text, names.index(name)][:, at_rows, at_columns] = part.values
+            uniform[text, names.index(name)][:, at_rows[:, 0]] = part.uniform
     values, uniform = values.reshape(-1, *values.shape[2:]), uniform.reshape(-1, *uniform.shape[2:])
     for matrix in collected.stored:
         matrix["input"] = matrix.pop("text") * len(names) + names.index(matrix["input"])
@@ -168,8 +184,8 @@ def _assembled(
     notes, without = _notes(collected, len(texts), count)
     return {
         "notes": notes,
-        "layers": list(range(depth)),
-        "heads": list(range(heads)),
+        "layers": layers,
+        "heads": heads,
         "checkpoints": [""],
         "texts": [text.label for text in texts],
         "inputs": names,

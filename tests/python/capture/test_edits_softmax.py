@@ -146,10 +146,16 @@ def test_a_read_is_taken_from_what_the_heads_hand_on(name):
 
 
 @pytest.mark.parametrize("left", [0, 3])
-@pytest.mark.parametrize("change", [HideKeys([3]), HideKeys([0]), LimitWindow(3, keep_first=1)])
-def test_an_edit_is_of_the_same_keys_whatever_the_cache(change, left):
-    """The masks of a cache of fixed size are made before the pass, of padding and of dropped keys alike."""
-    model = models.tiny("mistral")
+@pytest.mark.parametrize("name", ["mistral", "llama"])
+@pytest.mark.parametrize(
+    "change", [HideKeys([3]), HideKeys([0]), LimitWindow(3, keep_first=1), SubtractRead([1], heads=[2])]
+)
+def test_an_edit_is_of_the_same_keys_whatever_the_cache(name, change, left):
+    """The masks of a cache of fixed size are made before the pass, of padding and of dropped keys alike.
+
+    A cache of full layers has places for tokens to come, which no query sees.
+    """
+    model = models.tiny(name)
     ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[1, :left] = 0

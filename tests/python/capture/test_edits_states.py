@@ -3,12 +3,14 @@
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import models
 from attnscope.capture import Forward, capture, edit, forward
 from attnscope.capture.edits import (
     AddDirection,
     AddLogits,
+    HideKeys,
     Project,
     Scale,
     SetEmbedding,
@@ -16,6 +18,7 @@ from attnscope.capture.edits import (
     SetRotary,
     SetState,
 )
+from attnscope.capture.edits.edit import cache_name
 from models import ALL_FAMILIES, build_tokenizer, changed, layers_of, out
 from models import kept_with_inputs as kept
 
@@ -124,6 +127,86 @@ def test_added_logits():
         changed(bert, text, AddLogits(values))
 
 
+CHANGES = [
+    lambda direction: AddDirection(1, direction),
+    lambda direction: AddDirection(1, direction, [7]),
+    lambda direction: SetState(1, direction, "last"),
+    lambda _: AddLogits(torch.linspace(0, 1, models.VOCABULARY), steps="first"),
+]
+
+
+def last_logits(model, tokens, *edits, **options):
+    """Logits behind the last token of a pass."""
+    with edit(model, *edits), torch.no_grad():
+        return model(input_ids=tokens, **options).logits[:, -1]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("cached", [5, 8])
+def test_the_prompt_behind_a_filled_cache_is_changed(change, cached):
+    """It was taken for a step of a generation, which these edits leave alone, and nothing was said."""
+    model = models.tiny("llama")
+    direction = torch.randn(96, generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(1))
+    edits = change(direction)
+    if cached == 8 and getattr(edits, "positions", None) == [7]:
+        return  # that position came before
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(tokens[:, :cached], **{cache_name(model): cache}, use_cache=True)
+    changed_logits = last_logits(
+        model, tokens[:, cached:], edits, **{cache_name(model): cache}, use_cache=True
+    )
+    torch.testing.assert_close(changed_logits, last_logits(model, tokens, edits), rtol=0, atol=1e-4)
+    assert not torch.allclose(changed_logits, last_logits(model, tokens), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (AddDirection(1, torch.ones(96)), "a pass of 4 tokens behind 4 in the cache may be a piece"),
+        (SetState(1, torch.ones(96), "all"), "a pass of 4 tokens behind 4 in the cache may be a piece"),
+        (AddLogits(torch.ones(models.VOCABULARY), "first"), "a pass of 4 tokens behind 4 in the cache"),
+        (SetState(1, torch.ones(96), [-2], steps="all"), "the prompt is read in pieces, whose last tokens"),
+        (HideKeys([-2]), "the prompt is read in pieces, whose last tokens"),
+    ],
+)
+def test_the_end_of_a_prompt_that_is_read_in_pieces_is_not_known(change, words):
+    """The last token of its first piece was changed, and what stands behind it was left."""
+    model = models.tiny("llama")
+    inputs = {"input_ids": torch.randint(3, 60, (2, 9)), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
+    with (
+        edit(model, change),
+        pytest.raises(NotImplementedError, match=f"^{type(change).__name__}: {words}"),
+    ):
+        model.generate(**inputs, max_new_tokens=4, do_sample=False, prefill_chunk_size=4)
+
+
+def test_all_tokens_of_a_prompt_that_is_read_in_pieces():
+    model = models.tiny("llama")
+    inputs = {"input_ids": torch.randint(3, 60, (2, 9)), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "output_logits": True}
+    logits = []
+    for pieces in ({}, {"prefill_chunk_size": 4}):
+        with edit(model, AddDirection(1, torch.linspace(-1, 1, 96), "all", steps="all")):
+            written = model.generate(**inputs, **options, **pieces, return_dict_in_generate=True)
+        logits.append(torch.stack(written.logits))
+    torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-4)
+
+
+def test_tokens_behind_a_step_may_be_a_prompt_or_guesses():
+    model = models.tiny("llama")
+    tokens = torch.randint(3, 60, (1, 9), generator=torch.Generator().manual_seed(1))
+    cache = {cache_name(model): DynamicCache(config=model.config), "use_cache": True}
+    with edit(model, AddDirection(1, torch.ones(96))), torch.no_grad():
+        model(tokens[:, :4], **cache)
+        model(tokens[:, 4:5], **cache)
+        with pytest.raises(
+            NotImplementedError, match="AddDirection: a pass of 4 tokens behind 5 in the cache"
+        ):
+            model(tokens[:, 5:], **cache)
+
+
 def test_given_positions_are_those_of_the_model():
     model, inputs = build_tokenizer("llama")
     ids = torch.randint(0, 50, (2, 37))
@@ -133,6 +216,23 @@ def test_given_positions_are_those_of_the_model():
     mask = torch.ones_like(ids)
     expected = out(model, {**plain, "attention_mask": mask, "position_ids": 2 * torch.arange(37)[None]})
     assert torch.equal(changed(model, plain, SetPositionIds(ids=2 * torch.arange(37))), expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_given_positions_are_as_many_as_the_tokens_of_a_pass(name):
+    """The step of a generation, which has one, ended in an error of torch."""
+    model = models.cached_model(name)
+    tokens = torch.randint(3, 60, (1, 8), generator=torch.Generator().manual_seed(0))
+    change = SetPositionIds(ids=torch.arange(8))
+    with (
+        edit(model, change),
+        pytest.raises(
+            ValueError, match=r"ids must have shape \[1\] or \[1, 1\], .* got \(8,\); a generation"
+        ),
+    ):
+        model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=3, pad_token_id=0)
+    with edit(model, change), pytest.raises(ValueError, match=r"\[7\] or \[1, 7\], .* got \(8,\)"):
+        model(tokens[:, :7])
 
 
 def test_ntk_and_interpolation_by_hand():

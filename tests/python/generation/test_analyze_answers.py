@@ -13,15 +13,8 @@ from transformers import (
 )
 
 import attnscope as asc
+from models import SMALL_DECODER
 
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
 GREEDY = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
 
@@ -29,7 +22,7 @@ GREEDY = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    return LlamaForCausalLM(LlamaConfig(**SMALL_DECODER)).eval()
 
 
 def answered(model, prompt):
@@ -172,7 +165,7 @@ def test_what_cannot_be_generated_or_chosen_is_refused(model):
 
 def test_the_end_of_an_answer_is_that_of_the_models_configuration():
     """A configuration that is passed leaves it to the model's; what follows the end is padding."""
-    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SMALL_DECODER)).eval()
     torch.manual_seed(0)
     options = {"do_sample": True, "num_return_sequences": 8, "max_new_tokens": 12}
     passed = GenerationConfig(**options)
@@ -191,8 +184,54 @@ def test_the_end_of_an_answer_is_that_of_the_models_configuration():
 
 
 def test_an_answer_of_a_model_that_returns_more_than_tokens():
-    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SMALL_DECODER)).eval()
     expected = asc.analyze(model, [[9, 10, 11]], "top_mass", generate=GREEDY)["samples"]["token_ids"]
     model.generation_config.return_dict_in_generate = True
     answers = asc.analyze(model, [[9, 10, 11]], "top_mass", generate=GREEDY)["samples"]["token_ids"]
     assert answers[0].tolist() == expected[0].tolist()
+
+
+def entropies_of(maps):
+    """Return the entropy of each row of maps [heads, q, k], by its definition."""
+    return torch.special.entr(maps.double()).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("queries", "rows"),
+    [("answer", slice(4, 6)), ("prompt", slice(0, 4)), (slice(1, 3), slice(1, 3)), ([False, True] * 4, None)],
+)
+def test_queries_behind_virtual_tokens_are_those_of_the_text(queries, rows):
+    """They were counted from the first virtual token."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    settings = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = peft.get_peft_model(LlamaForCausalLM(LlamaConfig(**SMALL_DECODER)), settings).eval()
+    tokens = list(range(5, 13))
+    results = asc.analyze(model, [tokens], "attention_entropy", answer=[(4, 6)], queries=queries)
+    model.set_attn_implementation("eager")
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        maps = model(input_ids=ids, attention_mask=torch.ones_like(ids), output_attentions=True).attentions
+    places = torch.arange(8)[torch.tensor(queries) if rows is None else rows] + 3
+    expected = torch.stack([entropies_of(layer[0])[:, places].mean(-1) for layer in maps])
+    means = results["heads"].sort_values(["layer", "head"])["entropy"].to_numpy().reshape(2, 4)
+    np.testing.assert_allclose(means, expected.numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [6, 8])
+def test_a_decoder_as_long_as_its_encoder_has_other_tokens_and_no_answer(tokens):
+    """Its rows were measured with the tokens and the answer of the encoder's text, which has eight."""
+    shape = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    depth = {"encoder_layers": 1, "decoder_layers": 1}
+    torch.manual_seed(0)
+    model = BartForConditionalGeneration(BartConfig(vocab_size=64, **shape, **depth)).eval()
+    inputs = {
+        "input_ids": torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8]]),
+        "decoder_input_ids": torch.arange(10, 10 + tokens)[None],
+    }
+    metrics = ["pattern_share", "lookback", "attention_entropy"]
+    results = asc.analyze(model, inputs, metrics, answer=[(5, 8)], queries="answer")
+    rows = results["heads"].groupby("attention").count()
+    for column in ("duplicate_share", "lookback", "entropy"):
+        assert rows.loc["encoder", column] > 0
+        assert rows.loc["decoder", column] == rows.loc["cross", column] == 0

@@ -21,21 +21,15 @@ from transformers import (
 
 import attnscope as asc
 from attnscope.view.generated import stacks_of_recording
+from attnscope.view.measured import contents_of_stacks
+from models import SMALL_DECODER
 
 PROMPT, ANSWER, WORDS = 7, 6, 64
-SMALL = {
-    "vocab_size": WORDS,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 GPT = {"vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
 FAMILIES = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=5)),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL, sliding_window=4, head_dim=8)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL_DECODER)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SMALL_DECODER, sliding_window=5)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL_DECODER, sliding_window=4, head_dim=8)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT)),
     # captured by hooks on its eager attention
     "falcon": lambda: FalconForCausalLM(
@@ -343,3 +337,25 @@ def test_steps_that_do_not_follow_each_other_are_refused():
         RuntimeError, match="step 1 of attn has 2 queries over the keys 0 to 3 after 4 tokens"
     ):
         assemble([step(0, 4, 4), step(1, 2, 4), step(2, 1, 7)])
+
+
+def test_a_page_numbers_layers_and_heads_as_the_model_does():
+    """Of captured layers 1 and 3 it said 0 and 1, and so of heads."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SMALL_DECODER | {"num_hidden_layers": 4})).eval()
+    inputs = prompt(1)
+    with asc.capture(model, layers=[1, 3], heads=[0, 2]) as recording:
+        list(recording.run(**inputs))
+        list(recording.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0))
+        (stack,) = stacks_of_recording(recording, None, None, None)
+        maps = {layer.index: layer.attention for layer in recording.assembled()}
+    contents = contents_of_stacks([stack], 1 << 24)
+    assert (contents["layers"], contents["heads"]) == ([1, 3], [0, 2])
+    assert [(matrix["layer"], matrix["head"]) for matrix in contents["maps"]] == [
+        (layer, head) for layer in (1, 3) for head in (0, 2)
+    ]
+    at = [metric["name"] for metric in contents["metrics"]].index("entropy")
+    expected = [
+        [float(torch.special.entr(head).sum(-1).mean()) for head in maps[layer][0]] for layer in (1, 3)
+    ]
+    np.testing.assert_allclose(contents["values"][0][0][at], expected, rtol=0, atol=1e-3)

@@ -20,23 +20,16 @@ from transformers import (
 import attnscope as asc
 from attnscope.capture.edits.edit import cache_name
 from attnscope.view.generated import stacks_of_recording
+from models import SMALL_DECODER, sharpen
 
 WORDS = 64
-SMALL = {
-    "vocab_size": WORDS,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 FREE = {"eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 5}
 GREEDY = {**FREE, "do_sample": False}
 
 
 def llama():
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    return LlamaForCausalLM(LlamaConfig(**SMALL_DECODER)).eval()
 
 
 def prompt(batch=2, tokens=7):
@@ -179,7 +172,10 @@ def llava(pictures):
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     vision = CLIPVisionConfig(**shape, image_size=16, patch_size=8)
     config = LlavaConfig(
-        text_config=LlamaConfig(**SMALL), vision_config=vision, image_token_id=60, vision_feature_layer=-1
+        text_config=LlamaConfig(**SMALL_DECODER),
+        vision_config=vision,
+        image_token_id=60,
+        vision_feature_layer=-1,
     )
     ids = torch.tensor([[5, *[60] * 4 * pictures, 7, 8], [6, *[60] * 4 * pictures, 9, 10]])
     pixels = torch.randn(2 * pictures, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -248,7 +244,7 @@ def test_a_step_knows_which_key_its_cache_begins_with(cache):
     from transformers import MistralConfig, MistralForCausalLM
 
     torch.manual_seed(0)
-    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=5)).eval()
+    model = MistralForCausalLM(MistralConfig(**SMALL_DECODER, sliding_window=5)).eval()
     with asc.capture(model, layers=[0]) as recording:
         list(recording.run(**prompt()))
         steps = list(recording.generate(**prompt(), **GREEDY, **cache))
@@ -260,7 +256,7 @@ def test_a_filled_cache_that_has_dropped_keys(kind):
     from transformers import MistralConfig, MistralForCausalLM
 
     torch.manual_seed(0)
-    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=4)).eval()
+    model = MistralForCausalLM(MistralConfig(**SMALL_DECODER, sliding_window=4)).eval()
     inputs = prompt(tokens=12)
     make = {"dynamic": DynamicCache, "static": lambda config: StaticCache(config, max_cache_len=24)}
     cache = make[kind](config=model.config)
@@ -273,19 +269,27 @@ def test_a_filled_cache_that_has_dropped_keys(kind):
         torch.testing.assert_close(layer.attention, maps[:, :, 5:], rtol=0, atol=1e-5)
 
 
-def gemma4():
+def gemma4(sharpness=1.0):
     """A model whose last layers read the keys of others, and only the last query of a prompt."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
     inputs = {"vocab_size_per_layer_input": WORDS, "hidden_size_per_layer_input": 8}
-    shape = {**SMALL, "num_hidden_layers": 4, "head_dim": 8, "global_head_dim": 16, "sliding_window": 4}
+    shape = {
+        **SMALL_DECODER,
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": 4,
+    }
     try:
         config = AutoConfig.for_model("gemma4_text", **shape, **kinds, **inputs)
     except ValueError:
         pytest.skip("transformers has no such model")
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_config(config).eval()
+    sharpen(model, sharpness)
+    return model
 
 
 def test_layers_that_read_the_last_query_of_a_prompt_alone():
@@ -304,3 +308,73 @@ def test_layers_that_read_the_last_query_of_a_prompt_alone():
         list(recording.generate(**prompt(), **GREEDY, prefill_chunk_size=3))
         with pytest.raises(RuntimeError, match="its steps do not follow each other"):
             list(recording.assembled())
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_an_answer_longer_than_the_prompt_behind_layers_that_read_its_last_query(beams):
+    """Rows of these layers were counted as a prompt of their own, so that beams were followed too late."""
+    options = {**GREEDY, "max_new_tokens": 12, "num_beams": beams}
+    with asc.capture(gemma4(sharpness=6.0)) as recording:
+        list(recording.run(**prompt()))
+        list(recording.generate(**prompt(), **options))
+        layers, tokens = list(recording.assembled()), recording.output[:, :-1]
+        expected = {layer.index: layer.attention for layer in recording.run(input_ids=tokens)}
+    for layer in layers:
+        rows = layer.attention.shape[-2]
+        torch.testing.assert_close(layer.attention, expected[layer.index][:, :, -rows:], rtol=0, atol=1e-4)
+        assert layer.answer_start.tolist() == [rows - 11] * 2
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"prefill_chunk_size": 3}])
+def test_one_written_token_stands_behind_a_prompt(options):
+    """No step follows the prompt, whose queries are all that there are."""
+    layers, steps, _ = generated(llama(), prompt(), max_new_tokens=1, **options)
+    assert len(steps) == (3 if "prefill_chunk_size" in options else 1)
+    assert [layer.answer_start.tolist() for layer in layers] == [[7, 7]] * 2
+
+
+def test_one_written_token_of_a_decoder_has_its_name():
+    """The decoder was taken for the encoder, which reads other tokens than those that are written."""
+    shape = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    depth = {"encoder_layers": 1, "decoder_layers": 1}
+    torch.manual_seed(0)
+    model = BartForConditionalGeneration(BartConfig(vocab_size=WORDS, **shape, **depth)).eval()
+    with asc.capture(model) as recording:
+        list(recording.run(**prompt(1), decoder_input_ids=torch.tensor([[2]])))
+        list(recording.generate(**prompt(1), **GREEDY | {"max_new_tokens": 1}))
+        starts = {layer.stack: layer.answer_start for layer in recording.assembled()}
+        stacks = stacks_of_recording(recording, None, None, None)
+    assert [start is None for start in starts.values()] == ["decoder" not in stack for stack in starts]
+    assert [stack.keys for stack in stacks if stack.name == "model.decoder.layers.*.self_attn"] == [["2"]]
+
+
+def test_a_model_of_pictures_that_hands_generate_over_to_its_decoder():
+    """All its steps were step 0, and each was a map of its own."""
+    from transformers import Blip2Config, Blip2ForConditionalGeneration
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = Blip2Config(
+        vision_config={**sizes, "image_size": 16, "patch_size": 4},
+        qformer_config={**sizes, "vocab_size": WORDS, "encoder_hidden_size": 32},
+        text_config={"model_type": "llama", **SMALL_DECODER},
+        num_query_tokens=4,
+        image_token_index=60,
+    )
+    torch.manual_seed(0)
+    model = Blip2ForConditionalGeneration(config).eval()
+    ids = torch.tensor([[60, 60, 60, 60, 5, 6, 7], [60, 60, 60, 60, 8, 9, 10]])
+    inputs = {"pixel_values": torch.randn(2, 3, 16, 16), "attention_mask": torch.ones_like(ids)}
+    with asc.capture(model) as recording:
+        list(recording.run(input_ids=ids, **inputs))
+        steps = recording.generate(input_ids=ids, **inputs, **GREEDY)
+        of_decoder = [layer.step for layer in steps if "language_model" in layer.stack and layer.index == 0]
+        written = recording.output
+        layers = {(layer.stack, layer.index): layer for layer in recording.assembled()}
+        tokens = torch.cat([ids, written[:, -5:-1]], 1)
+        inputs["attention_mask"] = torch.ones_like(tokens)
+        expected = list(recording.run(input_ids=tokens, **inputs))
+    assert of_decoder == [0, 1, 2, 3, 4]
+    assert len(layers) == len(expected)
+    for layer in expected:
+        maps = layers[layer.stack, layer.index].attention
+        torch.testing.assert_close(maps, layer.attention, rtol=0, atol=1e-5)

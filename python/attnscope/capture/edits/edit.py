@@ -50,6 +50,8 @@ class PassPosition:
     def __init__(self) -> None:
         self.root: nn.Module | None = None
         self.past = 0
+        # Of the pass before this one: whether it read a prompt, and how many tokens there were behind it.
+        self._before: tuple[bool, int] | None = None
         self.mask = torch.ones(0, 0, dtype=torch.bool, device="cpu")
         self.offsets: dict[int, tuple[int, int]] = {}
         self.calls: dict[Any, int] = {}
@@ -70,6 +72,7 @@ class PassPosition:
             return
         batch, n = tokens.shape[:2]
         if outermost:
+            self._before = (not self.is_step, self.mask.shape[1]) if self.mask.numel() else None
             self.root = module
             self.calls.clear()
             self.offsets.clear()
@@ -88,6 +91,42 @@ class PassPosition:
                     real[:, :past] = self.mask.to(real.device)
             self.mask = real
         self.past = max(0, self.mask.shape[1] - n)
+
+    @property
+    def is_step(self) -> bool:
+        """True where the pass is behind those that read the prompt.
+
+        The first pass reads a prompt, whatever a cache held before.
+        """
+        return bool(self.past) and self._before is not None and not self.is_piece
+
+    @property
+    def is_piece(self) -> bool:
+        """True for tokens that go on with a prompt of which the pass before read the beginning."""
+        return self.past > 0 and self.queries > 1 and self._before == (True, self.past)
+
+    @property
+    def queries(self) -> int:
+        """Tokens of this pass."""
+        return self.mask.shape[1] - self.past
+
+    def reads_prompt(self, function: str) -> bool:
+        """Return True where the pass reads a prompt, False for a step of a generation.
+
+        Args:
+            function: whose name errors begin with.
+
+        Raises:
+            NotImplementedError: several tokens behind another pass, which may be one or the other.
+        """
+        if self.past and self._before is not None and self.queries > 1:
+            raise NotImplementedError(
+                f"{function}: a pass of {self.queries} tokens behind {self.past} in the cache may be a piece "
+                "of the prompt, another prompt, or tokens that were guessed; let the model read a prompt in "
+                "one pass and write without an assistant, and begin a block of the edit for each prompt "
+                "behind a cache"
+            )
+        return not self.is_step
 
     @property
     def first(self) -> Tensor:
@@ -113,15 +152,19 @@ class PassPosition:
 
         Raises:
             ValueError: for positions that the shortest sample does not have, or that are no whole numbers.
+            NotImplementedError: positions from the end of a prompt that is read in pieces.
         """
         batch, total = self.mask.shape
         columns = torch.arange(0 if cached else self.past, total, device=self.mask.device)
         if isinstance(positions, str):
             if positions == "all":
                 return torch.ones(batch, len(columns), dtype=torch.bool, device=columns.device)
+            self._refuse_piece(function)
             return columns[None] == self.last[:, None]
         chosen = torch.as_tensor(positions, device=columns.device)
         places = chosen.to(torch.int64)
+        if bool((places < 0).any()):
+            self._refuse_piece(function)
         if bool((places != chosen).any()):
             raise ValueError(f"{function}: positions must be whole numbers, got {chosen.tolist()}")
         places = (places if places.ndim == 2 else places.reshape(1, -1)).expand(batch, -1)
@@ -133,6 +176,13 @@ class PassPosition:
             )
         column = torch.where(places < 0, self.last[:, None] + 1 + places, self.first[:, None] + places)
         return (columns[None, :, None] == column[:, None]).any(-1)
+
+    def _refuse_piece(self, function: str) -> None:
+        if self.is_piece:
+            raise NotImplementedError(
+                f"{function}: the prompt is read in pieces, whose last tokens are not its own; count "
+                "positions from its beginning, or let the model read it in one pass"
+            )
 
     def call_index(self, module: Any) -> int:
         """Return the zero-based call index of the module in this pass, and advance it."""

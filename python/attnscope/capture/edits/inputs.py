@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.edits.edit import ACTIVE, Applied, BaseEdit
+from attnscope.capture.edits.edit import ACTIVE, Applied, BaseEdit, PassPosition
 from attnscope.capture.module_tracing import takes
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class SetPositionIds(BaseEdit):
 
     Attributes:
         shift: added to the position ids that the model would have made itself (or was given).
-        ids: [n] or [B, n], in their place.
+        ids: [n] or [B, n], in their place, one for each token of a pass; no generation has such passes alone.
     """
 
     shift: int = 0
@@ -116,8 +116,7 @@ class SetPositionIds(BaseEdit):
             applied.count += 1
             ids = kwargs.get("position_ids")
             if self.ids is not None:
-                ids = self.ids.to(where.mask.device)
-                ids = ids if ids.ndim == 2 else ids[None]
+                ids = self._ids_of_pass(self.ids, where)
             elif ids is None:
                 if rule is None:
                     raise NotImplementedError(
@@ -134,6 +133,20 @@ class SetPositionIds(BaseEdit):
             }
 
         return [module.register_forward_pre_hook(before, with_kwargs=True) for module in taking]
+
+    @staticmethod
+    def _ids_of_pass(ids: Tensor, where: PassPosition) -> Tensor:
+        """Return the given ids for the tokens of a pass."""
+        shape = tuple(ids.shape)
+        ids = ids.to(where.mask.device)
+        ids = ids if ids.ndim == 2 else ids[None]
+        batch, tokens = len(where.mask), where.queries
+        if ids.shape not in ((1, tokens), (batch, tokens)):
+            raise ValueError(
+                f"SetPositionIds: ids must have shape [{tokens}] or [{batch}, {tokens}], as the tokens of a "
+                f"pass, got {shape}; a generation takes shift alone"
+            )
+        return ids
 
 
 Rule = Callable[[Tensor], Tensor]

@@ -16,19 +16,24 @@ from torch import Tensor, nn
 
 from attnscope._checks import as_tensor
 from attnscope.capture.edits.edit import ACTIVE, Applied, BaseEdit
-from attnscope.capture.visibility import PLACES, float_mask
+from attnscope.capture.visibility import PLACES, float_mask, visible_entries
 from attnscope.models.layer_numbers import running_number
 
 Heads = Sequence[int] | Sequence[tuple[int, int]] | None
 
 
 class Call(NamedTuple):
-    """A call of an attention module: its layer, its shape, and the columns of its queries and keys."""
+    """A call of an attention module: its layer, its shape, and the columns of its queries and keys.
+
+    Attributes:
+        hidden: keys that no query sees, bool [k]; among them are places of a static cache that hold no token.
+    """
 
     layer: int
     heads: int
     queries: Tensor
     keys: Tensor
+    hidden: Tensor
 
 
 class Attended(NamedTuple):
@@ -57,6 +62,7 @@ class _OfKeys(BaseEdit):
                     if not -call.heads <= head < call.heads:
                         raise ValueError(f"{self.name}: head {head} of layer {layer}, which has {call.heads}")
                     chosen[head] = True
+        self._check_keys(call, applied)
         keys = self._columns(self.keys, call.keys, applied)
         queries = ~self._columns(self.skip_queries, call.queries, applied)
         applied.count += 1
@@ -82,11 +88,16 @@ class _OfKeys(BaseEdit):
             raise ValueError(
                 f"{self.name}: keys must have shape {tuple(where.mask.shape)}, got {tuple(flags.shape)}"
             )
-        if columns.numel() and int(columns.max()) >= total:
+        columns = columns.to(flagged.device)
+        return flagged[:, columns.clamp(max=total - 1)] & (columns < total)
+
+    def _check_keys(self, call: Call, applied: Applied) -> None:
+        """Raise for keys that are none of the tokens and that queries see."""
+        total = applied.where.mask.shape[1]
+        if bool(((call.keys >= total) & ~call.hidden).any()):
             raise NotImplementedError(
-                f"{self.name}: a layer attends to {len(columns)} keys, where the input holds {total} tokens"
+                f"{self.name}: a layer attends to {len(call.keys)} keys, where the input holds {total} tokens"
             )
-        return flagged[:, columns.to(flagged.device)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +171,9 @@ def attended(
     unread: Tensor | None = None
     n, keys = query.shape[2], key.shape[2]
     places = getattr(mask, PLACES, None)
+    never = torch.zeros(keys, dtype=torch.bool, device=query.device)
+    if edits and mask is not None:
+        never = ~visible_entries(mask[..., :keys]).flatten(0, 2).any(0)
     for applied in edits:
         where = applied.where
         begin, start = places or where.offsets.get(keys, (where.past, 0))
@@ -171,6 +185,7 @@ def attended(
             query.shape[1],
             torch.arange(begin, begin + n, device=query.device),
             torch.arange(start, start + keys, device=query.device),
+            never,
         )
         if isinstance(applied.edit, LimitWindow):
             mask = _masked(mask, applied.edit.entries(call, applied), query, keys)

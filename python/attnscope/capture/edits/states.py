@@ -53,8 +53,7 @@ class _AtSite(BaseEdit):
             if not applied.live or applied.where.call_index((id(module), enters)) not in calls:
                 return None
             where = applied.where
-            n = where.mask.shape[1] - where.past
-            new = self.changed(states.reshape(len(where.mask), n, -1), applied)
+            new = self.changed(states.reshape(len(where.mask), where.queries, -1), applied)
             return new.reshape(states.shape)
 
         return hook(module, enters=enters, act=act)
@@ -85,7 +84,7 @@ class _AtPositions(_AtSite):
     def changed(self, states: Tensor, applied: Applied) -> Tensor:
         """See `_AtSite`."""
         applied.count += 1
-        if self.steps == "first" and applied.where.past:
+        if self.steps == "first" and not applied.where.reads_prompt(self.name):
             return states
         chosen = applied.where.columns(self.name, self.positions).to(states.device)
         return torch.where(chosen[..., None], self.new(states, self.fitted(states)), states)
@@ -117,7 +116,8 @@ class AddDirection(_AtPositions):
         value: [D], [B, D] or [B, n, D].
         positions: "last", "all", or numbers counted from each sample's first real token, negative ones from
             its end.
-        steps: "first" acts on the prompt, "all" on every step of a generation too.
+        steps: "first" acts on the prompt, behind a filled cache too, "all" on every step of a generation as
+            well. Without a cache every step reads a prompt of its own.
         site: any site of a layer but those of the attention itself.
     """
 
@@ -220,7 +220,7 @@ class AddLogits(BaseEdit):
 
     Attributes:
         values: [V], or anything that broadcasts over [B, n, V].
-        steps: "first" acts on the prompt, "all" on every step of a generation too.
+        steps: as for `AddDirection`.
     """
 
     values: Tensor
@@ -238,7 +238,7 @@ class AddLogits(BaseEdit):
                     f"AddLogits: {type(model).__name__} gives no logits; load it with its vocabulary head"
                 )
             applied.count += 1
-            if self.steps != "first" or not applied.where.past:
+            if self.steps != "first" or applied.where.reads_prompt(self.name):
                 output["logits"] = logits + self.values.to(logits)
             return output
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -112,10 +113,12 @@ class GeneratedRows:
                 "assembled: no step was kept; loop over recording.generate(...) first, with 'attention' "
                 "among the captured sites"
             )
+        steps_of_prompt = self._steps_of_prompt()
         for rows in self._rows.values():
             count = len(rows[0].attention)
             if count == self._sequences:
-                yield assemble(rows, self.beams, self._settings.prompt_tokens)
+                writes = self._settings.writes(rows[0].layer.stack)
+                yield assemble(rows, self.beams, steps_of_prompt, writes=writes)
             elif self._settings.has_encoder and count < self._sequences:
                 # an encoder reads each text once, whatever its answers
                 sequences = self._sequences if self.beams is None else len(self.beams)
@@ -123,14 +126,30 @@ class GeneratedRows:
             else:  # pictures, of which a text may have several
                 yield assemble(rows)
 
+    def _steps_of_prompt(self) -> int:
+        """Return how many steps read the prompt: more than one where it is read in pieces.
 
-def assemble(rows: Sequence[StepRows], beams: Tensor | None = None, prompt_tokens: int = 0) -> Layer:
+        Layers that read the last query of each piece alone do not say it.
+        """
+        steps = []
+        for rows in self._rows.values():
+            sizes = accumulate(step.attention.shape[-2] for step in rows)
+            ends = (at for at, size in enumerate(sizes, 1) if size >= self._settings.prompt_tokens)
+            if self._settings.writes(rows[0].layer.stack):
+                steps.append(next(ends, len(rows)))
+        return min(steps, default=1)
+
+
+def assemble(
+    rows: Sequence[StepRows], beams: Tensor | None = None, steps_of_prompt: int = 1, *, writes: bool = False
+) -> Layer:
     """Return one layer with the rows of all steps of a layer.
 
     Args:
         rows: of the steps, in order.
         beams: as `GeneratedRows.beams`.
-        prompt_tokens: queries of the prompt; 0 where they are those of the first step.
+        steps_of_prompt: that read the prompt.
+        writes: the layer reads the prompt of what is written, also where no step follows it.
 
     Raises:
         RuntimeError: a step that goes back, or whose keys are not those of the steps before it.
@@ -139,7 +158,6 @@ def assemble(rows: Sequence[StepRows], beams: Tensor | None = None, prompt_token
     if len(rows) > 1 and rows[-1].attention.shape[-2] == rows[-2].attention.shape[-2] + 1:
         # without a cache every step computes all rows again
         rows = [rows[0], *map(_last_query, rows[1:])]
-    steps_of_prompt = _steps_of_prompt(rows, prompt_tokens)
     if beams is not None:
         # all steps that read the prompt lead to the first token
         turns = [max(0, at + 1 - steps_of_prompt) for at in range(len(rows))]
@@ -149,7 +167,7 @@ def assemble(rows: Sequence[StepRows], beams: Tensor | None = None, prompt_token
             if turn < beams.shape[1]
         ]
     prompt = None
-    if steps_of_prompt < len(rows):
+    if writes or steps_of_prompt < len(rows):
         prompt = sum(step.attention.shape[-2] for step in rows[:steps_of_prompt])
     if first.cross:
         return _stack_rows(rows, prompt)
@@ -176,16 +194,6 @@ def assemble(rows: Sequence[StepRows], beams: Tensor | None = None, prompt_token
     layer = _layer_of(first, maps, valid, visible if is_known else None, of_prompt)
     layer.exact_mask = all(step.layer.exact_mask for step in rows)
     return layer
-
-
-def _steps_of_prompt(rows: Sequence[StepRows], tokens: int) -> int:
-    """Return how many steps read the prompt, which may be read in pieces."""
-    size = 0
-    for at, step in enumerate(rows):
-        size += step.attention.shape[-2]
-        if size >= tokens:
-            return at + 1
-    return len(rows)
 
 
 def _keys_before(step: StepRows) -> int:

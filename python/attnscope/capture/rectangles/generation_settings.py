@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from attnscope.capture.edits.edit import CACHE
+from attnscope.models.architecture import name_pattern
+from attnscope.models.inputs.generation_options import first_attribute, generation_option
 
 #: Options by which a model guesses several tokens at once and takes back those that it would not write.
 _GUESSES = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
@@ -24,6 +27,7 @@ class GenerationSettings:
         is_dictionary: what `generate` returns holds more than tokens.
         prompt_tokens: queries of each prompt, padding among them; 0 where they are those of the first step.
         has_encoder: the prompt is read by an encoder.
+        decoder: pattern of the name of the module that writes; "" for the whole model.
         detour: what makes the model compute rows that are no part of the text, in words; "" for nothing.
     """
 
@@ -31,24 +35,14 @@ class GenerationSettings:
     is_dictionary: bool = False
     prompt_tokens: int = 0
     has_encoder: bool = False
+    decoder: str = ""
     detour: str = ""
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Mapping[str, Any]) -> GenerationSettings:
-        """Return the settings of ``model.generate(**inputs)``.
-
-        An option overrules the configuration that is passed, and that the model's for all that it names.
-        """
-        stored = _first_attribute(model, "generation_config")
-        passed = inputs.get("generation_config")
-
-        def setting(name: str) -> Any:
-            if name in inputs:
-                return inputs[name]
-            value = getattr(passed, name, None)
-            return getattr(stored, name, None) if value is None else value
-
-        has_encoder = bool(getattr(_first_attribute(model, "config"), "is_encoder_decoder", False))
+        """Return the settings of ``model.generate(**inputs)``."""
+        setting = partial(generation_option, model, inputs)
+        has_encoder = bool(getattr(first_attribute(model, "config"), "is_encoder_decoder", False))
         guess = next((name for name in _GUESSES if setting(name)), "")
         detour = f"{guess} guesses tokens and takes some back" if guess else ""
         if not detour and (setting("guidance_scale") or 1) != 1:
@@ -58,14 +52,23 @@ class GenerationSettings:
             bool(setting("return_dict_in_generate")),
             0 if has_encoder else _prompt_queries(inputs),
             has_encoder,
+            _name_of_decoder(model),
             detour,
         )
 
+    def writes(self, stack: str) -> bool:
+        """Return True for attention modules of the part of the model that writes."""
+        return not self.decoder or stack.startswith(f"{self.decoder}.")
 
-def _first_attribute(model: nn.Module, name: str) -> Any:
-    """Return an attribute of a model, or of the first module inside that has it; None without one."""
-    values = (getattr(module, name, None) for module in model.modules())
-    return next((value for value in values if value is not None), None)
+
+def _name_of_decoder(model: nn.Module) -> str:
+    """Return the pattern of the decoder's name; "" where the model does not say which of its parts it is."""
+    for module in model.modules():
+        lookup: Any = getattr(module, "get_decoder", None)
+        if callable(lookup):
+            decoder = lookup()
+            return next((name_pattern(name) for name, part in model.named_modules() if part is decoder), "")
+    return ""
 
 
 def _prompt_queries(inputs: Mapping[str, Any]) -> int:

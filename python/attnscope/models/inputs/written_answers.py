@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from attnscope.models.architecture import input_device
+from attnscope.models.inputs.generation_options import generation_option
 from attnscope.models.inputs.prompt_learning import virtual_tokens
 
 #: Options of `generate` that the caller sets itself.
@@ -60,22 +61,14 @@ def write_answers(
     sequences = getattr(written, "sequences", written)  # the model's configuration may ask for more
     start, ends = ids.shape[1], _end_tokens(model, options)
     answers = [_until_end(tokens[start:], ends) for tokens in sequences.tolist()]
-    if any(_setting(model, options, name) for name in _STOPS):
+    if any(generation_option(model, options, name) for name in _STOPS):
         answers = [_without_padding(answer, settings["pad_token_id"]) for answer in answers]
     return [ids[0].tolist() + answer for answer in answers]
 
 
-def _setting(model: Any, options: Mapping[str, Any], name: str) -> Any:
-    """Return an option of a generation: of the call, else of its configuration, else of the model's."""
-    if name in options:
-        return options[name]
-    value = getattr(options.get("generation_config"), name, None)
-    return getattr(getattr(model, "generation_config", None), name, None) if value is None else value
-
-
 def _end_tokens(model: Any, options: Mapping[str, Any]) -> set[int]:
     """Return the ids at which an answer ends."""
-    ends = _setting(model, options, "eos_token_id")
+    ends = generation_option(model, options, "eos_token_id")
     if ends is None:
         return set()
     return {int(end) for end in np.ravel(np.asarray(ends))}
