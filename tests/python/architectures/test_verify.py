@@ -148,8 +148,8 @@ def test_rows_that_are_not_those_of_one_pass_are_said_and_refuse_no_capture(monk
     model = tiny("llama")
     usual = assembled.assemble
 
-    def shifted(*arguments):
-        layer = usual(*arguments)
+    def shifted(*arguments, **options):
+        layer = usual(*arguments, **options)
         layer.tensors["attention"][..., -1, 0] += 0.25
         return layer
 

@@ -255,7 +255,7 @@ def sensitivity(shift_of_other, shift_of_reference, chance=0.0, layers=(0, 1)):
     [
         (1.0, 1.0, 0.0, CONTRADICTED, "the fall itself 1.0"),
         (-2.0, -2.0, 0.0, UNDECIDED, "less that of factual"),
-        (-3.0, -0.5, 0.0, SUPPORTED, "less that of factual -2.5"),
+        (-3.0, -0.5, 0.0, SUPPORTED, "less that of factual −2.5"),
         (-0.5, -3.0, 0.0, CONTRADICTED, "less that of factual 2.[45]"),
         (0.0, 0.0, 0.0, UNDECIDED, "is not wholly below 0"),
         (-3.0, -0.5, -4.0, UNDECIDED, "random directions of the covariance: .* these do as well"),
