@@ -15,7 +15,7 @@ using std::numbers::e;
 using std::numbers::pi;
 
 // The table's steps of the angle.
-constexpr Index kSteps = 1024;
+constexpr Index kSteps = 2048;
 constexpr double kStep = pi / kSteps;
 // A slot is a 64th of an octave; the first begins at 2^-44, and below it the points are few.
 constexpr int kSlotShift = 46;

@@ -37,7 +37,7 @@ class NullLaw {
   const TriangularTable* table() const { return table_; }
 
   // A place on the axis, its angle, F there, and ∫_0^x F, which goes on past the edge, to 1e-13
-  // (5e-12 with a table).
+  // (5e-13 with a table).
   struct Point {
     double x, angle, cdf, integral;
   };
@@ -81,17 +81,17 @@ class NullLaw {
 
 // The triangular law at equal steps of its angle. It brackets F without solving for the angle, to
 // decide at which points the exact value is worth its cost, starts the solver where it is worth it,
-// and interpolates where 1e-12 will do.
+// and interpolates where 1e-13 will do.
 class TriangularTable {
  public:
   TriangularTable();
   struct Bracket {
-    double low, high;  // at most 0.0016 apart
+    double low, high;  // at most 0.0008 apart
   };
   // Of F over [from, to], which is short.
   Bracket cdf(double from, double to) const;
 
-  // The angle of x, 0 < x < e: so near that F there is right to 1e-12, below x = 1e-15 to 3e-9.
+  // The angle of x, 0 < x < e: so near that F there is right to 1e-13, below x = 1e-15 to 2e-10.
   double angle(double x) const;
   // As those of NullLaw.
   NullLaw::Point at(double x) const;
