@@ -267,7 +267,7 @@ class Recording:
         they are, one of each picture.
 
         Yields:
-        `Layer` objects with the site ``attention``, in the order in which the layers run. Their
+            `Layer` objects with the site ``attention``, in the order in which the layers run. Their
             ``answer_start`` is the number of queries of each sample's prompt.
 
         Raises:
