@@ -53,12 +53,9 @@ OF_SUMS = (
     *("spectral_gap", "spectral_ratio", "spectral_norm"),
     *("fiedler_value", "laplacian_gap", "graph_fiedler_value", "graph_laplacian_gap"),
 )
-#: The place of the strongest bin, a mean over signals: of bins that are alike, as those of attention to a single
-#: key, rounding chose one when the tables were stored, and the first counts since. So much a mean has moved.
-OF_PEAKS, PEAK_MOVED = "spectral_peak", 5e-4
-#: By how much numbers moved. Of bins that are alike, as those of attention to a single key, rounding chose the
-#: strongest when the tables were stored, and the first counts since; the law behind the Wasserstein distance was
-#: right to 5e-12 a place; where no key is taken out nothing is reduced, and rounding was stored.
+#: By how much numbers moved. Of bins that are alike, as those of attention to a single key, rounding chose
+#: the strongest when the tables were stored, and the first counts since; the law behind the Wasserstein
+#: distance was right to 5e-12 a place; where no key is taken out nothing is reduced, and rounding was stored.
 MOVED = {"spectral_peak": 5e-4, "mp_wasserstein": 2e-11, "kl_reduction": 1e-9}
 #: Columns of Fourier transforms, whose library was another one when they were stored.
 OF_TRANSFORMS = (
