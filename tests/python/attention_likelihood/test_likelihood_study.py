@@ -364,7 +364,7 @@ def test_a_dose_has_a_line_of_each_third_or_one_of_all_layers(depths):
 
 @pytest.mark.parametrize("nats_of_second", [{"a": -9.0, "b": -3.0}, {"a": -3.0, "b": -9.0}])
 def test_the_caption_of_a_dose_orders_modes_as_every_panel_does(nats_of_second):
-    """What is less likely to one model may be likelier to another."""
+    """A word that is less likely to one model may be likelier to another."""
     import pandas as pd
 
     from attnscope.results.results import Results

@@ -340,7 +340,7 @@ def test_steps_that_do_not_follow_each_other_are_refused():
 
 
 def test_a_page_numbers_layers_and_heads_as_the_model_does():
-    """Of captured layers 1 and 3 it said 0 and 1, and so of heads."""
+    """The page called captured layers 1 and 3 by 0 and 1, and heads likewise."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SMALL_DECODER | {"num_hidden_layers": 4})).eval()
     inputs = prompt(1)

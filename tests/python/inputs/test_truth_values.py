@@ -35,7 +35,7 @@ def flags(kind="bool"):
 
 
 def outcome(function, arguments):
-    """What the call gives or says, as text, which holds every digit that is shown."""
+    """Return the call's result or its error as text, with every digit that is shown."""
     try:
         return str(function(**arguments))
     except (ValueError, TypeError) as error:

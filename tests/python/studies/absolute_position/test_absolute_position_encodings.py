@@ -92,7 +92,7 @@ def test_a_model_is_called_by_what_its_scores_know_of_positions(name, encoding):
 
 
 def test_depth_is_a_share_of_the_layers_that_a_model_has():
-    """Of models of other depths, or of some layers alone, as the slopes beside them have it."""
+    """The axis is a share of all layers, for models of other depths and for some layers alone."""
     keys = {"revision": "", "step": -1}
     measured = {"a": [0, 2], "b": [0, 1, 2], "failed": [0]}
     rows = [
@@ -123,7 +123,7 @@ def test_depth_is_a_share_of_the_layers_that_a_model_has():
     ("residual", "words"), [(0.3, "their ratio, 0.75"), (-0.1, "nothing of the picture")]
 )
 def test_no_share_of_a_picture_is_negative(residual, words):
-    """Where the unbiased variance is below 0, pattern and noise have no ratio."""
+    """Pattern and noise have no ratio where the unbiased variance is below 0."""
     keys = {"model": "m", "revision": "", "step": -1, "layer": 1, "head": 0}
     row = {"residual": residual, "residual_low": -0.2, "residual_high": 0.5, "plain": 0.4}
     place = {"queries": "early", "arm": "base", "input": "windows"}
