@@ -102,6 +102,8 @@ def dry_run(
         peak = max(peak, resident_bytes() + engine.study.kept_bytes(plan))
     engine.release()
     trial = try_out(study, trial_samples(plan, kinds, calibration.seconds), draw)
+    # the libraries that write tables are there while all units but the first are measured
+    peak = max(peak, trial.resident + calibration.measuring)
     peak = max(peak, peak_resident_bytes()) + trial.later_bytes
     if trial.failed:
         notes.append(f"what later stages and drawing take is not known: {trial.failed}")
@@ -138,12 +140,14 @@ class _Calibration:
     """The seconds of every kind of unit, and the most bytes alive.
 
     Attributes:
+        measuring: bytes that measuring adds to a loaded model at the most.
         later: stages that read what earlier ones store, and were not measured.
         refused: positions of models that cannot be loaded.
     """
 
     seconds: dict[Kind, float] = field(default_factory=dict)
     alive: int = 0
+    measuring: int = 0
     later: list[str] = field(default_factory=list)
     refused: set[int] = field(default_factory=set)
 
@@ -156,8 +160,9 @@ def _calibrate_all(engine: Engine, kinds: UnitsByKind) -> _Calibration:
         if source in result.refused:
             continue
         try:
-            result.seconds[kind], alive = _calibrate(engine, units)
-            result.alive = max(result.alive, alive)
+            result.seconds[kind], measuring = _calibrate(engine, units)
+            result.measuring = max(result.measuring, measuring)
+            result.alive = max(result.alive, resident_bytes() + measuring)
         except LoadError as error:
             result.refused.add(source)
             plan.leave_out(dict.fromkeys(unit.checkpoint for unit in units if unit.checkpoint), error)
@@ -172,7 +177,7 @@ def _calibrate_all(engine: Engine, kinds: UnitsByKind) -> _Calibration:
 
 
 def _calibrate(engine: Engine, units: Sequence[Unit]) -> tuple[float, int]:
-    """Return the seconds for all units of one kind, and the bytes at the peak."""
+    """Return the seconds for all units of one kind, and the bytes that measuring them adds at the peak."""
     checkpoint = units[0].checkpoint
     assert checkpoint is not None
     began = time.perf_counter()
@@ -199,8 +204,7 @@ def _calibrate(engine: Engine, units: Sequence[Unit]) -> tuple[float, int]:
     widest = max(_layer_bytes(engine, unit) for unit in units)
     checkpoints = len({unit.checkpoint for unit in units})
     measuring = peak_bytes(widest, engine.plan.heads[units[0].source], inputs[-1].n_tokens)
-    alive = resident_bytes() + measuring
-    return reading_all + loading * checkpoints, alive
+    return reading_all + loading * checkpoints, measuring
 
 
 def _layer_bytes(engine: Engine, unit: Unit) -> int:

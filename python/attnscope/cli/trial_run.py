@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from attnscope._system import resident_bytes
 from attnscope.cli.drawing import draw_run
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.engine import Engine
@@ -38,12 +39,14 @@ class Trial:
         drawing: seconds of figures, page of heads and report.
         table_bytes: of those of its tables that have rows for each text, in memory.
         share: its texts, of those of the whole run, a checkpoint's text counting once a checkpoint.
+        resident: bytes of the process when its tables were written and nothing was drawn.
         failed: why there is no such run; "" where there is.
     """
 
     drawing: float = 0.0
     table_bytes: int = 0
     share: float = 1.0
+    resident: int = 0
     failed: str = ""
 
     @property
@@ -94,6 +97,7 @@ def try_out(study: RunConfig, samples: frozenset[int], draw: bool) -> Trial:
             prepared = prepare(settings)
             share = _restrict(prepared.plan, samples)
             results = Engine(prepared, progress=False, say=_ignore).run()
+            resident = resident_bytes()
         except Interrupted:
             # its message names a folder to go on with, and this one is removed
             raise KeyboardInterrupt from None
@@ -105,7 +109,7 @@ def try_out(study: RunConfig, samples: frozenset[int], draw: bool) -> Trial:
         began = time.perf_counter()
         if draw:
             draw_run(results, [], _ignore, quiet=True)
-        return Trial(time.perf_counter() - began if draw else 0.0, table_bytes, share)
+        return Trial(time.perf_counter() - began if draw else 0.0, table_bytes, share, resident)
 
 
 def _restrict(plan: Plan, samples: Collection[int]) -> float:
