@@ -38,10 +38,13 @@ double log_triangular_slope(double t) {
   return -(t * t - 2.0 * t * s * std::cos(t) + s * s) / (t * s * s);
 }
 
-// x(t) of the triangular law, 0 < t < π.
+// x(t) of the triangular law, of whose angle s is the sine and c the cosine, 0 < t < π.
+double triangular_value(double t, double s, double c) { return s / t * std::exp(t * c / s); }
+
+// The same for every angle.
 double triangular_value(double t) {
-  const double s = std::sin(t), c = std::cos(t);
-  return s / t * std::exp(t * c / s);
+  if (t < 1e-8) return e;
+  return t >= pi ? 0.0 : triangular_value(t, std::sin(t), std::cos(t));
 }
 
 // dF/dt of the triangular law.
@@ -223,7 +226,7 @@ struct TriangularTable::Cell {
 };
 
 double NullLaw::value_at(double t) const {
-  if (kind_ == Kind::triangular) return t >= pi ? 0.0 : sinc(t) * std::exp(t_cot(t));
+  if (kind_ == Kind::triangular) return triangular_value(t);
   if (kind_ == Kind::trapezoid) {
     const TrapezoidCurve curve(gamma_);
     return std::exp(curve.log_value(curve.upper() - t));
@@ -284,7 +287,7 @@ NullLaw::Place NullLaw::place(double t) const {
     if (t >= pi) return {0.0, 0.0, std::numeric_limits<double>::infinity()};
     // x and F as value_at and cdf_at; F' = sin²t/(πtx), which falls as x rises.
     const double s = std::sin(t), c = std::cos(t);
-    const double x = s / t * std::exp(t * c / s);
+    const double x = triangular_value(t, s, c);
     const double share = s * s / (pi * t);
     return {x, 1.0 - t / pi + share, share / x};
   }
