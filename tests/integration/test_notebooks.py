@@ -154,15 +154,55 @@ def test_links_between_stories_lead_somewhere(path):
         assert (FOLDER / target).exists(), f"{path.name} links to {target}"
 
 
+#: A number as Python and pandas print it.
+NUMBER = re.compile(r"(?<![\w.])[-+−]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?")
+#: A cell that says how long something took, or what it weighed, says something else each time.
+MEASURES_TIME = re.compile(r"perf_counter|process_time|%time|seconds|memory|rss", re.IGNORECASE)
+#: By how much a stored number may differ from today's: other processors round and add up in another order.
+RELATIVE, ABSOLUTE = 0.02, 0.01
+
+
+def printed(cell):
+    """The words that a cell shows."""
+    parts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+    return "\n".join(part for part in parts if "<Figure" not in part and "<IPython" not in part)
+
+
+def differs(stored, today):
+    """What is new in a text, apart from small differences of its numbers; "" if nothing."""
+    before, after = (
+        " ".join(re.sub(r"[-─]{3,}", " ", NUMBER.sub(" # ", text)).split()) for text in (stored, today)
+    )
+    if before != after:
+        return f"{stored}\nis now\n{today}"
+    numbers = (
+        [float(number.replace(",", "").replace("−", "-")) for number in NUMBER.findall(text)]
+        for text in (stored, today)
+    )
+    for old, new in zip(*numbers, strict=True):
+        if abs(old - new) > max(ABSOLUTE, RELATIVE * abs(old)):
+            return f"{old} is now {new} in\n{today}"
+    return ""
+
+
+def test_what_a_stored_output_says_otherwise_is_seen():
+    table = "      step  share\n0        1  0.250\n1     1000  -.5"
+    assert not differs(table, table)
+    assert not differs(table, "    step  share\n0      1  0.251\n1  1,000 −0.50")
+    assert "0.25 is now 0.35" in differs(table, table.replace("0.250", "0.350"))
+    assert "is now" in differs("C1 undecided at .64", "C1 contradicted at .64")
+    assert "is now" in differs("3 heads", "3 heads, 1 sink")
+
+
 @pytest.mark.slow
 @each_notebook
-def test_a_story_runs(path):
-    """Every cell runs, from the notebook's own folder, and figures come out.
+def test_a_story_runs_and_says_what_is_stored(path):
+    """Every cell runs, from the notebook's own folder; what comes out is what is stored, figures as well.
 
     The first story on a machine without `runs/demo` trains the demo's model into the cache.
     """
     nbclient = pytest.importorskip("nbclient")
-    notebook = read(path)
+    notebook, stored = read(path), read(path)
     client = nbclient.NotebookClient(
         notebook, timeout=800, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
     )
@@ -174,3 +214,6 @@ def test_a_story_runs(path):
         output.text for output in outputs if output.output_type == "stream" and "Warning" in output.text
     ]
     assert not warned, f"{path.name} warns: {warned[0]}"
+    for before, after in zip(stored.cells, notebook.cells, strict=True):
+        if before.get("outputs") and not MEASURES_TIME.search(before.source):
+            assert not (news := differs(printed(before), printed(after))), f"{path.name}: {news}"
