@@ -40,7 +40,8 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
         every: steps between two measurements.
         tokenizer: of texts; None takes the trainer's `processing_class`.
         folder: of the series, which must not be there when training begins at step 0; None is `attention` in
-            the trainer's output folder, or `attention-2` and so on. Training that resumes goes on with it.
+            the trainer's output folder, or `attention-2` and so on. Training that resumes goes on with it. Of
+            several processes the first measures and writes.
         log: what one logged number is the mean of: the "model", a "layer" or a "head".
         options: of the metrics.
 
@@ -84,13 +85,16 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure the model that training begins with."""
-        if args.fsdp or args.deepspeed:
-            how = "DeepSpeed" if args.deepspeed else "FSDP"
+        if how := spreads_weights_by(args, calling_trainer(), kwargs["model"]):
             raise NotImplementedError(
                 f"AttentionCallback: under {how} the weights are spread over processes, and no process can "
                 "run the model for itself; measure saved checkpoints instead (attnscope run)"
             )
         self._tables, self._measured = {}, -1
+        if not state.is_world_process_zero:
+            # the folder is the first process's alone, which may have begun to write there
+            self.folder = self._requested_folder
+            return
         resumes = state.global_step > 0
         self.folder = series_folder(self._requested_folder, Path(args.output_dir), resumes=resumes)
         if resumes and (self.folder / "tables").is_dir():
@@ -203,6 +207,18 @@ def measure_in_training(
         finally:
             for module, mode in modes.items():
                 module.training = mode
+
+
+def spreads_weights_by(args: Any, trainer: transformers.Trainer, model: nn.Module) -> str:
+    """Return by what a trainer spreads a model's weights over processes, "" where each process has them all.
+
+    The arguments do not say it where a file of `accelerate launch` does.
+    """
+    if args.deepspeed or trainer.is_deepspeed_enabled:
+        return "DeepSpeed"
+    if args.fsdp or trainer.is_fsdp_enabled or (getattr(model, "fsdp_size", None) or 1) > 1:
+        return "FSDP"
+    return "tensor parallelism" if (getattr(model, "tp_size", None) or 1) > 1 else ""
 
 
 def means(results: Results, by: list[str]) -> dict[str, float]:

@@ -185,6 +185,63 @@ def test_what_is_wrong_is_said_before_the_first_step(tmp_path):
         calling_trainer()
 
 
+class AtTheBeginning(transformers.TrainerCallback):
+    """Changes a trainer, its state or its model right before the callbacks that stand behind."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def on_train_begin(self, args, state, control, model, **_):
+        self.change(calling_trainer(), state, model)
+
+
+def shards_by_launcher(trainer, state, model):
+    trainer.is_fsdp_enabled = True
+
+
+def shards_by_loading(trainer, state, model):
+    model._fsdp_size = 2
+
+
+def launches_deepspeed(trainer, state, model):
+    trainer.is_deepspeed_enabled = True
+
+
+def splits_tensors(trainer, state, model):
+    model._tp_size = 2
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (shards_by_launcher, "FSDP"),
+        (shards_by_loading, "FSDP"),
+        (launches_deepspeed, "DeepSpeed"),
+        (splits_tensors, "tensor parallelism"),
+    ],
+)
+def test_weights_that_are_spread_are_refused_whoever_spreads_them(tmp_path, change, name):
+    callback = AttentionCallback(TEXTS, ["sink_share"])
+    with pytest.raises(NotImplementedError, match=f"under {name} the weights are spread"):
+        trained(tmp_path, AtTheBeginning(change), callback, steps=1)
+    assert not (tmp_path / "attention").exists()
+
+
+@pytest.mark.parametrize("requested", [False, True])
+def test_only_the_first_of_several_processes_looks_at_the_folder(tmp_path, requested):
+    def is_the_second_process(trainer, state, model):
+        state.is_world_process_zero = False
+
+    (tmp_path / "attention").mkdir()
+    (tmp_path / "attention" / "provenance.json").write_text("of the first process")
+    folder = tmp_path / "attention" if requested else None
+    callback = AttentionCallback(TEXTS, ["sink_share"], folder=folder, every=1)
+    trained(tmp_path, AtTheBeginning(is_the_second_process), callback, steps=2)
+    assert callback.folder == folder
+    assert [path.name for path in tmp_path.rglob("*")] == ["attention", "provenance.json"]
+    assert (tmp_path / "attention" / "provenance.json").read_text() == "of the first process"
+
+
 def test_a_write_that_fails_leaves_the_series_of_before(tmp_path, monkeypatch):
     callback = AttentionCallback(TEXTS, ["sink_share"], every=1)
     trained(tmp_path, callback, steps=2)
