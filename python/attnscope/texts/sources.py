@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -156,7 +156,17 @@ def origin(source: TextSource) -> str:
 
 
 def _joined(rows: Sequence[Row], source: TextSource, position: int) -> Sentence:
-    """Return all sentences of a source as one text, a space between two; lists of token ids as one list."""
+    """Return all sentences of a source as one text, a space between two; lists of token ids as one list.
+
+    Raises:
+        ConfigError: both kinds in one source.
+    """
+    first_rows = {type(content): row for row, content, _ in reversed(rows)}
+    if len(first_rows) > 1:
+        raise ConfigError(
+            f"texts[{position}]: {source.path}: row {first_rows[str]} is a text and row {first_rows[list]} a "
+            "list of token ids; windows are cut from one or the other"
+        )
     texts = [content[: source.max_characters] for _, content, _ in rows if isinstance(content, str)]
     ids = None if texts else tuple(token_id for _, content, _ in rows for token_id in content)
     return Sentence(position, source.group, " ".join(texts) if texts else None, ids, origin(source), 0)
@@ -195,11 +205,22 @@ def extra_columns(sentences: Sequence[Sentence]) -> dict[str, pa.Array]:
 
     Numbers and texts stay what they are when the whole column is of one kind; anything else becomes text.
     """
+    names = dict.fromkeys(name for sentence in sentences for name in sentence.extra)
     columns = {}
-    for name in dict.fromkeys(name for sentence in sentences for name in sentence.extra):
+    for name in names:
         values = [sentence.extra.get(name) for sentence in sentences]
-        columns[f"source_{name}" if name in RESERVED else name] = _column_of(values)
+        columns[_free_name(name, names)] = _column_of(values)
     return columns
+
+
+def _free_name(name: str, names: Collection[str]) -> str:
+    """Return a column's name, behind `source_` where `samples` has it, twice where the source has that."""
+    if name not in RESERVED:
+        return name
+    free = f"source_{name}"
+    while free in names:
+        free = f"source_{free}"
+    return free
 
 
 def _column_of(values: Sequence[Any]) -> pa.Array:

@@ -280,6 +280,17 @@ def test_columns_of_the_sources_get_one_type_and_a_free_name(tmp_path):
     }
 
 
+def test_a_column_loses_its_name_to_no_other_one(tmp_path):
+    rows = {"sentence": "a", "text": "b", "source_text": "c", "source_source_text": "d"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows), "utf-8")
+    columns = extra_columns(read(tmp_path / "a.jsonl", column="sentence"))
+    assert {name: column.to_pylist() for name, column in columns.items()} == {
+        "source_source_source_text": ["b"],
+        "source_text": ["c"],
+        "source_source_text": ["d"],
+    }
+
+
 PROSE = "\n\nThe cat sat\non the mat. It slept\nall day.\n\n \nRain fell.\r\n"
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Windows: disjoint pieces of joined texts at a drawn place, the same text with and without BOS."""
 
+import json
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -134,13 +136,17 @@ def test_lists_of_token_ids_are_joined(folder, tmp_path):
         ({"max_tokens": None}, "set max_tokens"),
         ({"max_tokens": 60, "texts": "short"}, r"has 4 tokens of m, too few for one window of 60"),
         ({"texts": "mixed"}, "windows and sentences do not go into one run"),
+        ({"texts": "both"}, "row 1 is a text and row 0 a list of token ids; windows are cut from one or"),
     ],
 )
 def test_bad_input(folder, texts, tmp_path, changes, message):
     (tmp_path / "short.txt").write_text("the cat sat on\n", "utf-8")
+    lines = [{"text": [4, 5]}, {"text": "the cat"}, {"text": [6]}]
+    (tmp_path / "both.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
     window = {"path": str(texts), "per": "window"}
     named = {
         "short": {"path": str(tmp_path / "short.txt"), "per": "window"},
+        "both": {"path": str(tmp_path / "both.jsonl"), "per": "window"},
         "mixed": [window, {"path": str(texts)}],
     }
     values = {"max_tokens": LENGTH, **changes}
