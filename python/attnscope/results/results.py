@@ -29,7 +29,7 @@ from attnscope.results.schema import (
     nullable_type,
     with_keys,
 )
-from attnscope.untrusted.documents import read_json, read_yaml
+from attnscope.untrusted.documents import dump_yaml, read_json, read_yaml
 from attnscope.untrusted.names import file_name_fault
 from attnscope.untrusted.safe_text import write_csv
 
@@ -372,7 +372,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
         try:
             files = self.to_parquet(folder / "tables")
-            study = yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True)
+            study = dump_yaml(self.study)
             write_bytes(folder / "study.yaml", study.encode())
             tables = {file.stem: {"sha256": hash_file(file), "rows": self._rows(file.stem)} for file in files}
             # of a run that was not finished the folder goes on to say so
