@@ -609,3 +609,15 @@ def test_rows_of_several_quantities_have_no_mean(by):
     tall.attrs["keys"] = ["model", "metric", "place"]
     means = statistics(Results({"tall": tall}), "tall", by)
     assert means[["metric", "value"]].values.tolist() == [["entropy", 2.0], ["sink_share", 0.5]]
+
+
+@pytest.mark.parametrize(("kind", "largest"), [("int64", 2**62), ("Int64", 2**62), ("uint64", 2**63)])
+def test_whole_numbers_that_floats_round_are_compared_exactly(kind, largest):
+    """The difference of 2^62 and 2^62 + 1 was 0, and the two were equal."""
+    rows = pd.DataFrame({"model": "m", "sample": [0, 1, 2], "layer": 0})
+    rows["count"] = pd.Series([5, largest, largest + 3], dtype=kind)
+    other = rows.assign(count=pd.Series([5, largest + 1, largest], dtype=kind))
+    row = Results({"heads": rows}).compare(Results({"heads": other})).set_index("metric").loc["count"]
+    assert (row["equal"], row["max_difference"]) == (False, 3.0)
+    assert row["mean_difference"] == pytest.approx(-2 / 3)
+    assert Results({"heads": rows}).compare(Results({"heads": rows}))["equal"].all()
