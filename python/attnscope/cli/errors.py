@@ -78,6 +78,13 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
         except (OSError, LoadError, FolderLocked, ResultsError, UnitsFailed) as error:
             say(f"error: {words(error)}")
             raise typer.Exit(FAILED) from None
+        except (MemoryError, RuntimeError) as error:
+            from attnscope._memory import is_out_of_memory
+
+            if not (isinstance(error, MemoryError) or is_out_of_memory(error)):
+                raise
+            say(f"error: memory ran out: {words(error)}; what is stored stays (max_memory bounds a run)")
+            raise typer.Exit(FAILED) from None
 
     return wrapped
 

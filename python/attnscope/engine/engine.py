@@ -37,7 +37,7 @@ from attnscope.engine.run_folder import (
     with_stored_texts,
 )
 from attnscope.engine.stop import stop_signals
-from attnscope.errors import ConfigError, DiskFull, Interrupted, UnitsFailed, command
+from attnscope.errors import DiskFull, FolderLocked, Interrupted, UnitsFailed, command
 from attnscope.models import Checkpoint, LoadedModel, LoadError
 from attnscope.models.tokens import Encoder
 from attnscope.results.files import (
@@ -229,7 +229,9 @@ class Engine:
                         if len(self.total.models) > models:  # who goes on after a kill may not load it again
                             write_provenance(self, facts, "running")
                     lock.check()
-            except ConfigError:
+            except (FolderLocked, OSError):  # the folder is another's, or cannot be written
+                raise
+            except Exception:
                 write_provenance(self, facts, "interrupted")
                 raise
         if received:

@@ -30,7 +30,7 @@ from attnscope.results.schema import (
     with_keys,
 )
 from attnscope.untrusted.documents import dump_yaml, read_json, read_yaml
-from attnscope.untrusted.names import file_name_fault
+from attnscope.untrusted.names import file_name_fault, path_fault
 from attnscope.untrusted.safe_text import write_csv
 
 if TYPE_CHECKING:
@@ -494,6 +494,8 @@ def load(path: str | Path) -> Results:
         (7, 1.5)
     """
     folder = Path(path)
+    if fault := path_fault(str(folder), "strict"):
+        raise ResultsError(f"load: the path {fault}; Arrow reads tables where names are UTF-8")
     if not folder.is_dir():
         kept = [str(place) for place in _replacing(folder.absolute()) if os.path.isdir(place)]
         hint = (
