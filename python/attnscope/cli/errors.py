@@ -61,7 +61,7 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(128 + stop.signal) from None
         except KeyboardInterrupt:
             ignore_signals()
-            say("stopped; the unit at work is lost, everything before it is stored")
+            say("stopped; what was at work is lost, and everything that was stored before it is there")
             raise typer.Exit(130) from None
         except (ConfigError, MissingError) as error:
             say(f"error: {error}")

@@ -106,18 +106,20 @@ def refuse_other_models(
     for title, facts in now.items():
         for other, stored in before.items():
             same_model = title == other or series.get(title, title) == series.get(other, other)
-            here, there = (str(entry.get("device", "")).partition(":")[0] for entry in (facts, stored))
-            if same_model and here and there and here != there:
+            device, measured_on = (
+                str(entry.get("device", "")).partition(":")[0] for entry in (facts, stored)
+            )
+            if same_model and device and measured_on and device != measured_on:
                 raise OtherModel(
-                    f"{title}: this run has measured {other} on {there}, and the device here is {here}; one "
-                    f"table would hold numbers of both: go on where there is {there}"
-                    f"{' (CUDA_VISIBLE_DEVICES= hides a GPU)' if there == 'cpu' else ''}"
+                    f"{title}: this run has measured {other} on {measured_on}, and the device here is "
+                    f"{device}; one table would hold numbers of both: go on where there is {measured_on}"
+                    f"{' (CUDA_VISIBLE_DEVICES= hides a GPU)' if measured_on == 'cpu' else ''}"
                 )
-        here, there = facts.get("commit"), before.get(title, {}).get("commit")
-        if here and there and here != there:
+        commit, measured = (str(of.get(title, {}).get("commit") or "") for of in (now, before))
+        if commit and measured and commit != measured:
             raise OtherModel(
-                f"{title}: the hub has commit {here!s:.40} now, and this run has measured commit "
-                f"{there!s:.40}; run the study under another name, with that commit as the revision for the "
+                f"{title}: the hub has commit {commit:.40} now, and this run has measured commit "
+                f"{measured:.40}; run the study under another name, with that commit as the revision for the "
                 "weights of before"
             )
 

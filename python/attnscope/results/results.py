@@ -497,10 +497,10 @@ def load(path: str | Path) -> Results:
     if fault := path_fault(str(folder), "strict"):
         raise ResultsError(f"load: the path {fault}; Arrow reads tables where names are UTF-8")
     if not folder.is_dir():
-        kept = [str(place) for place in _replacing(folder.absolute()) if os.path.isdir(place)]
+        leftovers = [str(place) for place in _replacing(folder.absolute()) if os.path.isdir(place)]
         hint = (
-            f"; a save that was killed has left {' and '.join(kept)}: rename one, or save again"
-            if kept
+            f"; a save that was killed has left {' and '.join(leftovers)}: rename one, or save again"
+            if leftovers
             else ""
         )
         raise FileNotFoundError(f"load: there is no folder {folder}{hint}")

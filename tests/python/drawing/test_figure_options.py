@@ -91,8 +91,8 @@ def test_words_inside_of_a_formula_are_no_words(results):
     words = [text.get_text() for text in texts_of(draw(results, ["depth"], labels={"a": "b"})["depth"])]
     assert r"$\lambda_2$" in " ".join(words)
     assert "lbyer" in words
-    whole = texts_of(draw(results, ["depth"], labels={r"$\lambda_2$": "gap"})["depth"])
-    assert "gap" in " ".join(text.get_text() for text in whole)
+    renamed = texts_of(draw(results, ["depth"], labels={r"$\lambda_2$": "gap"})["depth"])
+    assert "gap" in " ".join(text.get_text() for text in renamed)
 
 
 def test_a_missing_threshold_is_no_tick(results):
