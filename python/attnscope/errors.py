@@ -14,6 +14,10 @@ class ConfigError(ValueError):
     """A study cannot be understood; the message says where, what was expected and what was given."""
 
 
+class OtherModel(ConfigError):
+    """A model, or its device, is another than the one that a run has measured under the same name."""
+
+
 class ResultsError(ValueError):
     """Stored results cannot be read, or do not hold what was asked of them."""
 

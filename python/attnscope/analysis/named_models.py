@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from attnscope.arguments.modules import model_hint
+from attnscope.errors import ConfigError
 from attnscope.models import Checkpoint, find_checkpoints, load_model, load_tokenizer
 
 
@@ -72,5 +73,5 @@ def label_of(model: nn.Module) -> str:
         return name
     try:
         return find_checkpoints(name)[-1].model
-    except FileNotFoundError:
+    except (FileNotFoundError, ConfigError):
         return "/".join(Path(name).parts[-2:])

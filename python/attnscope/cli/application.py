@@ -7,6 +7,7 @@ Nothing heavy is imported before a command runs, so that help and version come a
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from attnscope._nearest import nearest
 from attnscope.cli import results_commands, runs
-from attnscope.cli.errors import DONE, FAILED, Json, exits, show
+from attnscope.cli.errors import DONE, FAILED, Json, exits, say, show, words
 
 
 class Suggesting(TyperGroup):
@@ -62,7 +63,11 @@ app = typer.Typer(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line `attnscope`; end the process with one of the documented exit codes."""
-    app(args=arguments, prog_name="attnscope")
+    try:
+        app(args=arguments, prog_name="attnscope")
+    except OSError as error:  # of help and version, which are written outside of a command
+        say(f"error: {words(error)}")
+        sys.exit(FAILED)
 
 
 def _version(requested: bool) -> None:

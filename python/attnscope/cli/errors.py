@@ -61,7 +61,7 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(128 + stop.signal) from None
         except KeyboardInterrupt:
             ignore_signals()
-            say("stopped; the unit at work is lost, everything before it is stored")
+            say("stopped; what was at work is lost, and everything that was stored before it is there")
             raise typer.Exit(130) from None
         except (ConfigError, MissingError) as error:
             say(f"error: {error}")
@@ -77,6 +77,13 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except (OSError, LoadError, FolderLocked, ResultsError, UnitsFailed) as error:
             say(f"error: {words(error)}")
+            raise typer.Exit(FAILED) from None
+        except (MemoryError, RuntimeError) as error:
+            from attnscope._memory import is_out_of_memory
+
+            if not (isinstance(error, MemoryError) or is_out_of_memory(error)):
+                raise
+            say(f"error: memory ran out: {words(error)}; what is stored stays (max_memory bounds a run)")
             raise typer.Exit(FAILED) from None
 
     return wrapped

@@ -115,10 +115,14 @@ def tables(
     from attnscope.errors import ResultsError
     from attnscope.results.summaries import kinds_of
 
+    if latex and as_json:
+        raise typer.BadParameter("give --latex or --json, not both")
+    if csv is not None and (chosen := [text for text in (table, by, columns, "--latex" * latex) if text]):
+        raise typer.BadParameter(f"--csv writes every table as it is stored, without {chosen[0]!r}")
     results = opened(folder)
     if csv is not None:
-        for file in results.to_csv(csv):
-            show(file)
+        files = [str(file) for file in results.to_csv(csv)]
+        show(json.dumps(files, ensure_ascii=False) if as_json else "\n".join(files))
         return
     if latex and not table and not by:
         from attnscope.plots import NotDrawable

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -30,6 +29,7 @@ from attnscope.config.memory_texts import as_source, text_sources
 from attnscope.config.packaged_configs import analyses
 from attnscope.config.study_folders import default_study, find_study, load_study, unknown_study
 from attnscope.errors import ConfigError
+from attnscope.untrusted.documents import dump_yaml
 from attnscope.untrusted.names import file_name_fault, name_fault, path_fault
 from attnscope.untrusted.safe_text import show_name
 
@@ -69,13 +69,14 @@ Revision = Annotated[str, BeforeValidator(lambda value: str(value) if type(value
 Names = Annotated[list[str], BeforeValidator(as_list)]
 
 
-def parse_bytes(value: int | str) -> int:
+def parse_bytes(value: float | str) -> int:
     """Return the bytes of ``4GB``, ``512 MiB`` or a number; units are powers of 1024, with or without the i.
 
     >>> parse_bytes("1.5GB"), parse_bytes(4096)
     (1610612736, 4096)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", str(value), re.IGNORECASE)
+    text = f"{value:f}" if isinstance(value, float) else str(value)  # 1e9 of YAML
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text, re.IGNORECASE)
     number = float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " ") if match else 0.0
     amount = int(number) if math.isfinite(number) else 0
     if amount <= 0:
@@ -308,7 +309,10 @@ class RunConfig(Strict):
     def __init__(self, **values: Any) -> None:
         if fault := _fault_in(values):
             raise ConfigError(fault)
-        study = load_study(str(values.get("study") or default_study()))
+        name = values.get("study", "")
+        if not isinstance(name, str):  # whose options are not known, and read like unknown keys
+            raise ConfigError(f"study: expected the name of a study, got {name!r:.200}")
+        study = load_study(name or default_study())
         if not hasattr(study, "resolve_options"):  # without a study that could be run, the rest is checked
             study = None
         values = study.resolve_options(values, type(self).model_fields) if study else values
@@ -317,9 +321,8 @@ class RunConfig(Strict):
         except ValidationError as error:
             option_keys = study.Options.model_fields if study else ()
             faults = explain(error, type(self), extra_keys=option_keys)
-            name = values.get("study")
-            if isinstance(name, str) and name and find_study(name) is None:
-                faults = unknown_study(name)  # whose options are not known, and read like unknown keys
+            if name and find_study(name) is None:
+                faults = unknown_study(name)
             raise ConfigError(faults) from None
 
     @field_validator("precision")
@@ -349,13 +352,13 @@ class RunConfig(Strict):
         for source in values["texts"]:
             if "rows" in source:
                 source["rows"] = f"{len(source['rows'])} texts in memory"
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100).rstrip()
+        return dump_yaml(values, width=100).rstrip()
 
     __str__ = __repr__
 
     def to_yaml(self) -> str:
         """Return the configuration as YAML that `Settings.from_yaml` and `attnscope run` read."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=100)
+        return dump_yaml(self.to_dict(), width=100)
 
     @classmethod
     def from_yaml(cls, source: str | Path, *, overrides: Sequence[str] = (), **values: Any) -> RunConfig:

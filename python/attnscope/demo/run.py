@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope._progress import progress_bar
 from attnscope.demo.texts import GROUPS, inputs_by_group, write_texts
 from attnscope.demo.training import Recipe, checkpoint_steps, train
+from attnscope.results.files import atomic_file
 
 if TYPE_CHECKING:
     from attnscope.results.results import Results
@@ -181,4 +182,5 @@ def _store_examples(results: Results) -> None:
             bars.append({**keys, "dimension": int(dimension), "birth": float(birth), "death": float(death)})
     for name, table in (("examples", rows), ("bars", bars)):
         stored = pa.Table.from_pandas(pd.DataFrame(table), preserve_index=False).replace_schema_metadata()
-        pq.write_table(stored, Path(results.path or ".") / "tables" / f"{name}.parquet")
+        with atomic_file(Path(results.path or ".") / "tables" / f"{name}.parquet") as file:
+            pq.write_table(stored, file)

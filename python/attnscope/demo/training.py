@@ -253,7 +253,7 @@ def _save(root: Path, model: Any, optimizer: torch.optim.Optimizer, step: int) -
     earlier = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
     earlier = [line for line in earlier if json.loads(line)["step"] < step]
     record = {"step": step} | {f"loss_{group}": value for group, value in losses.items()}
-    lines.write_text("\n".join([*earlier, json.dumps(record)]) + "\n", encoding="utf-8")
+    write_bytes(lines, ("\n".join([*earlier, json.dumps(record)]) + "\n").encode())
 
     folder = root / "checkpoints" / f"step{step}"
     remove(folder)

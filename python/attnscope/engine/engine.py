@@ -29,9 +29,15 @@ from attnscope.engine.executors.executor import Executor, LocalExecutor, Outcome
 from attnscope.engine.model_cache import HeldModel, about_model
 from attnscope.engine.prepared_run import PreparedRun
 from attnscope.engine.provenance import machine, provenance, read_provenance
-from attnscope.engine.run_folder import folder_of_run, has_content, refuse_changed, with_stored_texts
+from attnscope.engine.run_folder import (
+    folder_of_run,
+    has_content,
+    refuse_changed,
+    refuse_other_models,
+    with_stored_texts,
+)
 from attnscope.engine.stop import stop_signals
-from attnscope.errors import DiskFull, Interrupted, UnitsFailed, command
+from attnscope.errors import DiskFull, FolderLocked, Interrupted, UnitsFailed, command
 from attnscope.models import Checkpoint, LoadedModel, LoadError
 from attnscope.models.tokens import Encoder
 from attnscope.results.files import (
@@ -91,6 +97,8 @@ class Engine:
         self.stopping: Callable[[], bool] = lambda: False
         self._bar: Any = None
         self._held = HeldModel()
+        #: Of units that earlier processes stored: entries of the provenance.
+        self._models_before: dict[str, dict[str, Any]] = {}
         self.machines = {socket.gethostname(): machine()}
         self._extras = extra_columns(self.plan.sentences)
         #: Bytes of attention one layer may take: two layers and the metrics' copies are alive at a time.
@@ -132,6 +140,7 @@ class Engine:
                 self._store_texts(settings)
                 write_bytes(self.folder / "study.yaml", settings.to_yaml().encode())
                 self.store.open({unit.id: unit.folder for unit in plan.units}, self.say)
+                self._models_before = self._stored_models() if resume else {}
                 yield facts, lock
         except OSError as error:
             if error.errno not in NO_ROOM:
@@ -140,6 +149,13 @@ class Engine:
             if (self.folder / "study.yaml").is_file():
                 why += f"; what is done is intact: {command('resume', self.folder)}"
             raise DiskFull(error.errno, why, str(error.filename or self.folder)) from error
+
+    def _stored_models(self) -> dict[str, dict[str, Any]]:
+        """Return what the folder says of the models of its units."""
+        units = [unit for unit in self.plan.units if self.store.is_in_folder(unit.id)]
+        titles = {unit.checkpoint.title for unit in units if unit.checkpoint is not None}
+        models = read_provenance(self.folder).get("models", {})
+        return {title: facts for title, facts in models.items() if title in titles}
 
     def _store_texts(self, stored: RunConfig) -> None:
         """Write the texts in memory where the settings to be stored name them."""
@@ -205,13 +221,19 @@ class Engine:
         total, done = len(self.plan.units), self.store.count()
         with stop_signals(self.say) as received, self.bar(total, self.label, done) as self._bar:
             self.stopping = lambda: bool(received)
-            for outcome in self.executor.outcomes(self):
-                if outcome is not None:
-                    models = len(self.total.models)
-                    self._store_outcome(outcome)
-                    if len(self.total.models) > models:  # who goes on after a kill may not load it again
-                        write_provenance(self, facts, "running")
-                lock.check()
+            try:
+                for outcome in self.executor.outcomes(self):
+                    if outcome is not None:
+                        models = len(self.total.models)
+                        self._store_outcome(outcome)
+                        if len(self.total.models) > models:  # who goes on after a kill may not load it again
+                            write_provenance(self, facts, "running")
+                    lock.check()
+            except (FolderLocked, OSError):  # the folder is another's, or cannot be written
+                raise
+            except Exception:
+                write_provenance(self, facts, "interrupted")
+                raise
         if received:
             write_provenance(self, facts, "interrupted")
             raise Interrupted(received[0], str(self.folder))
@@ -226,6 +248,7 @@ class Engine:
         """Store the tables of a unit, or record why it has none."""
         unit, plan = outcome.unit, self.plan
         if outcome.tables is not None:
+            self.refuse_other_models(outcome.tally.get("models", {}))  # a worker's too
             tally = Tally()
             tally.add(outcome.tally)
             facts: dict[str, Any] = {"read": self._input_digest(unit), "machine": outcome.machine}
@@ -317,9 +340,16 @@ class Engine:
         seed = unit.seed if control and unit.variant == "random_weights" else None
         source = self.settings.models[unit.source]
         model = self._held.get(checkpoint, source, self.settings.seed, seed)
-        if seed is None and checkpoint.title not in self.tally.models:
-            self.tally.models[checkpoint.title] = about_model(model, self.plan.encoders.get(unit.source))
+        if checkpoint.title not in self.tally.models:
+            self.refuse_other_models({checkpoint.title: {"device": model.device, "commit": model.commit}})
+            if seed is None:
+                encoder = self.plan.encoders.get(unit.source)
+                self.tally.models[checkpoint.title] = about_model(model, encoder)
         return model
+
+    def refuse_other_models(self, models: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise OtherModel if models are others than those that the stored units are of."""
+        refuse_other_models({**self._models_before, **self.total.models}, models, self.plan)
 
     @property
     def study_name(self) -> str:

@@ -90,7 +90,7 @@ def checkpoints_of(settings: RunConfig, position: int) -> list[Checkpoint]:
     source = settings.models[position]
     try:
         return find_checkpoints(source.path, source.revisions, source.label)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ConfigError) as error:
         raise ConfigError(f"models[{position}]: {error}") from None
 
 

@@ -15,8 +15,10 @@ from attnscope._memory import give_back_large_blocks
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_folder import run_folder
+from attnscope.errors import ConfigError
 from attnscope.study_api.plan import CheckpointsByModel, Plan
 from attnscope.study_api.study import Study, study_class
+from attnscope.untrusted.names import path_fault
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ def prepare(
     give_back_large_blocks()
     study = study_class(settings.study)(settings)
     plan = make_plan(settings, study, checkpoints)
-    return PreparedRun(settings, study, folder or run_folder(settings), plan)
+    folder = folder or run_folder(settings)
+    if fault := path_fault(str(folder.resolve()), "strict"):
+        raise ConfigError(f"the path of the run folder {fault}; Arrow writes tables where names are UTF-8")
+    return PreparedRun(settings, study, folder, plan)
 
 
 def settings_of(config: str | Path | RunConfig, **overrides: Any) -> RunConfig:

@@ -87,7 +87,7 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     """Return the provenance that a folder holds, empty where it holds none.
 
     Raises:
-        ResultsError: the file is damaged, or cannot be read.
+        ResultsError: the file is damaged, or cannot be read; the message names the way on.
     """
     file = folder / "provenance.json"
     if not os.path.lexists(file):
@@ -97,7 +97,12 @@ def read_provenance(folder: Path) -> dict[str, Any]:
         if not isinstance(facts, dict):
             raise DocumentError(f"expected keys and values, got {type(facts).__name__}")
         check_provenance(facts)
-    except (DocumentError, OSError) as error:
+    except DocumentError as error:
+        raise ResultsError(
+            f"{file} {fault_of(error)}; once it is removed a run goes on with the stored units, which have "
+            "hashes of their own, and the versions and machines that did them are not compared"
+        ) from error
+    except OSError as error:
         raise ResultsError(f"{file} {fault_of(error)}") from error
     return facts
 

@@ -14,7 +14,8 @@ from attnscope.config.memory_texts import INPUTS
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.planning import checkpoints_of
 from attnscope.engine.provenance import incompatibility, read_provenance
-from attnscope.errors import ConfigError, command
+from attnscope.errors import ConfigError, OtherModel, command
+from attnscope.study_api.plan import Plan
 from attnscope.untrusted.limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
 from attnscope.untrusted.names import file_name_fault
 
@@ -86,6 +87,41 @@ def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
             f"{folder}: the texts or the weights have changed since the run began; "
             "run the study under another name"
         )
+
+
+def refuse_other_models(
+    before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], plan: Plan
+) -> None:
+    """Raise OtherModel if models are others than those of the same titles that a run has measured, or on a
+    device of another kind.
+
+    A plan knows a model of the hub by its name and revision, which may move, and "auto" for a device.
+
+    Args:
+        before: a provenance's entries of the models that the run has measured, by title.
+        now: entries, or parts of them, of those to be measured.
+        plan: of the run, in which the checkpoints of a model share their device.
+    """
+    series = {checkpoint.title: position for position, of in plan.series.items() for checkpoint in of}
+    for title, facts in now.items():
+        for other, stored in before.items():
+            same_model = title == other or series.get(title, title) == series.get(other, other)
+            device, measured_on = (
+                str(entry.get("device", "")).partition(":")[0] for entry in (facts, stored)
+            )
+            if same_model and device and measured_on and device != measured_on:
+                raise OtherModel(
+                    f"{title}: this run has measured {other} on {measured_on}, and the device here is "
+                    f"{device}; one table would hold numbers of both: go on where there is {measured_on}"
+                    f"{' (CUDA_VISIBLE_DEVICES= hides a GPU)' if measured_on == 'cpu' else ''}"
+                )
+        commit, measured = (str(of.get(title, {}).get("commit") or "") for of in (now, before))
+        if commit and measured and commit != measured:
+            raise OtherModel(
+                f"{title}: the hub has commit {commit:.40} now, and this run has measured commit "
+                f"{measured:.40}; run the study under another name, with that commit as the revision for the "
+                "weights of before"
+            )
 
 
 def has_content(folder: Path) -> bool:

@@ -121,8 +121,8 @@ def resume(
 
     Raises:
         FileNotFoundError: the folder holds no run.
-        ConfigError: the texts, the weights or attnscope itself changed since the run began, or the stored
-            study runs code of a model without `trust_remote_code`.
+        ConfigError: the texts, the weights or attnscope itself changed since the run began, the device is of
+            another kind, or the stored study runs code of a model without `trust_remote_code`.
 
     Example:
         >>> import attnscope as asc

@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnscope.errors import ConfigError
 from attnscope.models.hub import hub_answers
 
 _STEP = re.compile(r"(?:step|checkpoint|ckpt|iter)[-_]?(\d+)", re.IGNORECASE)
+# Of whole numbers that 64 bits hold.
+_DIGITS = 18
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 #: Folder names that say nothing about the model: the label then comes from the folder above.
 _PLAIN = frozenset({"hf", "model", "final", "checkpoints", "checkpoint", "main", "latest"})
@@ -49,10 +52,15 @@ class Checkpoint:
 def step_of(name: str) -> int:
     """Return the training step in a revision or folder name, -1 when the name has none.
 
+    Raises:
+        ConfigError: a step that no column of whole numbers holds.
+
     >>> step_of("step512"), step_of("checkpoint-1000"), step_of("main")
     (512, 1000, -1)
     """
     match = _STEP.search(name)
+    if match and len(match[1].lstrip("0")) > _DIGITS:
+        raise ConfigError(f"a training step has at most {_DIGITS} digits, got {name!r:.80}")
     return int(match[1]) if match else -1
 
 
@@ -64,6 +72,10 @@ def find_checkpoints(path: str, revisions: Sequence[str] = (), label: str = "") 
 
     Args:
         revisions: of a hub id, or names of folders inside a series; empty takes what is there.
+
+    Raises:
+        FileNotFoundError: no model lies there.
+        ConfigError: a name with a step that no table holds.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():

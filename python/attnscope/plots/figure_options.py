@@ -31,6 +31,7 @@ _APART = 0.06
 #: times as wide as its panel a title in one line may be, by that estimate.
 _BESIDE, _LETTER, _WIDER = 0.35, 0.62, 1.25
 _SPACES_IN_MATH = re.compile(r" (?=[^$]*\$(?:[^$]*\$[^$]*\$)*[^$]*$)")
+_FORMULA = re.compile(r"((?<!\\)\$.*?(?<!\\)\$)")
 _MARKS_OF_MATH = re.compile(r"\\[a-z]+(?=[^a-z])\s?|[${}_^]|\\")
 #: Setters and getters of an artist's colours.
 _COLOURS = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
@@ -109,7 +110,7 @@ def adapt(figure: Figure, options: Options) -> None:
         for old, new in options.labels.items():
             for shown in dict.fromkeys((old, drawable_name(old))):
                 if shown and shown in text.get_text():
-                    text.set_text(text.get_text().replace(shown, new))
+                    text.set_text(_with_words(text.get_text(), shown, new))
     if scale != 1:
         for ax in figure.axes:
             for axis in (ax.xaxis, ax.yaxis):
@@ -118,6 +119,18 @@ def adapt(figure: Figure, options: Options) -> None:
                     axis.set_tick_params(labelsize=size * scale)
     if options.letters:
         _letter(figure, options.font_size)
+
+
+def _with_words(text: str, old: str, new: str) -> str:
+    r"""Return a text with other words in the place of old ones; inside of a formula only of one that is old.
+
+    >>> _with_words(r"a gap, $\lambda_2$", "a", "my"), _with_words(r"$\lambda_2$", r"$\lambda_2$", "gap")
+    ('my gmyp, $\\lambda_2$', 'gap')
+    """
+    if "$" in old:
+        return text.replace(old, new)
+    parts = _FORMULA.split(text)
+    return "".join(part if at % 2 else part.replace(old, new) for at, part in enumerate(parts))
 
 
 def wrap_titles(figure: Figure) -> None:

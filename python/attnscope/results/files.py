@@ -83,7 +83,12 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that appears under its name complete and on disk, or not at all.
 
     A device such as `/dev/stdout` has no such name and is written at once.
+
+    Raises:
+        IsADirectoryError: a folder has the name.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.is_absolute() and path.parts[1:2] == ("dev",) and path.exists() and not path.is_file():
         with naming(path), open(path, "wb") as stream:
             yield stream

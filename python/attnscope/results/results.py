@@ -29,8 +29,8 @@ from attnscope.results.schema import (
     nullable_type,
     with_keys,
 )
-from attnscope.untrusted.documents import read_json, read_yaml
-from attnscope.untrusted.names import file_name_fault
+from attnscope.untrusted.documents import dump_yaml, read_json, read_yaml
+from attnscope.untrusted.names import file_name_fault, path_fault
 from attnscope.untrusted.safe_text import write_csv
 
 if TYPE_CHECKING:
@@ -313,7 +313,9 @@ class Results(Mapping[str, "pd.DataFrame"]):
     def save(self, path: str | Path, *, overwrite: bool = False) -> Results:
         """Write a run folder (`tables/`, `study.yaml`, `provenance.json`) that `attnscope.load` reads.
 
-        The tables appear all at once: what is interrupted, or cannot be written, leaves no part of them.
+        The tables appear all at once: what is interrupted, or cannot be written, leaves no part of them. A
+        kill between the two moves that replace saved results leaves old and new ones under hidden names,
+        which `load` gives.
 
         Args:
             path: of the folder.
@@ -333,6 +335,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
                 )
             if foreign := sorted(held - _SAVED):
                 raise FileExistsError(f"save: {target} holds {foreign[0]!r:.80} and is not overwritten")
+        if overwrite and any(map(os.path.lexists, (target, *_replacing(target.resolve())))):
             self._replace(target)
         else:
             self._write(target)
@@ -340,12 +343,17 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
     def _replace(self, target: Path) -> None:
         """Write saved results anew; the old ones, which may be read meanwhile, go when that is done."""
-        new, old = (target.with_name(f".{target.name}.{kind}") for kind in ("new", "old"))
-        for leftover in (new, old):
-            if leftover.exists():
-                remove(leftover)
+        target = target.resolve()
+        new, old = _replacing(target)
+        if self.path is not None and self.path.resolve() == new:
+            raise FileExistsError(f"save: {new} is where saving begins; rename it to {target.name}")
+        if Path.cwd().is_relative_to(target):
+            raise FileExistsError(f"save: {target} is replaced as a whole, and this process works in it")
+        remove(new)
         self._write(new)
-        target.rename(old)
+        if target.exists():
+            remove(old)
+            target.rename(old)
         new.rename(target)
         remove(old)
 
@@ -372,7 +380,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
         try:
             files = self.to_parquet(folder / "tables")
-            study = yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True)
+            study = dump_yaml(self.study)
             write_bytes(folder / "study.yaml", study.encode())
             tables = {file.stem: {"sha256": hash_file(file), "rows": self._rows(file.stem)} for file in files}
             # of a run that was not finished the folder goes on to say so
@@ -486,8 +494,16 @@ def load(path: str | Path) -> Results:
         (7, 1.5)
     """
     folder = Path(path)
+    if fault := path_fault(str(folder), "strict"):
+        raise ResultsError(f"load: the path {fault}; Arrow reads tables where names are UTF-8")
     if not folder.is_dir():
-        raise FileNotFoundError(f"load: there is no folder {folder}")
+        leftovers = [str(place) for place in _replacing(folder.absolute()) if os.path.isdir(place)]
+        hint = (
+            f"; a save that was killed has left {' and '.join(leftovers)}: rename one, or save again"
+            if leftovers
+            else ""
+        )
+        raise FileNotFoundError(f"load: there is no folder {folder}{hint}")
     files = {} if any((folder / "tables").glob("*.parquet")) else tables_of_units(folder)
     facts: list[dict[str, Any]] = []
     for name, read in (("study.yaml", read_yaml), ("provenance.json", read_json)):
@@ -507,6 +523,11 @@ def load(path: str | Path) -> Results:
     if lost := [name for name in facts[1].get("tables", {}) if name not in results]:
         warn(f"load: {folder} {_lacks(lost)}{_again(folder)}", UserWarning)
     return results
+
+
+def _replacing(target: Path) -> tuple[Path, Path]:
+    """Return the folders of the new results and of the old ones while saved results are replaced."""
+    return target.with_name(f".{target.name}.new"), target.with_name(f".{target.name}.old")
 
 
 def _lacks(names: Sequence[str]) -> str:

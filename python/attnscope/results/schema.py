@@ -43,6 +43,7 @@ _ENTRIES: dict[str, type] = {
     "measured_on": dict,
     "skipped": list,
     "tables": dict,
+    "left_out": dict,
     "shard": str,
 }
 #: What pandas notes of a table whose rows have no labels.

@@ -42,6 +42,8 @@ ENDLESS = ("birth", "death")
 #: Numbers that differ by less of themselves are one, which float32 rounds: the `ROUNDED_FLOAT32` of
 #: `statistics.rounding`, which needs torch, and a folder is read without it.
 ROUNDED = 2.0**-20
+#: Whole numbers from here on are not all numbers of float64.
+EXACT = 2.0**53
 #: Measured nulls and what they are called: a copy of the model with random weights, and shuffled rows.
 NULLS = {"random_weights": "random weights", "row_permutation": "rows shuffled"}
 
@@ -300,11 +302,13 @@ def _compared_metrics(
     for name, kind in kinds.items():
         if f"{name}\0other" not in matched:
             continue
-        a, b = (matched[column].to_numpy(float, na_value=np.nan) for column in (name, f"{name}\0other"))
+        sides = matched[name], matched[f"{name}\0other"]
+        a, b = (column.to_numpy(float, na_value=np.nan) for column in sides)
         is_finite = np.isfinite(a) & np.isfinite(b)
         good = is_finite & is_counted.to_numpy()
         x, y = a[good], b[good]
-        gaps = np.abs(b[is_finite] - a[is_finite])
+        differences = _differences(*sides, a, b)
+        gaps = np.abs(differences[is_finite])
         # what a model computes in float32 differs by rounding from one text to the next
         is_related = kind != "position" and len(x) > 1 and _varies(x) and _varies(y)
         yield (
@@ -317,12 +321,33 @@ def _compared_metrics(
                 "statistic": STATISTIC.get(kind, "mean"),
                 "here": typical(x, kind),
                 "there": typical(y, kind),
-                "mean_difference": float((y - x).mean()) if len(x) and kind != "position" else np.nan,
+                "mean_difference": float(differences[good].mean())
+                if len(x) and kind != "position"
+                else np.nan,
                 "max_difference": float(gaps.max()) if len(gaps) else np.nan,
                 "correlation": float(np.corrcoef(x, y)[0, 1]) if is_related else np.nan,
-                "equal": bool(np.array_equal(a, b, equal_nan=True)),
+                "equal": bool(np.array_equal(a, b, equal_nan=True)) and not gaps.any(),
             }
         )
+
+
+def _differences(
+    first: pd.Series[Any], second: pd.Series[Any], a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Return by how much two columns differ, whole numbers that float64 rounds exactly.
+
+    Args:
+        first: of these results.
+        second: of the others.
+        a: the first as floats, missing ones as NaN.
+        b: the second likewise.
+    """
+    with np.errstate(invalid="ignore"):  # two infinities
+        differences = b - a
+    if first.dtype.kind in "iu" and second.dtype.kind in "iu":
+        for at in np.flatnonzero((np.abs(a) >= EXACT) & (np.abs(b) >= EXACT)):
+            differences[at] = int(second.iloc[at]) - int(first.iloc[at])
+    return differences
 
 
 def _varies(values: np.ndarray[Any, Any]) -> bool:

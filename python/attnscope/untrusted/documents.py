@@ -32,6 +32,15 @@ from attnscope.untrusted.limits import (
     MAX_YAML_NODES,
 )
 
+_INTEGER_TAG, _FLOAT_TAG = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+# Numbers of YAML, as version 1.2 and JSON have them: 1e-3 is one, which PyYAML takes for a text; 0100 is what
+# is written, not 64, and 1_000, 12:30:45 and 0012e4, the beginning of a commit, are no numbers.
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)$")
+_FLOAT = re.compile(
+    r"([-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?(0|[1-9][0-9]*)[eE][-+]?[0-9]+"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
+)
+
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     """Return the bytes of a regular file.
@@ -92,14 +101,21 @@ def _items(value: Any) -> list[Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML text; only plain data, never an object of Python.
+    r"""Return the value of a YAML text; only plain data, never an object of Python.
 
     Raises:
         DocumentError: not YAML, nested more than `MAX_YAML_DEPTH` deep, of more than `MAX_YAML_NODES` nodes
-            once its aliases are expanded, or with a key that is written twice.
+            once its aliases are expanded, with a key that is written twice, or with the character U+0085,
+            which PyYAML takes for the end of a line, also inside quotes.
+
+    >>> parse_yaml("1e-3"), parse_yaml(r'"a\N"')
+    (0.001, 'a\x85')
     """
     import yaml
 
+    if "\x85" in text:
+        line = text[: text.index("\x85")].count("\n") + 1
+        raise DocumentError(rf"line {line} holds the character U+0085; write \N for it, in double quotes")
     try:
         loader = _loader()(text)
         try:
@@ -117,6 +133,38 @@ def parse_yaml(text: str) -> Any:
         raise (
             error if isinstance(error, DocumentError) else DocumentError(f"not valid YAML: {reason}")
         ) from error
+
+
+def dump_yaml(value: Any, **layout: Any) -> str:
+    r"""Return plain data as YAML that `parse_yaml` reads as the same; keys stay in their order.
+
+    Args:
+        layout: width and style, as `yaml.dump` takes them.
+
+    >>> dump_yaml({"label": "1e3", "column": "a\x85b"})
+    'label: \'1e3\'\ncolumn: "a\\Nb"\n'
+    """
+    import yaml
+
+    dumped: str = yaml.dump(value, Dumper=_dumper(), sort_keys=False, allow_unicode=True, **layout)
+    return dumped
+
+
+def _dumper() -> Any:
+    """Return PyYAML's safe dumper with quotes around what the loader here would take for a number."""
+    import yaml
+
+    class RereadDumper(yaml.SafeDumper):
+        """A safe dumper of texts that the loader reads as they are."""
+
+        def represent_text(self, text: str) -> Any:
+            """Represent a text; ends of lines that YAML 1.1 alone knows are escaped, in double quotes."""
+            style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
+            return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    RereadDumper.add_representer(str, RereadDumper.represent_text)
+    RereadDumper.add_implicit_resolver(_FLOAT_TAG, _FLOAT, list("-+0123456789."))
+    return RereadDumper
 
 
 def _loader() -> Any:
@@ -158,13 +206,12 @@ def _loader() -> Any:
             _check_expanded_size(node)
             return node
 
-    # 0100 is what is written, not 64; 1_000 and 12:30:45 are no numbers either, as in YAML 1.2
-    integer = "tag:yaml.org,2002:int"
     BoundedLoader.yaml_implicit_resolvers = {
-        first: [resolver for resolver in resolvers if resolver[0] != integer]
+        first: [resolver for resolver in resolvers if resolver[0] not in (_INTEGER_TAG, _FLOAT_TAG)]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-    BoundedLoader.add_implicit_resolver(integer, re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
+    BoundedLoader.add_implicit_resolver(_INTEGER_TAG, _INTEGER, list("-+0123456789"))
+    BoundedLoader.add_implicit_resolver(_FLOAT_TAG, _FLOAT, list("-+0123456789."))
     return BoundedLoader
 
 

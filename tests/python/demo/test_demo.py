@@ -6,7 +6,9 @@ At once it is the finished run's when there is one, else one training into the c
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -239,12 +241,23 @@ def test_a_finished_demo_keeps_its_tables(
     demo: tuple[Results, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from attnscope.demo import run_demo
+    from attnscope.demo.run import _store_examples
 
     root = demo[0].path
     monkeypatch.setattr("attnscope.studies.attention_sinks.figures.FIGURES", {})
     monkeypatch.setattr("attnscope.studies.attention_sinks.sections.SECTIONS", ())
     tables = {file.name: file.read_bytes() for file in (root / "tables").iterdir()}
     run_demo(root, samples=2, recipe=ONE_STEP, progress=False)
+    assert {file.name: file.read_bytes() for file in (root / "tables").iterdir()} == tables
+
+    def half(table: object, where: Any) -> None:
+        with open(where, "wb") if isinstance(where, Path) else nullcontext(where) as file:
+            file.write(b"PAR1")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pyarrow.parquet.write_table", half)
+    with pytest.raises(KeyboardInterrupt):
+        _store_examples(demo[0])
     assert {file.name: file.read_bytes() for file in (root / "tables").iterdir()} == tables
 
 

@@ -86,6 +86,15 @@ def test_letters_words_and_colours(results):
     assert larger == pytest.approx(label * 10 / 8)
 
 
+def test_words_inside_of_a_formula_are_no_words(results):
+    """`--label a=b=c` made \\lbmbdb_2 of \\lambda_2, which is no formula, and the figure was left out."""
+    words = [text.get_text() for text in texts_of(draw(results, ["depth"], labels={"a": "b"})["depth"])]
+    assert r"$\lambda_2$" in " ".join(words)
+    assert "lbyer" in words
+    renamed = texts_of(draw(results, ["depth"], labels={r"$\lambda_2$": "gap"})["depth"])
+    assert "gap" in " ".join(text.get_text() for text in renamed)
+
+
 def test_a_missing_threshold_is_no_tick(results):
     graphs = results.table("graphs").copy()
     graphs["threshold"] = graphs["threshold"].where(graphs["sample"] > 0)

@@ -19,6 +19,7 @@ from attnscope.engine.planning import make_plan
 from attnscope.engine.run_folder import default_name
 from attnscope.errors import ConfigError
 from attnscope.study_api.study import study_class
+from attnscope.untrusted.documents import dump_yaml, parse_yaml
 
 
 def test_yaml_command_line_and_python_give_the_same_study(tmp_path):
@@ -100,6 +101,14 @@ def test_a_study_that_is_not_installed_is_named_and_not_the_keys_of_its_options(
     file.write_text("study: wavelet_head\nmodels: gpt2\nsignal: last\n", "utf-8")
     with pytest.raises(ConfigError, match="there is no study 'wavelet_head'; did you mean 'wavelet_heads'"):
         RunConfig.from_yaml(file)
+
+
+@pytest.mark.parametrize("study", [3, None, True, ["wavelet_heads"], {"name": "wavelet_heads"}])
+def test_a_study_that_is_no_name_is_named_and_not_the_keys_of_its_options(study):
+    with pytest.raises(
+        ConfigError, match=f"^study: expected the name of a study, got {re.escape(repr(study))}$"
+    ):
+        RunConfig(models="gpt2", study=study, signal="last")
 
 
 def test_keys_of_the_study_go_to_its_options(tmp_path):
@@ -417,3 +426,41 @@ def test_a_word_of_yaml_for_a_truth_value_is_no_revision():
 def test_an_amount_that_no_number_holds_is_refused():
     with pytest.raises(ConfigError, match=r"max_memory: expected an amount such as 4GB, got '9{70,}"):
         RunConfig(models="a", texts="b", max_memory="9" * 400 + "GB")
+
+
+def test_a_number_of_yaml_may_have_an_exponent(tmp_path):
+    """YAML 1.1, and PyYAML with it, wants a point before an exponent and a sign behind it."""
+    file = tmp_path / "study.yaml"
+    keys = "block: 1e1\nmax_memory: 4e9\nseed: 2E3\nlayers: [1e0]\nthresholds: %s\n"
+    file.write_text(f"models: a\ntexts: {{path: b, samples: 1.5e1}}\n{keys % '2e-1'}", "utf-8")
+    settings = RunConfig.from_yaml(file, overrides=["max_tokens=1e2"])
+    assert (settings.block, settings.max_memory, settings.seed, settings.layers) == (10, 4 * 10**9, 2000, [1])
+    assert (settings.texts[0].samples, settings.max_tokens, settings.options["thresholds"]) == (
+        15,
+        100,
+        [0.2],
+    )
+    with pytest.raises(ConfigError, match=r"block: .* valid integer, got a number with a fractional part"):
+        RunConfig.from_yaml(file, overrides=["block=15e-1"])
+
+
+@pytest.mark.parametrize(
+    "text", ["1e3", "7E-5", "1.5e3", "0012e4", "1:30.5", "1_0.5", "a\x85b", "a\u2028 b", "a\rb"]
+)
+def test_a_text_is_read_from_a_run_folder_as_it_was_written(tmp_path, text):
+    """Quotes tell a column called 1e3 from a number; the end of a line that PyYAML knows is an escape."""
+    file = tmp_path / "study.yaml"
+    settings = RunConfig(models="a", texts={"path": f"{text}.csv", "column": text, "encoding": text})
+    file.write_bytes(settings.to_yaml().encode())
+    assert RunConfig.from_yaml(file) == settings
+    assert parse_yaml(dump_yaml([text, {text: text}])) == [text, {text: text}]
+
+
+def test_a_line_that_pyyaml_would_end_inside_of_a_text_is_refused(tmp_path):
+    """The column "a\x85b" was read as "a b"."""
+    file = tmp_path / "study.yaml"
+    file.write_text("models: a\ntexts: {path: b, column: 'a\x85b'}\n", "utf-8")
+    with pytest.raises(ConfigError, match=r"line 2 holds the character U\+0085; write \\N for it"):
+        RunConfig.from_yaml(file)
+    file.write_text('models: a\ntexts: {path: b, column: "a\\Nb"}\n', "utf-8")
+    assert RunConfig.from_yaml(file).texts[0].column == "a\x85b"

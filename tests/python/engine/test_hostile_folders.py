@@ -240,6 +240,7 @@ DAMAGED_JSON = {
     "skipped": b'{"skipped": [1]}',
     "tables": b'{"tables": {"heads": 1}}',
     "shard": b'{"shard": 1}',
+    "left out": b'{"left_out": 3}',
     "deep": b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
     "digits": b'{"a": ' + b"9" * 5000 + b"}",
 }

@@ -475,6 +475,47 @@ def test_saved_results_are_overwritten_when_asked_and_runs_never(tmp_path):
         again.save(tmp_path / "saved", overwrite=True)
 
 
+def test_a_save_that_is_killed_between_its_moves_names_where_results_are(tmp_path, monkeypatch):
+    """The old results were under a hidden name that nothing spoke of or ever removed."""
+    target, moved = tmp_path / "saved", []
+    Results({"old": heads()}).save(target)
+
+    def rename(place, to):
+        if moved:
+            raise KeyboardInterrupt
+        moved.append(place.replace(to))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename)
+        with pytest.raises(KeyboardInterrupt):
+            Results({"new": heads()}).save(target, overwrite=True)
+    with pytest.raises(
+        FileNotFoundError, match=r"killed has left .*/\.saved\.new and .*/\.saved\.old: rename"
+    ):
+        load(target)
+    assert (load(tmp_path / ".saved.old").tables(), load(tmp_path / ".saved.new").tables()) == (
+        ["old"],
+        ["new"],
+    )
+    with pytest.raises(FileExistsError, match=r"\.saved\.new is where saving begins; rename it to saved"):
+        load(tmp_path / ".saved.new").save(target, overwrite=True)
+    assert load(tmp_path / ".saved.old").save(target, overwrite=True).tables() == ["old"]
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_results_are_saved_where_a_link_leads_and_not_under_the_process(tmp_path, monkeypatch):
+    target, link = tmp_path / "saved", tmp_path / "link"
+    Results({"old": heads()}).save(target)
+    link.symlink_to(target)
+    Results({"new": heads()}).save(link, overwrite=True)
+    assert link.is_symlink()
+    assert load(target).tables() == ["new"]
+    monkeypatch.chdir(target)
+    with pytest.raises(FileExistsError, match="saved is replaced as a whole, and this process works in it"):
+        Results({"other": heads()}).save(".", overwrite=True)
+    assert load(".").tables() == ["new"]
+
+
 def test_whole_numbers_stay_whole_in_every_file_though_some_are_missing(tmp_path):
     positions = pd.DataFrame({"head": [0, 1], "sink_position": pd.array([3, None], "Int64"), "count": [1, 2]})
     results = Results({"heads": positions})
@@ -609,3 +650,15 @@ def test_rows_of_several_quantities_have_no_mean(by):
     tall.attrs["keys"] = ["model", "metric", "place"]
     means = statistics(Results({"tall": tall}), "tall", by)
     assert means[["metric", "value"]].values.tolist() == [["entropy", 2.0], ["sink_share", 0.5]]
+
+
+@pytest.mark.parametrize(("kind", "largest"), [("int64", 2**62), ("Int64", 2**62), ("uint64", 2**63)])
+def test_whole_numbers_that_floats_round_are_compared_exactly(kind, largest):
+    """The difference of 2^62 and 2^62 + 1 was 0, and the two were equal."""
+    rows = pd.DataFrame({"model": "m", "sample": [0, 1, 2], "layer": 0})
+    rows["count"] = pd.Series([5, largest, largest + 3], dtype=kind)
+    other = rows.assign(count=pd.Series([5, largest + 1, largest], dtype=kind))
+    row = Results({"heads": rows}).compare(Results({"heads": other})).set_index("metric").loc["count"]
+    assert (row["equal"], row["max_difference"]) == (False, 3.0)
+    assert row["mean_difference"] == pytest.approx(-2 / 3)
+    assert Results({"heads": rows}).compare(Results({"heads": rows}))["equal"].all()

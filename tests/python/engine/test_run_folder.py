@@ -2,6 +2,7 @@
 """The folder of a run: who may write into it, what it says of itself, what blocks it and what does not."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import attnscope as asc
 from attnscope.engine.engine import Engine
 from attnscope.engine.provenance import _own_git_state
 from attnscope.engine.run_study import resume, run
-from attnscope.errors import ConfigError, FolderLocked
+from attnscope.errors import ConfigError, FolderLocked, ResultsError
 from attnscope.results.folder_lock import FolderLock
 from folders import sentences, study
 
@@ -133,6 +134,46 @@ def test_a_process_killed_before_its_first_file_blocks_nothing(tmp_path, llama, 
     (other / "thesis.tex").write_text("")
     with pytest.raises(FileExistsError, match="is no run folder"):
         run(study(tmp_path, str(llama), str(texts)), name="b")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("fiedler_value: 5 GB"), torch.OutOfMemoryError("CUDA out of memory"), ZeroDivisionError()],
+)
+def test_a_run_that_an_error_ends_is_not_called_running(tmp_path, call, llama, texts, monkeypatch, error):
+    def work(engine, unit, compute=Engine.work):
+        if unit is engine.plan.units[1]:
+            raise error
+        return compute(engine, unit)
+
+    settings = study(tmp_path, llama, texts)
+    (tmp_path / "study.yaml").write_text(settings.to_yaml(), "utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "work", work)
+        if isinstance(error, ZeroDivisionError):
+            with pytest.raises(ZeroDivisionError):
+                run(settings)
+        else:
+            code, _, err = call("run", tmp_path / "study.yaml", "--no-draw", "-q")
+            assert (code, f"attnscope: error: memory ran out: {error};" in err) == (1, True)
+    folder = tmp_path / "runs" / "a"
+    facts = json.loads((folder / "provenance.json").read_text("utf-8"))
+    assert (facts["state"], facts["units"]["stored"]) == ("interrupted", 1)
+    assert resume(folder).provenance["units"]["stored"] == facts["units"]["planned"]
+
+
+def test_a_folder_that_arrow_cannot_name_is_refused_before_anything_is_measured(
+    tmp_path, llama, texts, monkeypatch
+):
+    """Units were measured, and what gathers them ended in Python's own error."""
+    home = tmp_path / os.fsdecode(b"\xff")
+    home.mkdir()
+    monkeypatch.chdir(home)
+    with pytest.raises(ConfigError, match=r"path of the run folder holds half of a surr"):
+        run(study(tmp_path, llama, texts), output="runs")
+    assert not list(home.iterdir())
+    with pytest.raises(ResultsError, match=r"load: the path holds half of a surrogate pair, got .*\\udcff"):
+        asc.load(home)
 
 
 def test_another_study_in_the_folder_is_refused_key_by_key(tmp_path, llama, texts):

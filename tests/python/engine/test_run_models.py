@@ -4,14 +4,16 @@
 import json
 import shutil
 
+import huggingface_hub
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import attnscope as asc
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_study import resume, run
-from attnscope.errors import ConfigError
-from attnscope.models import LoadError
+from attnscope.errors import ConfigError, ResultsError
+from attnscope.models import LoadError, loading
 from folders import model_folder, study
 
 
@@ -174,3 +176,71 @@ def test_a_model_with_nan_weights_is_captured_layer_by_layer(tmp_path, llama, te
     with asc.capture(AutoModelForCausalLM.from_pretrained(copy).eval()) as recording:
         assert recording.tier == 1
     assert not [warning for warning in recwarn if "capture" in str(warning.message)]
+
+
+def edit_provenance(folder, change):
+    file = folder / "provenance.json"
+    facts = json.loads(file.read_text("utf-8"))
+    change(facts)
+    file.write_text(json.dumps(facts), "utf-8")
+
+
+@pytest.mark.parametrize("missing", [["step10"], ["step0", "step2", "step10"]])
+def test_a_run_does_not_go_on_on_a_device_of_another_kind(tmp_path, checkpoints, texts, missing):
+    """A run of a GPU went on on a machine without one, and its tables held numbers of both."""
+    first = run(study(tmp_path, checkpoints, texts))
+    for unit in first.path.glob("units/*"):
+        file = unit / "heads.parquet"
+        if file.is_file() and pq.read_table(file)["revision"][0].as_py() in missing:
+            shutil.rmtree(unit)
+    edit_provenance(
+        first.path, lambda facts: [model.update(device="cuda:1") for model in facts["models"].values()]
+    )
+    if len(missing) == 3:  # no number of the other device is left
+        assert resume(first.path)["heads"].equals(first["heads"])
+        return
+    with pytest.raises(
+        ConfigError, match=r"growing step10: this run has measured growing step0 on cuda, and .* is cpu"
+    ):
+        resume(first.path)
+    assert json.loads((first.path / "provenance.json").read_text("utf-8"))["state"] == "interrupted"
+    edit_provenance(
+        first.path, lambda facts: [model.update(device="cpu") for model in facts["models"].values()]
+    )
+    assert resume(first.path)["heads"].equals(first["heads"])
+
+
+def test_a_model_of_the_hub_that_has_moved_is_not_mixed_with_the_old(tmp_path, monkeypatch, texts):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(loading, "hub_answers", lambda: False)
+    folder = tmp_path / "cache" / "models--me--tiny"
+    branch = folder / "refs" / "main"
+    branch.parent.mkdir(parents=True)
+    for seed, commit in enumerate(("a" * 40, "b" * 40)):
+        model_folder(folder / "snapshots" / commit, seed=seed)
+    branch.write_text("a" * 40, "utf-8")
+    first = run(study(tmp_path, "me/tiny", texts))
+    assert first.provenance["models"]["me/tiny"]["commit"] == "a" * 40
+    shutil.rmtree(min(first.path.glob("units/*")))
+    branch.write_text("b" * 40, "utf-8")
+    with pytest.raises(
+        ConfigError, match=rf"me/tiny: the hub has commit {'b' * 40} now, .* measured commit {'a' * 40}"
+    ):
+        resume(first.path)
+    branch.write_text("a" * 40, "utf-8")
+    assert resume(first.path)["heads"].equals(first["heads"])
+
+
+def test_a_damaged_provenance_says_how_to_go_on(tmp_path, llama, texts):
+    first = run(study(tmp_path, llama, texts))
+    file = first.path / "provenance.json"
+    for content in ("", "{", "[]", '{"models": 3}'):
+        file.write_text(content, "utf-8")
+        with pytest.raises(
+            ResultsError, match=r"provenance\.json is damaged: .*; once it is removed a run goes on"
+        ):
+            resume(first.path)
+    file.unlink()
+    again = resume(first.path)
+    assert again["heads"].equals(first["heads"])
+    assert again.provenance["units"]["done_by_this_process"] == 0

@@ -244,6 +244,22 @@ def test_a_shard_of_another_version_or_instruction_set_is_refused_by_name(
         run_shard(settings(STUDY, inputs, tmp_path / "runs"), "1/1", progress=False)
 
 
+def on_a_gpu(*shards):
+    """Write into the provenance of shards that their models were on a GPU."""
+    for shard in shards:
+        file = shard / "provenance.json"
+        facts = json.loads(file.read_text("utf-8"))
+        models = {title: {**model, "device": "cuda:0"} for title, model in facts["models"].items()}
+        file.write_text(json.dumps({**facts, "models": models}), "utf-8")
+
+
+def test_shards_of_two_kinds_of_device_are_refused(copied):
+    run_folder = copied(2)
+    on_a_gpu(run_folder / "parts/2-of-2")
+    with pytest.raises(ConfigError, match=r"this run has measured growing step\d+ on cpu, .*numbers of both"):
+        gather([run_folder], progress=False)
+
+
 def test_the_bar_of_a_shard_counts_what_all_have_stored(inputs, tmp_path):
     settings_of_run = settings("moved_positions", inputs, tmp_path / "runs")
     done(settings_of_run, 3, numbers=[2])
@@ -314,6 +330,11 @@ def test_a_checkpoint_that_a_shard_cannot_load_is_tried_by_the_gathering(
         patched.setattr(held, "load_model", poor)
         last = done(settings_of_run, 2)
         assert ("growing step2", "not enough memory") in last.skipped
+    shutil.copytree(last.run, tmp_path / "copy")
+    on_a_gpu(*(tmp_path / "copy" / "parts").iterdir())
+    elsewhere = gather([tmp_path / "copy"], progress=False)
+    assert [entry["checkpoint"] for entry in elsewhere.provenance["skipped"]] == ["growing step2"]
+    assert re.search(r"on cuda, and the device here is cpu", elsewhere.provenance["skipped"][0]["reason"])
     assert table_bytes(gather([last.run], progress=False).path) == table_bytes(uninterrupted(STUDY))
 
 

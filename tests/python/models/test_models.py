@@ -10,6 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from attnscope.config.run_config import RunConfig
+from attnscope.engine.planning import make_plan
+from attnscope.errors import ConfigError
 from attnscope.models import Encoder, LoadError, find_checkpoints, hub, load_model, load_tokenizer, step_of
 from attnscope.models.checkpoints import fingerprint
 from attnscope.models.inputs.context_length import context_length
@@ -33,6 +36,18 @@ from folders import model_folder, series, tokenizer
 )
 def test_steps_of_names(name, step):
     assert step_of(name) == step
+
+
+@pytest.mark.parametrize("name", [f"step{2**63}", "checkpoint-" + "9" * 5000])
+def test_a_step_that_no_table_holds_is_refused_with_its_name(tmp_path, name):
+    with pytest.raises(ConfigError, match=rf"a training step has at most 18 digits, got '{name[:60]}"):
+        find_checkpoints("EleutherAI/pythia-14m", ["step2", name])
+    touch(tmp_path / "a", "step2", name[:40])
+    with pytest.raises(
+        ConfigError, match=rf"^models\[0\]: a training step has at most 18 digits, got '{name[:40]}'"
+    ):
+        make_plan(RunConfig(models=str(tmp_path / "a"), texts="sample"))
+    assert step_of(f"step{'0' * 30}{10**18 - 1}") == 10**18 - 1
 
 
 def touch(folder, *names):

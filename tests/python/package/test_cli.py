@@ -220,12 +220,39 @@ def test_tables_as_text_latex_csv_and_json(call, finished, tmp_path):
     assert code == 0
     with open(tmp_path / "csv" / "heads.csv", encoding="utf-8", newline="") as file:
         assert len(list(csv.DictReader(file))) == 48
+    code, out, _ = call("tables", finished / "a", "--csv", tmp_path / "csv", "--json")
+    assert (code, str(tmp_path / "csv" / "heads.csv") in json.loads(out)) == (0, True)
+    for choice in ("--latex", "--table=heads", "--by=layer", "--columns=all"):
+        code, out, err = call("tables", finished / "a", "--csv", tmp_path / "none", choice)
+        assert (code, out) == (2, "")
+        assert (
+            f"--csv writes every table as it is stored, without '{choice.partition('=')[2] or choice}'" in err
+        )
+    code, out, err = call("tables", finished / "a", "--latex", "--json")
+    assert (code, out, "give --latex or --json, not both" in err) == (2, "", True)
     _, once, _ = call("tables", finished / "a", "--by", "layer", "--json")
     assert call("tables", finished / "a", "--by", "layer,layer", "--json")[:2] == (0, once)
     code, _, err = call("tables", finished / "a", "--by", "laier")
     assert (code, "did you mean 'layer'" in err) == (2, True)
     code, _, err = call("tables", finished / "a", "--table", "head")
     assert (code, "did you mean 'heads'" in err) == (2, True)
+
+
+@pytest.mark.parametrize("place", [".", "..", "", "/"])
+def test_a_folder_in_the_place_of_a_file_is_an_error_of_one_line(call, finished, place):
+    """What has no name of its own ended in "PosixPath('.') has an empty name"."""
+    code, _, err = call("compare", finished / "a", finished / "b", "--csv", place)
+    assert code == 1
+    assert err.splitlines()[-1] == f"attnscope: error: {place or '.'}: Is a directory"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["tables", "--help"], ["metrics"]])
+def test_answers_that_a_full_disk_takes_not_are_an_error_of_one_line(arguments):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        command = [sys.executable, "-m", "attnscope", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0].startswith("attnscope: error: [Errno 28] No space left")
 
 
 @pytest.mark.parametrize("column", ["no", "7", "a: b"])

@@ -111,10 +111,15 @@ class LocalExecutor(Executor):
 
     Args:
         only: asked of each unit when its turn comes, whether this process does it; None does all.
+        skipping: errors that leave a checkpoint out.
     """
 
-    def __init__(self, only: Callable[[Unit], bool] | None = None) -> None:
-        self.only = only
+    def __init__(
+        self,
+        only: Callable[[Unit], bool] | None = None,
+        skipping: tuple[type[Exception], ...] = (LoadError,),
+    ) -> None:
+        self.only, self.skipping = only, skipping
 
     def outcomes(self, engine: RunState) -> Iterator[Outcome]:
         """Yield the outcome of each pending unit; a checkpoint is released after its last unit."""
@@ -129,7 +134,9 @@ class LocalExecutor(Executor):
                 engine.show(unit.title)
                 try:
                     outcome = engine.work(unit)
-                except LoadError as error:
+                except self.skipping as error:
+                    if unit.checkpoint is None:  # no checkpoint that could be left out
+                        raise
                     outcome = Outcome(unit, skipped=str(error))
                 yield outcome
             if unit.checkpoint is not None and unit is last[unit.checkpoint]:

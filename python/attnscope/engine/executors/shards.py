@@ -40,7 +40,7 @@ from attnscope.engine.run_folder import (
     refuse_other_study,
     run_folder,
 )
-from attnscope.errors import ConfigError, ResultsError, command
+from attnscope.errors import ConfigError, LoadError, OtherModel, ResultsError, command
 from attnscope.results.files import refuse_links
 from attnscope.results.folder_lock import FolderLock
 from attnscope.results.results import Results, load
@@ -294,8 +294,9 @@ def gather(
     engine = Engine(prepare(settings, folder=target), progress=progress, say=say)
     with engine.open_run(resume=True, refuse=refuse) as (facts, lock):
         skipped = merge_shards(engine, parts, facts)
+        # what no shard could load is no reason to measure on another device than theirs
         engine.executor = LocalExecutor(
-            lambda unit: unit.checkpoint is None or unit.checkpoint.title in skipped
+            lambda unit: unit.checkpoint is None or unit.checkpoint.title in skipped, (LoadError, OtherModel)
         )
         missing = [
             unit
@@ -339,6 +340,7 @@ def merge_shards(engine: Engine, parts: Sequence[Path], facts: dict[str, Any]) -
                 raise ConfigError(
                     f"{part} is of another plan: the texts or the weights that it read are not those of here"
                 )
+            engine.refuse_other_models(provenance.get("models", {}))
             skipped |= {entry["checkpoint"] for entry in provenance.get("skipped", ())}
             engine.machines = {**provenance.get("machines", {}), **engine.machines}
             engine.total.models = {**provenance.get("models", {}), **engine.total.models}

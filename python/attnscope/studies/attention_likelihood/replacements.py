@@ -36,7 +36,7 @@ def source(run: StageRun, options: LikelihoodOptions) -> LoadedModel:
     try:
         checkpoint = find_checkpoints(options.likelihood_from)[-1]
         other = load_tokenizer(checkpoint).get_vocab()
-    except (FileNotFoundError, LoadError) as error:
+    except (FileNotFoundError, LoadError, ConfigError) as error:
         raise ConfigError(f"options.likelihood_from: {error}") from None
     vocabulary = run.encoder.tokenizer.get_vocab()
     if other != vocabulary:

@@ -26,7 +26,7 @@ EXTRA: tuple[Extra, ...] = get_args(Extra)
 
 
 def _as_number(value: object) -> object:
-    """Return a number that is a text as a number: YAML reads 1e-3 as one."""
+    """Return a number that is a text, such as one in quotes, as a number."""
     is_number = isinstance(value, str) and re.fullmatch(r"\d*\.?\d+(e[+-]?\d+)?", value, re.I | re.A)
     return float(str(value)) if is_number else value
 
