@@ -431,6 +431,13 @@ def test_steering(boundary, labels, verdict):
     assert row.verdict == verdict
     share = rows[rows["control"] == "boundary"]["changed"].mean()
     assert row.reason.startswith(f"{share:.2f} of answers change")
+    # value and control are differences from the mean of all random directions
+    by_draw = rows[rows["control"] != "boundary"].groupby(["control", "draw"])["changed"].mean()
+    differences = by_draw - by_draw.mean()
+    assert row.value == pytest.approx(share - by_draw.mean())
+    closest = differences.groupby("control").max().idxmax()
+    assert row.control_high == pytest.approx(differences[closest].max())
+    assert row.control_low == pytest.approx(differences[closest].min())
 
 
 def test_the_axis_of_changed_answers_holds_every_random_direction():
@@ -448,7 +455,10 @@ def test_the_axis_of_changed_answers_holds_every_random_direction():
 )
 def test_compression(reference, haar, verdict):
     rows = moved("compression", {"reference": reference, "haar": haar}, (0.2, 1.0), "refused")
-    assert decide_claim("C16", {"interventions": rows}).verdict == verdict
+    row = decide_claim("C16", {"interventions": rows})
+    assert row.verdict == verdict
+    # differences as the value is, whose mean over subspaces is 0
+    assert row.control_mean == pytest.approx(0.0, abs=1e-12)
 
 
 EXCHANGED = (1.0, 1.1, 0.9, 0.95, 1.05)
