@@ -294,6 +294,14 @@ def test_each_model_is_held_against_its_own_references(name: str) -> None:
     assert heads["model"].nunique() == 2
 
 
+@pytest.mark.parametrize("name", ["metric_maps", "sink_maps"])
+def test_the_mark_of_uniform_attention_is_a_mean_over_all_that_share_the_scale(name: str) -> None:
+    """One mark is on the scale of all models, whose texts may have other lengths."""
+    for results, over in ((SINGLE_RUN, "layers"), (SERIES, "layers and models")):
+        caption = FIGURES[name].draw(results, Options()).caption
+        assert caption.endswith(f"The mark on a colour scale is uniform attention, mean over {over}.")
+
+
 @pytest.mark.parametrize("samples", [6, 12])
 def test_a_caption_speaks_of_intervals_that_are_drawn(samples) -> None:
     """Few texts have none that hold for all heads at once."""
