@@ -51,7 +51,7 @@ def draw_references(
 
     def null(kind: str) -> Callable[[pd.DataFrame], Course]:
         def course(rows: pd.DataFrame) -> Course:
-            checkpoints = rows.groupby("step", sort=True) if along_steps else [(0, rows)]
+            checkpoints: Any = rows.groupby("step", sort=True) if along_steps else [(0, rows)]
             return _with_value(
                 [
                     (int(step), null_value(at_step, baselines, kind, metric, threshold))
@@ -81,7 +81,8 @@ def _draw(
     colors: Mapping[str, str] | None,
 ) -> None:
     """Draw one line for all rows, or one for each curve where they differ, called `gid:curve`."""
-    courses = {name: course_of(rows) for name, rows in heads.groupby(by, sort=False)} if colors else {}
+    groups: Any = heads.groupby(by, sort=False) if colors else ()
+    courses = {name: course_of(rows) for name, rows in groups}
     if colors and _differ(list(courses.values())):
         lines = [(course, f"{gid}:{name}", {"color": colors[name]}) for name, course in courses.items()]
     else:
