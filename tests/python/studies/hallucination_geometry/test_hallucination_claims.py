@@ -689,12 +689,12 @@ def test_random_directions_are_drawn_as_means_of_the_same_kind():
 @pytest.mark.parametrize("logarithmic", [False, True])
 def test_bars_over_few_prompts_are_those_of_student(logarithmic):
     """Bars of 1.96 standard errors hold the mean of two prompts in .7 of draws, and not in .95."""
-    few, many = [1.0, 2.5], [1.0, 2.0, 4.0, 8.0, 3.0]
-    rows = pd.DataFrame({"layer": [0] * 2 + [1] * 5 + [2], "x": [*few, *many, 7.0]})
+    two, five = [1.0, 2.5], [1.0, 2.0, 4.0, 8.0, 3.0]
+    rows = pd.DataFrame({"layer": [0] * 2 + [1] * 5 + [2], "x": [*two, *five, 7.0]})
     ax = mpl.Figure().subplots()
     draw_means(ax, rows, "x", "black", "boundary", logarithmic=logarithmic)
     bars = [segment[:, 1] for segment in ax.collections[0].get_segments()]
-    for bar, values in zip(bars, (few, many), strict=False):
+    for bar, values in zip(bars, (two, five), strict=False):
         numbers = np.log(values) if logarithmic else np.array(values)
         ends = stats.t.interval(0.95, len(values) - 1, numbers.mean(), stats.sem(numbers))
         np.testing.assert_allclose(bar, np.exp(ends) if logarithmic else ends, rtol=1e-12)
