@@ -87,7 +87,7 @@ def moved(tables):
     """Where columns went.
 
     Correlations across a text's heads belong to the text. Of the exact protocol no graph is called
-    degenerate: a stored False meant "not measured".
+    degenerate: a stored False meant "not measured". Controls have an input set, and uniform attention none.
     """
     for name in ("graphs", "head_mean_graphs", "graphs_variants"):
         if name in tables:
@@ -95,7 +95,8 @@ def moved(tables):
             tables[name]["degenerate"] = tables[name]["degenerate"].astype(object).mask(exact).astype(float)
     baselines = tables["baselines"]
     unmeasured = (baselines["metric"] == "degenerate") & (baselines["protocol"] == "exact")
-    tables["baselines"] = baselines[~unmeasured].copy()
+    sets = np.where(baselines["kind"] == "uniform", "", "text")
+    tables["baselines"] = baselines.assign(group=sets)[~unmeasured].copy()
     controls = tables["heads_variants"]
     if "rho" not in controls:
         return tables

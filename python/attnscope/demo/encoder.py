@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attnscope._progress import progress_bar
+from attnscope.arguments.scalars import at_least, flag
 from attnscope.demo.texts import documentation
 from attnscope.demo.training import descend, has_recipe, save_model
 
@@ -158,9 +159,9 @@ def train_encoder(
         tokenizer: of transformers, to which a mask token is added; None makes `pieces_tokenizer`.
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
     """
+    progress = flag("train_encoder", "progress", progress)
     recipe = recipe or EncoderRecipe()
-    if recipe.steps < 1:
-        raise ValueError(f"train_encoder: steps must be at least 1, got {recipe.steps}")
+    at_least("train_encoder", "steps", recipe.steps, 1)
     folder = Path(directory)
     tokenizer = pieces_tokenizer() if tokenizer is None else with_mask(tokenizer)
     texts = documentation()[0].split("\n") if texts is None else list(texts)

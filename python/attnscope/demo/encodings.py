@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from attnscope.arguments.scalars import at_least, flag
 from attnscope.capture.visibility import float_mask
 from attnscope.demo.texts import text_windows, write_texts
 from attnscope.demo.training import Recipe, config_values, train
@@ -207,14 +208,19 @@ def compare_encodings(
     from attnscope.engine.engine import Engine
     from attnscope.engine.prepared_run import prepare
 
+    progress = flag("compare_encodings", "progress", progress)
     if study not in ("wavelet_heads", "absolute_position"):
         raise ValueError(
             f"compare_encodings: study must be wavelet_heads or absolute_position, got {study!r}"
         )
     windows = study == "absolute_position"
+    default = 128 if windows else 24
+    count = default if samples is None else at_least("compare_encodings", "samples", samples, 1)
+    steps, seeds = (
+        at_least("compare_encodings", name, value, 1) for name, value in (("steps", steps), ("seeds", seeds))
+    )
     root = Path(directory).resolve()
     root.mkdir(parents=True, exist_ok=True)
-    count = samples or (128 if windows else 24)
     texts = root / "text.jsonl"
     write_texts(texts, text_windows(count, _SAMPLES_SEED), root / "study")
     models = []

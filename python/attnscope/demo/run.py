@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope._progress import progress_bar
+from attnscope.arguments.scalars import at_least, flag
 from attnscope.demo.texts import GROUPS, inputs_by_group, write_texts
 from attnscope.demo.training import Recipe, checkpoint_steps, train
 from attnscope.results.files import atomic_file
@@ -48,6 +49,8 @@ def run_demo(
     from attnscope.engine.engine import Engine
     from attnscope.engine.prepared_run import prepare
 
+    progress = flag("run_demo", "progress", progress)
+    samples = at_least("run_demo", "samples", samples, 1)
     recipe = recipe or Recipe()
     root = Path(directory).resolve()
     train_step, study_step, report_step = (

@@ -22,6 +22,7 @@ from filelock import FileLock
 
 from attnscope._evaluation import evaluating
 from attnscope._progress import progress_bar
+from attnscope.arguments.scalars import at_least, flag
 from attnscope.demo.texts import (
     VOCABULARY_SIZE,
     WINDOW,
@@ -136,9 +137,10 @@ def train(
         recipe: what to train; the default shows a sink emerging in a minute or two.
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
     """
+    progress = flag("train", "progress", progress)
     recipe = recipe or Recipe()
-    if recipe.steps < 1:
-        raise ValueError(f"train: steps must be at least 1, got {recipe.steps}")
+    for name in ("steps", "layers", "heads", "width", "inner_width", "batch"):
+        at_least("train", name, getattr(recipe, name), 1)
     root = Path(directory)
     checkpoints = root / "checkpoints"
     stored_steps = checkpoint_steps(recipe.steps)
@@ -279,6 +281,7 @@ def demo_checkpoints(
     Returns:
         A folder with `step{N}` in it, each a Hugging Face model folder.
     """
+    progress = flag("demo_checkpoints", "progress", progress)
     for home in (Path.cwd(), *Path.cwd().parents):
         if _finished(home / runs / "demo"):
             return home / runs / "demo" / "checkpoints"

@@ -27,6 +27,7 @@ import pandas as pd
 import torch
 
 from attnscope._system import processor_count
+from attnscope.arguments.scalars import at_least, flag
 from attnscope.demo.objectives import ARMS, STEPS, WHITENED, Arm
 from attnscope.demo.texts import byte_tokenizer, text_windows, write_texts
 from attnscope.demo.training import demo_checkpoints, evaluate_loss, last_checkpoint, one_thread, save_model
@@ -76,16 +77,17 @@ def tune(
     """
     from attnscope.config.run_config import RunConfig
 
+    progress = flag("tune", "progress", progress)
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise ValueError(f"tune: arms must be among {', '.join(ARMS)}, got {unknown[0]!r}")
-    processes = processor_count() if processes is None else processes
-    if processes < 1:
-        raise ValueError(f"tune: processes must be at least 1, got {processes}")
+    numbers = {"seeds": seeds, "steps": steps, "samples": samples}
+    seeds, steps, samples = (at_least("tune", name, value, 1) for name, value in numbers.items())
+    processes = processor_count() if processes is None else at_least("tune", "processes", processes, 1)
     root = Path(directory).resolve()
     root.mkdir(parents=True, exist_ok=True)
     texts = root / "text.jsonl"
     write_texts(texts, text_windows(samples, _SAMPLES_SEED), root / "study")
-    base = Path(start) if start is not None else last_checkpoint(demo_checkpoints())
+    base = Path(start) if start is not None else last_checkpoint(demo_checkpoints(progress=progress))
     labels = _train_all(root, base, arms, seeds, steps, progress, processes)
     models = [{"path": str(base), "label": "start"}]
     models += [{"path": str(root / label), "label": label} for label in labels]

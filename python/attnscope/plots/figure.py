@@ -245,7 +245,7 @@ _BESIDE = {
     "untrained": "dotted: before training",
     "random_weights": "dash-dotted: copies of the model with random weights",
     "shuffled": "dotted: the same maps with shuffled rows, whose keys are chosen in the same way",
-    "row_permutation": "short grey dashes: the same maps with shuffled rows",
+    "row_permutation": "short dashes: the same maps with shuffled rows",
 }
 
 

@@ -27,10 +27,10 @@ from attnscope.plots.axes import (
     series_colors,
     step_axis,
 )
+from attnscope.plots.references import draw_references
 from attnscope.plots.selection import averaged, estimate, first_step, last_step, rows_of
 from attnscope.plots.style import (
     DASHES,
-    NULL_LINES,
     PALETTE,
     UNIFORM,
     UNTRAINED,
@@ -38,7 +38,7 @@ from attnscope.plots.style import (
     line_keywords,
     style,
 )
-from attnscope.results.summaries import NULLS, null_value, uniform_value
+from attnscope.results.summaries import uniform_value
 
 #: A baseline so many times the highest measured value asks for a logarithmic axis.
 FAR = 8
@@ -62,6 +62,7 @@ def emergence_curve(
     Steps are on a logarithmic axis that begins with 0; rows of unknown step (−1) are left out. The dashed
     line is uniform attention of the same lengths, the dotted one each series' own value before training;
     where the run measured them, the models with random weights and the maps with shuffled rows are drawn too.
+    References that differ between the series have a line in the colour of each.
 
     Args:
         heads: results; rows of single heads with `step`; or numbers [step, layer, sample, head].
@@ -93,7 +94,9 @@ def emergence_curve(
             value = float(rows.loc[rows["step"] == 0, "mean"].iloc[0])
             ax.axhline(value, gid=f"untrained:{name}", **_UNTRAINED | {"color": colors[name]})
     step_axis(ax, heads["step"])
-    return _beside_baselines(ax, heads, baselines, metric, "step", threshold)
+    how: dict[str, Any] = {"threshold": threshold, "along_steps": True, "by": by, "colors": colors}
+    draw_references(ax, heads, baselines, metric, **how)
+    return _named_and_limited(ax, metric, threshold)
 
 
 @style()
@@ -155,7 +158,8 @@ def head_emergence(
             line=line,
         )
     step_axis(ax, heads["step"])
-    _beside_baselines(ax, heads, baselines, metric, "step")
+    draw_references(ax, heads, baselines, metric, along_steps=True)
+    _named_and_limited(ax, metric)
     if limits is not None:
         ax.set_ylim(*limits)
     low, high = ax.get_ylim()
@@ -195,6 +199,7 @@ def depth_profile(
     samples.
 
     The dashed line is uniform attention, dotted lines are the untrained model (step 0), if the run has one.
+    References that differ between the series have a line in the colour of each.
     Models of different depth share an axis from first to last layer.
 
     Args:
@@ -227,7 +232,8 @@ def depth_profile(
         if len(rows):
             how = _UNTRAINED | {"color": colors[name]}
             ax.plot(place(name, rows["layer"]), rows["mean"], gid=f"untrained:{name}", **how)
-    return _beside_baselines(ax, final, baselines, metric, "layer", threshold)
+    draw_references(ax, final, baselines, metric, threshold=threshold, colors=colors)
+    return _named_and_limited(ax, metric, threshold)
 
 
 @style()
@@ -311,35 +317,8 @@ def draw_curve(
         ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0, zorder=2, gid=f"interval:{label}")
 
 
-def _beside_baselines(
-    ax: Axes,
-    heads: pd.DataFrame,
-    baselines: pd.DataFrame | None,
-    metric: str,
-    along: str,
-    threshold: float | None = None,
-) -> Axes:
-    """Draw the references of a metric, and name and limit its axis.
-
-    They are uniform attention, and the measured nulls that a run holds: along "step" a line each, elsewhere
-    its level.
-    """
-    uniform = uniform_value(heads, baselines, metric, threshold)
-    if np.isfinite(uniform):
-        ax.axhline(uniform, label="uniform attention", gid="uniform", **UNIFORM)
-    for kind, name in NULLS.items():
-        if along == "step":
-            points = [
-                (step, null_value(rows, baselines, kind, metric, threshold))
-                for step, rows in heads.groupby("step", sort=True)
-            ]
-            points = [(step, value) for step, value in points if np.isfinite(value)]
-            if len(points) > 1:
-                ax.plot(*zip(*points, strict=True), label=name, gid=kind, **NULL_LINES[kind])
-                continue
-        value = null_value(heads, baselines, kind, metric, threshold)
-        if np.isfinite(value):
-            ax.axhline(value, label=name, gid=kind, **NULL_LINES[kind])
+def _named_and_limited(ax: Axes, metric: str, threshold: float | None = None) -> Axes:
+    """Return axes with the label of a metric, and limits that fit all that is drawn."""
     ax.set_ylabel(axis_label(metric, threshold))
     _limits(ax, metric)
     return ax

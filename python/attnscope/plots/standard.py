@@ -125,7 +125,7 @@ def metric_maps(quantities: Quantities | None = None) -> Figure:
         for ax in axes[-1][(len(metrics) - 1) % blocks * len(names) + len(names) :]:
             ax.set_axis_off()
         columns_are = f", one column per {series_noun(heads)}" if len(names) > 1 else ""
-        return captioned(figure, f"Mean over texts per layer and head{columns_are}.", marked(figure))
+        return captioned(figure, f"Mean over texts per layer and head{columns_are}.", marked(figure, heads))
 
     return Figure(draw, ("heads",), "Every quantity per layer and head at the last checkpoint.")
 
@@ -367,7 +367,11 @@ def shared_colorbar(
         )
 
 
-def marked(figure: mpl.Figure) -> str:
-    """Return the mark on a colour scale in words; empty without one."""
-    has_mark = any(line.get_gid() == "uniform" for ax in figure.axes for line in ax.get_lines())
-    return "The mark on a colour scale is uniform attention, mean over layers." if has_mark else ""
+def marked(figure: mpl.Figure, heads: pd.DataFrame) -> str:
+    """Return the mark on a colour scale in words, with what its mean is over; empty without one."""
+    if not any(line.get_gid() == "uniform" for ax in figure.axes for line in ax.get_lines()):
+        return ""
+    series = series_noun(heads).split(", ") if heads["series"].nunique() > 1 else []
+    *means, last = "layers", *(f"{name}s" for name in series)
+    over = f"{', '.join(means)} and {last}" if means else last
+    return f"The mark on a colour scale is uniform attention, mean over {over}."

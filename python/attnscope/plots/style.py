@@ -31,6 +31,7 @@ from matplotlib.transforms import Bbox
 from attnscope._nearest import nearest
 from attnscope._warn import warn
 from attnscope.results.files import atomic_file
+from attnscope.results.summaries import NULLS
 from attnscope.untrusted.safe_text import mark_controls
 
 #: Inches: the text width of a two-column page, which figures of several panels have; a panel with its labels.
@@ -242,8 +243,11 @@ def legend_row(figure: Figure, first: Iterable[str] = ()) -> None:
     if len(artists) > 1:
         names = [name for name in dict.fromkeys([*first, *artists]) if name in artists]
         legend = legend_over(figure, {name: artists[name] for name in names})
-        if BEFORE in artists:
-            legend.legend_handles[names.index(BEFORE)].set_color(MUTED)  # type: ignore[union-attr]
+        neutral = {BEFORE: MUTED, "uniform attention": UNIFORM["color"]}
+        neutral |= {name: NULL_LINES[kind]["color"] for kind, name in NULLS.items()}
+        for name, handle in zip(names, legend.legend_handles, strict=True):
+            if name in neutral:  # a line of several colours is called by none of them
+                handle.set_color(neutral[name])  # type: ignore[union-attr]
 
 
 @style()

@@ -228,7 +228,11 @@ def write_table(table: pa.Table, file: IO[bytes]) -> None:
 
 
 def dataset(files: Sequence[Path]) -> Any:
-    """Return Parquet files as one table in their order; a column that some of them lack is null there."""
+    """Return Parquet files as one table in their order; a column that some of them lack is null there.
+
+    Lists of one length in each file, such as the hidden states of models of unlike width, are lists of any
+    length, and numbers of two precisions have the wider one.
+    """
     import pyarrow as pa
     import pyarrow.dataset as ds
     import pyarrow.parquet as pq
@@ -236,7 +240,8 @@ def dataset(files: Sequence[Path]) -> Any:
     schemas = [pq.read_schema(file) for file in files]
     schema = schemas[0]
     if any(not other.equals(schema) for other in schemas):
-        schema = pa.unify_schemas(schemas).with_metadata(schema.metadata)
+        unified = pa.unify_schemas(schemas, promote_options="permissive")
+        schema = unified.with_metadata(schema.metadata)
     checking = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     how = ds.ParquetFileFormat(default_fragment_scan_options=checking)
     return ds.dataset([str(file) for file in files], schema=schema, format=how)

@@ -470,14 +470,29 @@ def null_value(
     metric: str,
     threshold: float | None = None,
 ) -> float:
-    """Return the metric under a measured null, averaged over the lengths of the frame's samples."""
+    """Return the metric under a measured null, averaged over the lengths of the frame's samples.
+
+    Texts of one input set are held against controls of the same set; rows that do not know their set, against
+    those of all.
+    """
     table = _baseline_rows(frame, baselines, kind, metric, threshold)
     if table is None or "scope" not in table:
         return float("nan")
+    table = table[table["scope"] == "heads"]
     # the model with random weights belongs to a whole series, shuffled rows to their own checkpoint
-    keys_of_null = ("model", "n_tokens") if kind == "random_weights" else (*CHECKPOINT_KEYS, "n_tokens")
-    keys = [key for key in keys_of_null if key in frame and key in table]
-    return _mean_at(frame, table[table["scope"] == "heads"], keys)
+    checkpoint = ("model",) if kind == "random_weights" else CHECKPOINT_KEYS
+    keys = [key for key in (*checkpoint, "group", "n_tokens") if key in frame and key in table]
+    if "group" in keys and not set(frame["group"]) <= set(table["group"]):
+        keys.remove("group")
+    return _mean_at(frame, _mean_of_texts(table, keys), keys)
+
+
+def _mean_of_texts(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Return a null's means at some keys, each stored mean as often as it has texts."""
+    with_values = table.assign(texts=table.get("count", 1))[table["value"].notna()]
+    sums = with_values.assign(total=with_values["value"] * with_values["texts"]).groupby(keys, dropna=False)
+    totals = sums[["total", "texts"]].sum()
+    return (totals["total"] / totals["texts"]).rename("value").reset_index()
 
 
 def _mean_at(frame: pd.DataFrame, table: pd.DataFrame, keys: list[str]) -> float:

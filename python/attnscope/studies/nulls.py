@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 #: Tokens up to which uniform attention is a map in any case: of two megabytes at most.
 _SHORT = 512
-#: Values of uniform attention, and means of controls, by length of text.
+#: Values of uniform attention by length of text, and means of controls by length and input set.
 BASELINES = Table(
     "baselines",
-    ("n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope", *CHECKPOINT_KEYS),
+    ("n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope", *CHECKPOINT_KEYS, "group"),
     (Column("value"), Column("std", label="standard deviation"), Column("count", kind="count")),
-    version=2,
+    version=3,
 )
 
 
@@ -88,12 +88,19 @@ def write_baselines(
 ) -> None:
     """Write to `baselines` the numbers of uniform attention of every length and support, and of controls.
 
-    Numbers of controls are mean and deviation over texts of one length. The support is read from `tables`;
-    `chosen` gives the quantities of each protocol under a support. `lazily` gives uniform attention of a
-    support and a length where no map is to be made; of short texts there is a map in any case.
+    Numbers of controls are mean and deviation over texts of one input set and length. The support is read
+    from `tables`; `chosen` gives the quantities of each protocol under a support. `lazily` gives uniform
+    attention of a support and a length where no map is to be made; of short texts there is a map in any case.
     """
     samples = run.read("samples")
-    nobody: dict[str, Any] = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
+    nobody: dict[str, Any] = {
+        "scope": "any",
+        "model": "",
+        "revision": "",
+        "step": -1,
+        "group": "",
+        "count": 1,
+    }
     for n, support in supports_of(
         samples, [run.read(table) for table in tables if table in run.stored.tables()]
     ):
@@ -121,7 +128,7 @@ def write_baselines(
     controls = of_distinct_texts(run.stored).variants()
     if len(controls):
         # a control is read under the visibility of its own maps, and a length has layers of several
-        lengths = samples.drop_duplicates(["model", "sample"])[["model", "sample", "n_tokens"]]
+        lengths = samples.drop_duplicates(["model", "sample"])[["model", "sample", "group", "n_tokens"]]
         frame = controls.rename(columns={"variant": "kind"}).assign(support="")
         frame = frame.merge(lengths, on=["model", "sample"], how="left", validate="many_to_one")
         control_values = frame.groupby([*BASELINES.keys], sort=True, dropna=False)["value"]

@@ -16,6 +16,9 @@ import torch
 pytest.importorskip("transformers")
 
 from attnscope.demo import demo_checkpoints
+from attnscope.demo.encoder import train_encoder
+from attnscope.demo.encodings import compare_encodings
+from attnscope.demo.run import run_demo
 from attnscope.demo.texts import (
     byte_tokenizer,
     copying_sequences,
@@ -24,6 +27,7 @@ from attnscope.demo.texts import (
     training_batch,
 )
 from attnscope.demo.training import Recipe, build_model, checkpoint_steps, train
+from attnscope.demo.tuning import tune
 from attnscope.results.results import Results
 
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
@@ -333,3 +337,42 @@ def test_a_finished_demo_run_above_is_taken_and_a_half_done_one_is_not(away, fin
     (run / "recipe.json").write_text(json.dumps({"steps": 2}), encoding="utf-8")
     result = demo_checkpoints(recipe=SMALL, progress=False)
     assert (result == run / "checkpoints") is finished
+
+
+@pytest.mark.parametrize(
+    "demo",
+    [run_demo, train, demo_checkpoints, train_encoder, compare_encodings, tune],
+    ids=lambda demo: demo.__name__,
+)
+def test_progress_is_true_or_false(demo, tmp_path):
+    """The word "false" counted as true, after nothing had been said."""
+    with pytest.raises(TypeError, match=f"{demo.__name__}: progress must be True or False, got 'false'"):
+        demo(tmp_path / "runs", progress="false")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("demo", "name", "value"),
+    [
+        (run_demo, "samples", 0),
+        (compare_encodings, "samples", 0),
+        (compare_encodings, "seeds", 0),
+        (tune, "seeds", 0),
+        (tune, "samples", -1),
+        (tune, "processes", 0),
+    ],
+)
+def test_numbers_are_refused_before_anything_is_trained(demo, name, value, tmp_path):
+    """No text ended the demo when its model was trained, and was taken for "as many as usual" elsewhere."""
+    message = f"{demo.__name__}: {name} must be at least 1, got {value}"
+    with pytest.raises(ValueError, match=message):
+        demo(tmp_path / "runs", progress=False, **{name: value})
+    assert not (tmp_path / "runs").exists()
+
+
+def test_sizes_of_a_recipe_are_whole_numbers(tmp_path):
+    with pytest.raises(ValueError, match="train: batch must be at least 1, got 0"):
+        train(tmp_path / "runs", Recipe(batch=0))
+    with pytest.raises(TypeError, match="train: steps must be a whole number"):
+        train(tmp_path / "runs", Recipe(steps=2.5))
+    assert not (tmp_path / "runs").exists()

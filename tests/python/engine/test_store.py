@@ -169,6 +169,20 @@ def test_gather_keeps_the_order_and_its_bytes_do_not_depend_on_history(store, tm
     assert pq.read_table(tmp_path / "a.parquet").replace_schema_metadata().equals(expected)
 
 
+@pytest.mark.parametrize(("widths", "kinds"), [((2, 3, 3), "fff"), ((2, 2), "fd"), ((3, 2), "df")])
+def test_states_of_models_of_unlike_width_or_precision_are_gathered(tmp_path, widths, kinds):
+    """Two models with states of 64 and 32 numbers ended the run in an error of Arrow, all work done."""
+    store, expected = Store(tmp_path), []
+    store.open(NAMES)
+    for unit, width, kind in zip(NAMES, widths, kinds, strict=False):
+        states = np.arange(4 * width, dtype=kind)
+        column = pa.FixedSizeListArray.from_arrays(pa.array(states), width)
+        store.write(unit, {"states": pa.table({"state": column})})
+        expected += states.reshape(4, width).tolist()
+    store.gather(list(NAMES)[: len(widths)], "states", tmp_path / "states.parquet")
+    assert pq.read_table(tmp_path / "states.parquet")["state"].to_pylist() == expected
+
+
 @pytest.mark.parametrize("units", [["u0"], ["u1", "u0"], ["u1", "u2"], ["u1"]])
 def test_a_gathered_table_tells_pandas_of_missing_numbers_and_flags(tmp_path, units):
     """A reader that knows nothing of the package gets the types that `Results.table` gives."""

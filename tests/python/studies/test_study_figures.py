@@ -270,6 +270,38 @@ def test_nulls_stand_in_every_emergence_plot() -> None:
         assert {"uniform attention", "random weights", "rows shuffled"} <= names
 
 
+@pytest.mark.parametrize("name", ["emergence", "metric_depth"])
+def test_each_model_is_held_against_its_own_references(name: str) -> None:
+    """One line was the mean over all models, weighted by their heads: the null of none of them."""
+    stored = {table: SERIES.table(table) for table in ("samples", "heads", "baselines")}
+    baselines, heads = stored["baselines"], stored["heads"]
+    other = baselines["model"] == "b-7b"
+    baselines.loc[other, "value"] *= 3
+    results = Results(stored, study=SERIES.study)
+    rows = measured_heads(results)
+    if name == "emergence":
+        drawn = emergence_curve(rows, "sink_share", baselines=baselines)
+    else:
+        drawn = depth_profile(rows, "sink_share", baselines=baselines)
+    colors = {str(line.get_label()): line.get_color() for line in drawn.get_lines()}
+    for kind in ("random_weights", "row_permutation"):
+        first, second = (with_gid(drawn, f"{kind}:{model}") for model in ("a-1b", "b-7b"))
+        assert with_gid(drawn, kind) is None
+        np.testing.assert_allclose(first.get_ydata(), 0.107 * made.DRIFT[kind])
+        np.testing.assert_allclose(second.get_ydata(), 3 * 0.107 * made.DRIFT[kind])
+        assert (first.get_color(), second.get_color()) == (colors["a-1b"], colors["b-7b"])
+    assert with_gid(drawn, "uniform") is not None
+    assert heads["model"].nunique() == 2
+
+
+@pytest.mark.parametrize("name", ["metric_maps", "sink_maps"])
+def test_the_mark_of_uniform_attention_is_a_mean_over_all_that_share_the_scale(name: str) -> None:
+    """One mark is on the scale of all models, whose texts may have other lengths."""
+    for results, over in ((SINGLE_RUN, "layers"), (SERIES, "layers and models")):
+        caption = FIGURES[name].draw(results, Options()).caption
+        assert caption.endswith(f"The mark on a colour scale is uniform attention, mean over {over}.")
+
+
 @pytest.mark.parametrize("samples", [6, 12])
 def test_a_caption_speaks_of_intervals_that_are_drawn(samples) -> None:
     """Few texts have none that hold for all heads at once."""

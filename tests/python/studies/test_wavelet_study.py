@@ -15,12 +15,16 @@ from attnscope.config.packaged_configs import packaged
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError, MissingError
+from attnscope.plots import draw
+from attnscope.plots.selection import measured_heads
 from attnscope.published import compare_published, published_numbers
+from attnscope.report.numbers import number_rows
 from attnscope.results.results import Results
 from attnscope.studies.supports import visible_pairs
 from attnscope.studies.wavelet_heads.harmonics import harmonics
 from attnscope.studies.wavelet_heads.summaries import correlated, phases, published
 from attnscope.studies.wavelet_heads.tables import WaveletOptions, of_heads
+from attnscope.study_api import number_text
 from folders import WORDS, model_folder, sentences, series, tokenizer
 from models import MapCount
 from placeholders import placeholders
@@ -226,6 +230,31 @@ def test_uncertainty_and_its_nulls(finished_run):
     np.testing.assert_allclose(
         permuted.set_index("sample")["value"], plain, atol=1e-6
     )  # order changes no entropy
+
+
+def test_controls_of_two_input_sets_are_kept_apart(tmp_path):
+    """Shuffled rows of texts of one length were averaged over the input sets, in tables and figures."""
+    folder = model_folder(tmp_path / "tiny" / "hf")
+    sources = []
+    for group, words in (("plain", WORDS[:9]), ("repeated", WORDS[:1] * 8 + WORDS[1:2])):
+        path = tmp_path / f"{group}.txt"
+        path.write_text("\n".join(" ".join(words[start:] + words[:start]) for start in range(2)), "utf-8")
+        sources.append({"path": str(path), "group": group})
+    options = {"min_keys": 6, "nulls": ["row_permutation"], "harmonics": False, "prefixes": []}
+    settings = study(tmp_path, folder, "any", **options).to_dict()
+    results = run(RunConfig(**{**settings, "texts": sources}), say=lambda text: None, progress=False)
+    samples = results.table("samples")
+    assert samples["n_tokens"].nunique() == 1
+    controls = results.table("heads_variants").merge(samples[["sample", "group"]], on="sample")
+    expected = controls.drop_duplicates("sample").groupby("group")["low_band"].mean()
+    rows = number_rows(measured_heads(results), results.table("baselines"), ["low_band"])
+    assert {row["series"]: row["row_permutation"] for row in rows} == {
+        group: number_text.number(value) for group, value in expected.items()
+    }
+    assert rows[0]["row_permutation"] != rows[1]["row_permutation"]
+    lines = {line.get_gid(): line for line in draw(results, ["band_shares"])["band_shares"].axes[0].lines}
+    for group, value in expected.items():
+        np.testing.assert_allclose(lines[f"row_permutation:{group}"].get_ydata(), value, rtol=1e-12)
 
 
 def test_uniform_baselines_are_closed_forms(finished_run):

@@ -497,6 +497,8 @@ def entropy_transitions(evidence: Evidence, options: Any) -> Estimate | Untestab
     means = rows.groupby("layer")["softmax_entropy"].mean() if len(rows) else pd.Series(dtype=float)
     value = float(means.diff().abs().max()) if len(means) > 1 else math.nan
     reason = "what counts as a transition could not be read; the table softmax_statistics has the entropies"
+    if (np.diff(means.index) > 1).any():
+        reason += f"; of layers {', '.join(map(str, means.index))}, some of which are no neighbours"
     return Untestable(reason, Estimate(value, region=above(math.nan)))
 
 

@@ -385,7 +385,7 @@ def _reads_frame(page: Page, rows: pd.DataFrame) -> None:
     cells = {
         "sets": count_cells("count"),
         "energy": number_cells("mean"),
-        "range": range_cells("min", "max"),
+        "range": range_cells("min", "max", "count"),
     }
     caption = "Energy removed when heads do not read position 0."
     show(page, "reads", caption, table, ["model", "arm", "heads"], cells)

@@ -104,8 +104,9 @@ def steering_changes(evidence: Evidence, options: HallucinationOptions) -> Estim
         return Untestable("no random direction to compare with")
     others = pd.concat([shares[kind] for kind in random], axis=1).mean(axis=1)
     draws = {kind: shares[kind].mean().to_numpy(dtype=float) for kind in random}
+    # the same difference, of each random direction
     controls = [
-        Control(f"{KIND_NAMES[kind]} directions", values.tolist(), float(boundary.mean()))
+        Control(f"{KIND_NAMES[kind]} directions", (values - others.mean()).tolist())
         for kind, values in draws.items()
     ]
     words = f"{boundary.mean():.2f} of answers change, {others.mean():.2f} along random directions"
@@ -129,7 +130,7 @@ def compression_refuses(evidence: Evidence, options: HallucinationOptions) -> Es
         f"{reference.mean():.2f} are refused, {draws.mean():.2f} under random subspaces; loops "
         f"{loops['reference']:.2f} and {loops['haar']:.2f}"
     )
-    controls = [Control("random subspaces", draws.tolist(), float(reference.mean()))]
+    controls = [Control("random subspaces", (draws - draws.mean()).tolist())]
     interval = _over_templates(evidence, reference - random.mean(axis=1))
     return _beyond_draws(interval, [draws], controls, words)
 

@@ -133,7 +133,8 @@ def _random_weights(evidence: Evidence, values: list[float], measured: float = m
     "C1",
     "states tell the buckets apart beyond what words, length and surprise tell",
     "largest excess over layers of the probe's held-out AUC over the best of words, length, surprisal and "
-    "embeddings; p: exchanged labels, largest over layers of the AUC along the difference of means",
+    "embeddings; p: exchanged labels, largest over layers of the AUC along the difference of means; control: "
+    "the AUC itself",
 )
 def states_tell(evidence: Evidence, options: HallucinationOptions) -> Measured:
     """Measure the largest excess of detection; the states that enter the first block are all alike."""

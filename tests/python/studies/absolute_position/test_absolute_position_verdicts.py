@@ -112,6 +112,10 @@ def following(*values, middle=(0.35, 0.3, 0.4)):
     return {"overall": overall(follows_token=values, token_in_the_middle=middle)}
 
 
+def entropies(*layers):
+    return [{"layer": layer, "temperature": 1.0, "softmax_entropy": 0.1 * layer} for layer in layers]
+
+
 STATES = [
     ("C1", shift(1e-6), "supported", "identity"),
     ("C1", shift(1e-3), "contradicted", "below"),
@@ -139,7 +143,25 @@ STATES = [
     ("P1", {}, "not testable here", "one length"),
     ("P2", {}, "not testable here", "no q-values"),
     ("P4", {}, "not testable here", "could not be read"),
+    ("P4", {"softmax_statistics": entropies(0, 2, 3)}, "not testable here", "of layers 0, 2, 3, some"),
 ]
+
+
+def test_entropies_of_all_layers_are_of_neighbours():
+    row = judged("P4", softmax_statistics=entropies(0, 1, 2))
+    assert row.value == pytest.approx(0.1)
+    assert "neighbours" not in row.reason
+
+
+def test_reads_of_a_single_set_of_heads_have_no_range():
+    """A range was printed of one value."""
+    keys = {"scope": "from_1", "queries": "early", "measure": "uniform", "kind": "read", "model": "m"}
+    rows = pd.DataFrame({"arm": "unread", "draw": [0, 1, 2, -1], "energy_removed": [0.5, 0.1, 0.3, 0.9]})
+    shown = {}
+    page = SimpleNamespace(frame=lambda name, caption, frame, **rest: shown.update({name: frame}))
+    sections._reads_frame(page, rows.assign(**keys))
+    ranges = shown["reads"].set_index("heads")["range"]
+    assert ranges.to_dict() == {"readers": "–", "other sets": "0.100 to 0.300", "all heads": "–"}
 
 
 @pytest.mark.parametrize(("code", "tables", "verdict", "words"), STATES)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import figure as mpl
 from scipy import stats
 
 from attnscope.report.section import Page
@@ -16,7 +17,7 @@ from attnscope.studies.hallucination_geometry.claims import CLAIMS, Evidence
 from attnscope.studies.hallucination_geometry.contrasts import of_both_outcomes, with_outcomes
 from attnscope.studies.hallucination_geometry.evidence import exceedance, widen
 from attnscope.studies.hallucination_geometry.figures import FIGURES
-from attnscope.studies.hallucination_geometry.figures.along import means_by
+from attnscope.studies.hallucination_geometry.figures.along import draw_means, means_by
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.hallucination_geometry.sections import SECTIONS, describe_contrast, findings
 
@@ -431,6 +432,13 @@ def test_steering(boundary, labels, verdict):
     assert row.verdict == verdict
     share = rows[rows["control"] == "boundary"]["changed"].mean()
     assert row.reason.startswith(f"{share:.2f} of answers change")
+    # value and control are differences from the mean of all random directions
+    by_draw = rows[rows["control"] != "boundary"].groupby(["control", "draw"])["changed"].mean()
+    differences = by_draw - by_draw.mean()
+    assert row.value == pytest.approx(share - by_draw.mean())
+    closest = differences.groupby("control").max().idxmax()
+    assert row.control_high == pytest.approx(differences[closest].max())
+    assert row.control_low == pytest.approx(differences[closest].min())
 
 
 def test_the_axis_of_changed_answers_holds_every_random_direction():
@@ -448,7 +456,10 @@ def test_the_axis_of_changed_answers_holds_every_random_direction():
 )
 def test_compression(reference, haar, verdict):
     rows = moved("compression", {"reference": reference, "haar": haar}, (0.2, 1.0), "refused")
-    assert decide_claim("C16", {"interventions": rows}).verdict == verdict
+    row = decide_claim("C16", {"interventions": rows})
+    assert row.verdict == verdict
+    # differences as the value is, whose mean over subspaces is 0
+    assert row.control_mean == pytest.approx(0.0, abs=1e-12)
 
 
 EXCHANGED = (1.0, 1.1, 0.9, 0.95, 1.05)
@@ -673,3 +684,18 @@ def test_random_directions_are_drawn_as_means_of_the_same_kind():
     rows = pd.DataFrame({"layer": 0, "draw": 0, "x": [1.0, 100.0]})
     assert means_by(rows, ["layer", "draw"], "x", logarithmic=True).item() == pytest.approx(10.0)
     assert means_by(rows, ["layer", "draw"], "x").item() == pytest.approx(50.5)
+
+
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_bars_over_few_prompts_are_those_of_student(logarithmic):
+    """Bars of 1.96 standard errors hold the mean of two prompts in .7 of draws, and not in .95."""
+    two, five = [1.0, 2.5], [1.0, 2.0, 4.0, 8.0, 3.0]
+    rows = pd.DataFrame({"layer": [0] * 2 + [1] * 5 + [2], "x": [*two, *five, 7.0]})
+    ax = mpl.Figure().subplots()
+    draw_means(ax, rows, "x", "black", "boundary", logarithmic=logarithmic)
+    bars = [segment[:, 1] for segment in ax.collections[0].get_segments()]
+    for bar, values in zip(bars, (two, five), strict=False):
+        numbers = np.log(values) if logarithmic else np.array(values)
+        ends = stats.t.interval(0.95, len(values) - 1, numbers.mean(), stats.sem(numbers))
+        np.testing.assert_allclose(bar, np.exp(ends) if logarithmic else ends, rtol=1e-12)
+    assert bars[2][0] == bars[2][1] == pytest.approx(7.0)

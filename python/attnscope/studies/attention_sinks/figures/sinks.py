@@ -137,7 +137,9 @@ def sink_maps(results: Results, options: Options) -> Drawn:
     rows_are = f", one row per {series_noun(heads)}" if len(names) > 1 else ""
     columns_are = ", one column per checkpoint" if len(steps) > 1 else ""
     return captioned(
-        figure, f"Attention to the first key per layer and head{rows_are}{columns_are}.", marked(figure)
+        figure,
+        f"Attention to the first key per layer and head{rows_are}{columns_are}.",
+        marked(figure, heads),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from scipy import special
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Drawn, Options, Results, captioned
@@ -62,11 +63,12 @@ def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
 def draw_means(
     ax: Axes, rows: pd.DataFrame, column: str, color: str, label: str, *, logarithmic: bool = False
 ) -> None:
-    """Draw means over prompts by layer with 95 % bars; of positive numbers the geometric mean."""
+    """Draw means over prompts by layer with 95 % bars of Student; of positive numbers the geometric mean."""
     numbers = rows[column].astype(float)
     values = pd.Series(np.log(numbers) if logarithmic else numbers, index=rows.index)
     groups = values.groupby(rows["layer"])
-    mean, reach = groups.mean(), 1.96 * groups.sem().fillna(0.0)
+    mean, prompts = groups.mean(), groups.count()
+    reach = (special.stdtrit(prompts - 1, 0.975) * groups.sem()).fillna(0.0)
     low, high = mean - reach, mean + reach
     if logarithmic:
         mean, low, high = np.exp(mean), np.exp(low), np.exp(high)
