@@ -389,8 +389,8 @@ def test_a_sink_receives_more_than_twice_what_uniform_attention_gives_it():
     assert twice.mass[0] == 2 * twice.uniform[0]
     assert twice.mass[0] - twice.expected[0] > twice.threshold[0]
     assert not twice.sinks.any()
-    more = maps + torch.tensor([2.0**-20, -(2.0**-20), 0, 0])
-    assert asc.sink_test(more, cross=True).sinks.tolist() == [True, False, False, False]
+    above_twice = maps + torch.tensor([2.0**-20, -(2.0**-20), 0, 0])
+    assert asc.sink_test(above_twice, cross=True).sinks.tolist() == [True, False, False, False]
 
 
 @pytest.mark.parametrize(

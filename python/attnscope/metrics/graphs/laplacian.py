@@ -131,8 +131,8 @@ def laplacian_gap(
 def gap_of(eigenvalues: torch.Tensor) -> torch.Tensor:
     """λ3 − λ2 of ascending eigenvalues [..., k]; NaN where there are fewer than three."""
     # padded, so that what has no gap keeps its gradient, which is 0
-    second, third = torch.nn.functional.pad(eigenvalues[..., 1:3], (0, 2), value=torch.nan)[..., :2].unbind(-1)
-    return third - second
+    pair = torch.nn.functional.pad(eigenvalues[..., 1:3], (0, 2), value=torch.nan)[..., :2]
+    return pair[..., 1] - pair[..., 0]
 
 
 DERIVED = {"laplacian_gap": ("laplacian_eigenvalues", gap_of)}
