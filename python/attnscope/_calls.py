@@ -15,7 +15,7 @@ import torch
 
 from attnscope import _core
 from attnscope._blas import settle_forked_child
-from attnscope._memory import SMALLEST_COUNT, SMALLEST_MAP
+from attnscope._memory import SMALLEST_COUNT, SMALLEST_MAP, named_memory_error
 from attnscope._precision import Precision, fast_kernel, note_fallbacks
 from attnscope._warn import warn
 from attnscope.arguments.maps import Attention
@@ -40,7 +40,11 @@ def called_at_once(
     settle_forked_child()
     if precision == "fast":
         arguments = (*arguments, "fast")
-    results = _core.called_if_usual(kernel, attention, SMALLEST_MAP, SMALLEST_COUNT, TOLERANCE, arguments)
+    limits = (SMALLEST_MAP, SMALLEST_COUNT, TOLERANCE)
+    try:
+        results = _core.called_if_usual(kernel, attention, *limits, arguments)
+    except MemoryError as error:
+        raise named_memory_error(function, error, attention.shape) from None
     fallbacks = 0
     if precision == "fast" and results is not None:
         *results, fallbacks = results
@@ -71,7 +75,11 @@ def call_kernel(
     if precision == "fast":
         kernel = fast_kernel(kernel, function or kernel.__name__)
     run = placement.computed_on(kernel, checked.tensor, function)
-    return run(checked.tensor, checked.extent, *arguments)
+    try:
+        return run(checked.tensor, checked.extent, *arguments)
+    except MemoryError as error:
+        name = function or kernel.__name__
+        raise named_memory_error(name, error, checked.tensor.shape) from None
 
 
 def call_and_warn(

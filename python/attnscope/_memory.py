@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -156,10 +157,20 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
+def named_memory_error(function: str, error: MemoryError, shape: Sequence[int] | None = None) -> MemoryError:
+    """Return an error that begins with a function's name; the core's allocator says std::bad_alloc alone."""
+    words = str(error)
+    if re.match(r"[\w.]+: ", words):
+        return error
+    if words in ("", "std::bad_alloc"):
+        words = "memory ran out" if shape is None else f"memory ran out on a tensor of shape {tuple(shape)}"
+    return MemoryError(f"{function}: {words}")
+
+
 def memory_errors(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a public function in which torch allocates: where memory runs out, MemoryError with its name.
 
-    The core raises MemoryError by itself; torch raises RuntimeError.
+    The core raises MemoryError by itself, without a name; torch raises RuntimeError.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -169,6 +180,8 @@ def memory_errors(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 return function(*arguments, **options)
             try:
                 return function(*arguments, **options)
+            except MemoryError as error:
+                raise named_memory_error(name, error) from None
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise MemoryError(f"{name}: {error}") from None

@@ -22,6 +22,7 @@ from attnscope import _checks
 from attnscope.metrics.discovery import registry
 from attnscope.metrics.homology.betti import bars_hold
 from attnscope.metrics.information import sinks
+from attnscope.metrics.information.sink_test import ALPHA
 from attnscope.metrics.quantity import Shared, Site
 from attnscope.metrics.request import Request
 from attnscope.metrics.signatures import options_of, precision_option
@@ -208,6 +209,9 @@ def _is_plain_read(call_options: Mapping[str, Any]) -> bool:
     plain = plain and call_options.get("normalized", False) is False
     # a sink by the test is read off far attention
     plain = plain and call_options.get("rule", "largest") == "largest"
+    # of a level of the test under another rule the function says that it is not read
+    level = call_options.get("alpha", ALPHA)
+    plain = plain and isinstance(level, float) and level == ALPHA
     return plain and call_options.get("sink_mass") is None
 
 

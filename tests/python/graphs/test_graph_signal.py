@@ -130,3 +130,15 @@ def test_what_is_not_finite_is_nan_with_one_warning(where):
 def test_bad_input_is_named(states, options, words):
     with pytest.raises(ValueError, match=f"graph_signal: {words}"):
         asc.graph_signal(maps(2, 8, 8), states, **options)
+
+
+def test_a_cut_whose_product_with_the_tokens_is_rounded_up_takes_no_eigenvalue_more():
+    n = 25  # 0.28 * 25 is 7.000000000000001 in float64
+    rng = np.random.default_rng(4)
+    a, x = rng.random((n, n)), rng.standard_normal((n, 4))
+    w = (a + a.T) / 2
+    np.fill_diagonal(w, 0)
+    vectors = np.linalg.eigh(np.diag(w.sum(0)) - w)[1]
+    shares = ((vectors.T @ x) ** 2).sum(1) / (x**2).sum()
+    result = asc.graph_signal(torch.tensor(a), torch.tensor(x), normalized=False, cut=0.28)
+    assert result.high_share.item() == pytest.approx(shares[-7:].sum(), abs=1e-9)

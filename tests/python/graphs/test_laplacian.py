@@ -261,3 +261,12 @@ def test_the_gap_speaks_of_itself():
         asc.laplacian_gap(non_finite)
     with pytest.raises(ValueError, match=r"^laplacian_gap: symmetrize must be"):
         asc.laplacian_gap(torch.eye(4), symmetrize="men")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_gap_of_too_few_tokens_leaves_no_gradient_in_a_loss_that_leaves_it_out(n):
+    attention = torch.full((3, n, n), 1 / n, dtype=torch.float64, requires_grad=True)
+    gap = asc.laplacian_gap(attention)
+    assert gap.isnan().all()
+    gap.nansum().backward()
+    assert attention.grad.eq(0).all()

@@ -381,3 +381,40 @@ def test_a_sink_has_more_than_twice_what_uniform_attention_gives(times, has_sink
     pooled = asc.pooled_sinks(asc.sink_sums(asc.sink_test(a)), texts=6).set_index("label").loc[0]
     assert pooled["excess"] > pooled["threshold"]
     assert pooled["sink"] == has_sink
+
+
+def test_a_sink_receives_more_than_twice_what_uniform_attention_gives_it():
+    maps = torch.tensor([0.5, 0.25, 0.125, 0.125], dtype=torch.float64).expand(64, 4)
+    twice = asc.sink_test(maps, cross=True)
+    assert twice.mass[0] == 2 * twice.uniform[0]
+    assert twice.mass[0] - twice.expected[0] > twice.threshold[0]
+    assert not twice.sinks.any()
+    above_twice = maps + torch.tensor([2.0**-20, -(2.0**-20), 0, 0])
+    assert asc.sink_test(above_twice, cross=True).sinks.tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("texts", "above", "eligible", "sink"),
+    [(3, 3, True, True), (2, 2, False, False), (4, 2, True, False), (4, 3, True, True)],
+)
+def test_a_pooled_label_is_in_half_of_the_texts_and_above_in_more_than_half_of_its_own(
+    texts, above, eligible, sink
+):
+    import pandas as pd
+
+    sums = pd.DataFrame(
+        {
+            "map": [0],
+            "label": [0],
+            "texts": [texts],
+            "above": [above],
+            "mass": [90.0],
+            "expected": [10.0],
+            "variance": [1.0],
+            "largest": [1.0],
+            "uniform": [10.0],
+            "queries": [100],
+        }
+    )
+    pooled = asc.pooled_sinks(sums, texts=6)
+    assert (bool(pooled["eligible"][0]), bool(pooled["sink"][0])) == (eligible, sink)

@@ -371,6 +371,21 @@ def test_fewer_keys_than_asked_for_are_all_of_them():
             r"tau, gamma and min_visibility belong to rule='frequency', got tau=0.1, gamma=0.4, "
             r"min_visibility=0.3 with rule='test'",
         ),
+        (
+            "sink_tokens",
+            {"rule": "frequency", "alpha": 0.5},
+            r"alpha belongs to rule='test', got 0.5 with rule='frequency'",
+        ),
+        (
+            "sink_position",
+            {"rule": "largest", "alpha": 0.5},
+            r"alpha belongs to rule='test', got 0.5 with rule='largest'",
+        ),
+        (
+            "sink_position",
+            {"rule": "largest", "alpha": 7},
+            r"alpha must lie strictly between 0 and 1, got 7",
+        ),
         ("sink_share", {"first": 0}, r"first must be at least 1, got 0"),
         ("sink_share", {"queries": 0}, r"queries must be None or at least 1, got 0"),
         ("top_mass", {"k": 0}, r"k must be at least 1, got 0"),
@@ -381,6 +396,12 @@ def test_fewer_keys_than_asked_for_are_all_of_them():
 def test_bad_arguments_are_named(function, options, message):
     with pytest.raises(ValueError, match=f"{function}: .*{message}"):
         getattr(asc, function)(torch.rand(3, 3), **options)
+
+
+def test_measure_refuses_the_level_of_a_test_that_is_not_made():
+    options = {"rule": "largest", "alpha": 0.5}
+    with pytest.raises(ValueError, match=r"sink_position: alpha belongs to rule='test', got 0\.5"):
+        asc.measure(torch.rand(3, 3), {"incoming_attention": {}, "top_mass": {}, "sink_position": options})
 
 
 @pytest.mark.parametrize(

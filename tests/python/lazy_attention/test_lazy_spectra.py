@@ -51,6 +51,21 @@ def test_bounds_of_singular_values_hold(n, kind, precision):
     np.testing.assert_allclose(result.energy, energy, rtol=slack)
 
 
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("n", [5, 8, 33, 130])
+@pytest.mark.parametrize("width", [1, 2, 17])
+def test_bounds_hold_values_far_below_the_largest(width, n, precision):
+    # scores of few dimensions make maps of few directions: the other values are rounding of the largest
+    vectors = [states.double() for states in random_vectors(heads=4, rows=n, width=width)]
+    options = {"causal": False, "precision": precision}
+    result = asc.singular_values(asc.LazyAttention(*vectors, **options))
+    exact = torch.linalg.svdvals(torch.softmax(vectors[0] @ vectors[1].mT * width**-0.5, -1))
+    exact = exact[..., : result.value.shape[-1]]
+    rounding = n * 2.0**-52 * exact[..., :1]
+    assert bool((result.low <= exact + rounding).all())
+    assert bool((exact <= result.high + rounding).all())
+
+
 @pytest.mark.parametrize("kind", kinds())
 def test_ranks_and_gaps_of_bounds(kind):
     lazy = lazy_of(kind, precision="exact")

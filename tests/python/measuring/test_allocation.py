@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnscope as asc
-from attnscope import _checks, _memory
+from attnscope import _checks, _core, _memory
 from attnscope.errors import NotAttentionWarning
 from attnscope.metrics.request import metric_names
 from every_call import answer, every_call
@@ -51,7 +51,7 @@ print(json.dumps({"total": peak() - before, "growth": growth}))
 
 #: Memory runs out under a hard limit of this process; then small calls must give right answers.
 STARVED = """
-import json, resource, sys, warnings
+import json, re, resource, sys, warnings
 import torch
 torch.set_num_threads(2)
 import attnscope as asc
@@ -94,7 +94,7 @@ for name in metric_names():
         measure(maps, name, **options.get(name, {}))
         found[name] = "done"
     except MemoryError as error:
-        found[name] = "MemoryError"
+        found[name] = "MemoryError" if re.match(r"[\\w.]+: ", str(error)) else repr(error)
     except Exception as error:
         found[name] = f"{type(error).__name__}: {error}"
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -308,6 +308,20 @@ class NoMemory(TorchDispatchMode):
                     "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
                 )
         return operation(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_where_the_core_has_no_memory_the_error_begins_with_the_function_and_names_the_shape(
+    monkeypatch, precision
+):
+    def without_memory(*arguments, **options):
+        raise MemoryError("std::bad_alloc")
+
+    without_memory.__name__ = "singular_values"
+    monkeypatch.setattr(_core, "singular_values", without_memory)
+    with pytest.raises(MemoryError) as caught:
+        asc.stable_rank(torch.rand(2, 6, 6), precision=precision)
+    assert str(caught.value) == "stable_rank: memory ran out on a tensor of shape (2, 6, 6)"
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -62,3 +62,10 @@ def test_states_without_size_and_states_that_are_not_finite():
 def test_bad_input_is_named(options, words):
     with pytest.raises(ValueError, match=f"massive_activations: {words}"):
         asc.massive_activations(torch.ones(1, 3, 2), **options)
+
+
+def test_a_massive_entry_exceeds_one_limit_and_reaches_the_other():
+    states = torch.ones(5, 9)
+    states[1, 2] = 100
+    assert asc.massive_activations(states, absolute=100, relative=2).count.item() == 0
+    assert asc.massive_activations(states, absolute=99, relative=100).count.item() == 1

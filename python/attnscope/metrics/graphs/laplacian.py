@@ -130,9 +130,9 @@ def laplacian_gap(
 
 def gap_of(eigenvalues: torch.Tensor) -> torch.Tensor:
     """λ3 − λ2 of ascending eigenvalues [..., k]; NaN where there are fewer than three."""
-    if eigenvalues.shape[-1] < 3:
-        return torch.full(eigenvalues.shape[:-1], torch.nan, dtype=torch.float64, device="cpu")
-    return eigenvalues[..., 2] - eigenvalues[..., 1]
+    # padded, so that what has no gap keeps its gradient, which is 0
+    pair = torch.nn.functional.pad(eigenvalues[..., 1:3], (0, 2), value=torch.nan)[..., :2]
+    return pair[..., 1] - pair[..., 0]
 
 
 DERIVED = {"laplacian_gap": ("laplacian_eigenvalues", gap_of)}

@@ -195,7 +195,7 @@ def sink_tokens(
 
     Raises:
         ValueError: an unknown rule, a share outside its bounds, tau, gamma or min_visibility together with
-            the test, and as `incoming_attention`.
+            the test, alpha with the frequency, and as `incoming_attention`.
 
     Example:
         Every query attends to the first key; uniform attention has no sink.
@@ -226,6 +226,7 @@ def sink_tokens(
                 f"gamma={gamma!r}, min_visibility={visibility!r} with rule='test'"
             )
         return tested_sinks(name, attention, alpha, support, lengths, validate, places).sinks
+    _refuse_alpha(name, alpha, rule)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
     seen = _checks.support_argument(name, support, checked)
     return _calls.call_and_warn(_core.sink_tokens, name, checked, seen, tau, gamma, visibility)
@@ -268,7 +269,7 @@ def sink_position(
 
     Raises:
         ValueError: an unknown rule, alpha or min_visibility outside their bounds, min_visibility together
-            with the test, and as `incoming_attention`.
+            with the test, alpha with the largest, and as `incoming_attention`.
 
     Example:
         Uniform attention has a largest key and no sink.
@@ -295,10 +296,17 @@ def sink_position(
                 f"{name}: min_visibility belongs to rule='largest', got {visibility!r} with rule='test'"
             )
         return tested_sinks(name, attention, alpha, support, lengths, validate, places).position
+    _refuse_alpha(name, alpha, rule)
     options = ReadOptions.of(name, {name: {"min_visibility": visibility}})
     _, results = from_one_read(name, attention, options, support, lengths, validate, places, precision)
     positions: torch.Tensor = results[name]
     return positions
+
+
+def _refuse_alpha(function: str, alpha: float, rule: str) -> None:
+    """Raise ValueError for a level of the test where another rule decides, which would not read it."""
+    if scalars.fraction_argument(function, "alpha", alpha) != ALPHA:
+        raise ValueError(f"{function}: alpha belongs to rule='test', got {alpha!r} with rule={rule!r}")
 
 
 @memory_errors("sink_excess")

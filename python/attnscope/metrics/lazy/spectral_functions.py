@@ -67,9 +67,12 @@ def singular_values(
     exists = torch.arange(count, device="cpu") < sizes[..., None]
     non_finite = non_finite_maps(attention)
     exists &= ~non_finite[..., None]
-    value, high = squares.sqrt(), upper.sqrt()
-    slack = weight_error(attention)[..., None] * value[..., :1]
-    low, high = (value - slack).clamp(min=0.0), high + slack
+    # Products with A and Aᵀ, the space and its eigenvalues are off by so much of the largest square, of
+    # which a small value's own square may be less.
+    share = 2 * weight_error(attention) + 4 * max(attention.shape[-2:]) * torch.finfo(torch.float64).eps
+    rounding = share[..., None] * squares[..., :1]
+    value, high = squares.sqrt(), (upper + rounding).sqrt()
+    low = (squares - rounding).clamp(min=0.0).sqrt()
     value, low, high = (torch.where(exists, bound, torch.nan) for bound in (value, low, high))
     energy = torch.where(non_finite, torch.nan, energy)
     return LeadingSingularValues(value, low, high, energy), int(non_finite.sum())
