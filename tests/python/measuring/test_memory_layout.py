@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""The same values give the same bits, however they lie in memory: in every function of tensors."""
+"""The same values give the same bits, however they lie in memory: in every function of tensors.
+
+The one exception is `local_global_ratio` of eight heads or more that lie side by side, entry by entry: a lane
+holds a head there, and its rows are added up in their order. It is right to rounding.
+"""
 
 import pytest
 import torch
 
+import attnscope as asc
 from every_call import answer, equal_results, every_call
 
 CALLS = {name: (function, arguments) for name, function, arguments in every_call()}
@@ -70,3 +75,12 @@ def test_results_do_not_depend_on_the_layout_of_their_tensors(name, dtype):
             if (other := moved(value, layout)) is not None:
                 result = answer(function, {**plain, key: other})
                 assert equal_results(result, expected), f"{key} {layout.__name__}"
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("exact", 1e-14), ("fast", 1e-6)])
+def test_localities_of_heads_side_by_side_are_those_of_rows_side_by_side(precision, bound):
+    maps = torch.rand(16, 40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).tril()
+    maps /= maps.sum(-1, keepdim=True)
+    by_rows = asc.local_global_ratio(maps, precision=precision)
+    by_heads = asc.local_global_ratio(first_axis_fastest(maps), precision=precision)
+    torch.testing.assert_close(by_heads, by_rows, rtol=bound, atol=0)

@@ -144,9 +144,6 @@ def _of_bars(metric: str, label: str, meaning: str, expected: tuple[float, float
 
     The tokens are at distance 1/2 from their neighbours and 1 from the token across: three bars of length 1/2
     in dimension 0 and one loop from 1/2 to 1.
-
-    They are at distance 1/2 from their neighbours and 1 from the token across: three bars of length 1/2 in
-    dimension 0 and one loop from 1/2 to 1.
     """
     name, closed_form = metric.removeprefix("_"), ClosedForm(expected, ring())
     return Quantity(name, metric, label, meaning, closed_form, low=0, axes=("dimension",), **fields)

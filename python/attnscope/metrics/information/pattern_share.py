@@ -68,7 +68,7 @@ def pattern_share(
             queries and keys [..., n, n].
         tokens: ids of the tokens, whole numbers [..., n], for "duplicate" and "induction".
         over: "matching" is the mean over the queries with a key in T(i); "all" the part of all attention, as
-            `detect_head` of TransformerLens has it ("mul"), whose "induction" counts j = i too.
+            `detect_head` of TransformerLens has it ("mul"); its "induction" counts j = i, and this one not.
         support: which keys a query sees: "auto", "causal", "full", or a boolean tensor.
         precision: "fast" gives the exact value: reading the map is what it costs, and the distance
             of a head that has the pattern is a difference that needs float64.
