@@ -17,6 +17,7 @@ from attnscope.models.inputs.prompt_learning import VirtualTokens, virtual_token
 
 #: Options by which a model guesses several tokens at once and takes back those that it would not write.
 _GUESSES = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+_NO_TOKENS = VirtualTokens(0, True)
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class GenerationSettings:
     has_encoder: bool = False
     decoder: str = ""
     detour: str = ""
-    virtual: VirtualTokens = VirtualTokens(0, True)
+    virtual: VirtualTokens = _NO_TOKENS
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Mapping[str, Any]) -> GenerationSettings:
