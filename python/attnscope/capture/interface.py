@@ -121,7 +121,8 @@ def attention_function(
             return _run_uncaptured(module, query, key, value, mask, bool(edits), scaling=scaling, **options)
     check_boolean_mask(module, query, key, value, attention_mask, scaling, options)
     special = {name: options.pop(name, None) for name in ("softcap", "s_aux", "position_bias")}
-    unknown = {name: type(value).__name__ for name, value in options.items() if name not in INERT}
+    inert = INERT if recorder is None else INERT | recorder.generation_options
+    unknown = {name: type(value).__name__ for name, value in options.items() if name not in inert}
     if unknown:
         raise NotImplementedError(
             f"capture: {type(module).__name__} passes its attention arguments unknown to capture: {unknown}"

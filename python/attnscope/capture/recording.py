@@ -41,6 +41,7 @@ from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked
 from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.stream import Stream
 from attnscope.models.architecture import name_pattern
+from attnscope.models.inputs.generation_options import generation_options_among
 
 Numbers = Sequence[int] | None
 
@@ -377,6 +378,8 @@ class Recording:
             plan=plan,
             chunk=self._chunk,
         )
+        if forward is not self._model:
+            recorder.generation_options = generation_options_among(inputs)
         if hooks:
             recorder.watch = SoftmaxWatch(recorder.names, visible=True)
 
