@@ -127,6 +127,7 @@ def attention_function(
         raise NotImplementedError(
             f"capture: {type(module).__name__} passes its attention arguments unknown to capture: {unknown}"
         )
+    query, key, value = of_one_batch(query, key, value)
     call = AttentionCall(module, query, key, value, attention_mask, scaling, **special)
     if recorder is not None:
         recorder.check_mask(call)
@@ -134,6 +135,12 @@ def attention_function(
     compute = _out_of_place if graph or dual else _captured
     with torch.autocast(query.device.type, enabled=False):
         return compute(recorder, call), None
+
+
+def of_one_batch(*states: Tensor) -> Iterator[Tensor]:
+    """Return states with one batch: a product repeats learned queries, which some models have once."""
+    batch = max(map(len, states))
+    return (tensor if len(tensor) == batch else tensor.expand(batch, -1, -1, -1) for tensor in states)
 
 
 def start_layer(

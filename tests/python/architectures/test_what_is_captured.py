@@ -222,6 +222,33 @@ def test_a_map_that_two_calls_compute_is_there_once():
         assert recording.tier == 2
 
 
+def test_learned_queries_that_all_texts_share_read_each_of_them():
+    """A model that has them once was captured by hooks alone, and not at all lazily."""
+    config = transformers.Blip2QFormerConfig(**SHAPE, encoder_hidden_size=32)
+    torch.manual_seed(0)
+    model = transformers.Blip2QFormerModel(config).eval()
+    models.sharpen(model, 3.0)
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(1, 2, 32, generator=generator)
+    inputs = {
+        "query_embeds": queries,
+        "encoder_hidden_states": torch.randn(3, 5, 32, generator=generator),
+    }
+    with capture(model) as recording:
+        cross = next(layer for layer in recording.run(**inputs) if layer.cross)
+        assert recording.tier == 1
+    with capture(model, lazy=True) as recording:
+        (lazy,) = (layer.attention.dense() for layer in recording.run(**inputs) if layer.cross)
+        states = recording.output.last_hidden_state
+    model.config._attn_implementation = "eager"
+    with torch.no_grad():
+        output = model(**inputs, output_attentions=True)
+    assert cross.attention.shape == (3, 4, 2, 5)
+    assert torch.equal(cross.attention, output.cross_attentions[0])
+    torch.testing.assert_close(lazy.float(), output.cross_attentions[0])
+    torch.testing.assert_close(states, output.last_hidden_state)
+
+
 class Gate(torch.nn.Module):
     def forward(self, states):
         return torch.softmax(states, -1)
