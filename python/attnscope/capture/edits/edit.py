@@ -122,7 +122,7 @@ class PassPosition:
             function: whose name errors begin with.
 
         Raises:
-            NotImplementedError: a piece of a prompt, and several tokens behind another pass, which may be one.
+            NotImplementedError: a piece of a prompt, or several tokens behind another pass, which may be one.
         """
         if self.past and self._before is not None and (self.queries > 1 or self.is_piece):
             number = "one token" if self.queries == 1 else f"{self.queries} tokens"
