@@ -214,6 +214,7 @@ class Recording:
         them, and ``layer.key_offset`` is the position of key 0, > 0 once a sliding cache has dropped some.
         ``recording.output`` holds the generated tokens at the end, and ``recording.assembled()`` gives the
         rows of all steps as one map per layer. For that they are kept, up to a quarter of the free memory.
+        Virtual tokens that an adapter's ``generate`` leaves out, or reads again in each step, are said.
 
         Args:
             unnamed: nothing; a model's inputs are given by name.
@@ -273,7 +274,7 @@ class Recording:
 
         Raises:
             RuntimeError: no generation, or one that was not followed to its end, computes rows that are no
-                part of the text (assisted generation), or is too large to be kept.
+                part of the text (assisted generation, virtual tokens read again), or is too large to be kept.
 
         Example:
             >>> import torch, attnscope as asc
