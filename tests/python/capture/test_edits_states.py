@@ -202,9 +202,9 @@ def test_a_last_piece_of_one_token_is_no_step(change, words):
     ):
         model.generate(**inputs, **options, prefill_chunk_size=8)
     with edit(model, change):
-        whole = model.generate(**inputs, **options)
+        at_once = model.generate(**inputs, **options)
     with edit(model, change):  # all of it in the first piece
-        assert torch.equal(model.generate(**inputs, **options, prefill_chunk_size=9), whole)
+        assert torch.equal(model.generate(**inputs, **options, prefill_chunk_size=9), at_once)
 
 
 def test_all_tokens_of_a_prompt_that_is_read_in_pieces():

@@ -48,20 +48,20 @@ def generated(model, inputs, **options):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             list(recording.generate(**inputs, **GREEDY, **options))
-        said = [str(entry.message) for entry in caught if str(entry.message).startswith("generate: ")]
-        return recording, recording.output, said
+        notices = [str(entry.message) for entry in caught if str(entry.message).startswith("generate: ")]
+        return recording, recording.output, notices
 
 
 def test_a_prefix_that_generate_leaves_out_is_said():
     model = adapted(tiny_llama(), "PrefixTuningConfig")
-    recording, tokens, said = generated(model, prompt())
+    recording, tokens, notices = generated(model, prompt())
     if torch.equal(tokens, written_by_passes(model)):
-        assert not said
+        assert not notices
         assert [layer.attention.shape[-2:] for layer in recording.assembled()] == [(9, 9 + NUMBER)] * 2
         return
-    (words,) = said
+    (words,) = notices
     assert words.startswith(f"generate: the {NUMBER} virtual tokens of its prefix are no part of this gen")
-    assert "step 0 of base_model.model.layers.*.self_attn, layer 0 has 6 queries" in words
+    assert "step 0 of base_model.model.layers.*.self_attn, layer 0: queries 6, keys before them 0" in words
     with model.disable_adapter():
         assert torch.equal(tokens, written_by_passes(model))
 
@@ -73,20 +73,21 @@ def test_a_prefix_of_a_decoder_that_generate_leaves_out_is_said():
     torch.manual_seed(0)
     base = BartForConditionalGeneration(BartConfig(vocab_size=40, **width, **layers, **heads)).eval()
     model = adapted(base, "PrefixTuningConfig", "SEQ_2_SEQ_LM")
-    recording, _, said = generated(model, prompt(), num_beams=1)
+    recording, _, notices = generated(model, prompt(), num_beams=1)
     decoder = next(layer for layer in recording.assembled() if "decoder.layers.*.self_attn" in layer.stack)
     is_left_out = decoder.attention.shape[-1] == decoder.attention.shape[-2]
-    assert is_left_out == any("decoder.layers.*.self_attn, layer 0 has 1 queries" in words for words in said)
+    place = "decoder.layers.*.self_attn, layer 0: queries 1, keys before them 0"
+    assert is_left_out == any(place in words for words in notices)
 
 
 @pytest.mark.parametrize("options", [{}, {"use_cache": False}])
 def test_virtual_tokens_that_are_read_again_in_each_step_are_refused(options):
     """Their rows stood among those of the text: 21 for 9 tokens that were read and 3 virtual ones."""
     model = adapted(tiny_llama(), "PromptTuningConfig")
-    recording, tokens, said = generated(model, prompt(), **options)
-    if said:
+    recording, tokens, notices = generated(model, prompt(), **options)
+    if notices:
         assert not options
-        (words,) = said
+        (words,) = notices
         assert words.startswith(f"generate: with its cache the model reads {NUMBER} virtual tokens again")
         with pytest.raises(RuntimeError, match="virtual tokens again in each step, whose rows are no part"):
             list(recording.assembled())

@@ -108,11 +108,12 @@ class GeneratedRows:
         if not number or self._has_warned or layer.cross or not self._settings.writes(layer.stack):
             return
         place = f"step {layer.step} of {layer.stack}, layer {layer.index}"
-        if not are_queries and layer.step == 0 and _keys_before(layer, layer.valid, queries) < number:
+        before = _keys_before(layer, layer.valid, queries)
+        if not are_queries and layer.step == 0 and before < number:
             words = (
-                f"the {number} virtual tokens of its prefix are no part of this generation ({place} has "
-                f"{queries} queries and no keys before them): `generate` of the adapter leaves them out, and "
-                "the text is that of the model without them; run() reads them"
+                f"the {number} virtual tokens of its prefix are no part of this generation ({place}: "
+                f"queries {queries}, keys before them {before}): `generate` of the adapter leaves them out, "
+                "and the text is that of the model without them; run() reads them"
             )
         elif are_queries and layer.step > 0 and 1 < queries <= number + 1:
             self._detour = f"with its cache the model reads {number} virtual tokens again in each step"
