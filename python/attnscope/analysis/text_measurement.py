@@ -22,6 +22,7 @@ from attnscope.analysis.text_sites import TextSites
 from attnscope.capture.lazy.lazy_layer import LazyLayer
 from attnscope.errors import CountedWarning
 from attnscope.metrics.selected_queries import chosen_queries
+from attnscope.models.architecture import text_config
 from attnscope.models.inputs.answer_spans import NO_ANSWER, answer_spans
 from attnscope.results.features import describe_column
 from attnscope.results.results import Results
@@ -173,10 +174,15 @@ class TextMeasurement:
         self.ways: set[str] = set()
         self.fallbacks: Counter[str] = Counter()
         self._refusal: str | None = None
+        self._is_decoder = False
 
     def run(self, model: Any, texts: PreparedTexts, text_sites: TextSites) -> KeyboardInterrupt | None:
         """Measure all texts; return the interrupt of whoever stopped that, else None."""
         others = OtherMaps(self.request.function, type(model).__name__)
+        config = text_config(model.config)
+        # of a decoder alone, which reads the states of an encoder that it is given
+        reads_states = bool(getattr(config, "add_cross_attention", False))
+        self._is_decoder = reads_states and not getattr(model.config, "is_encoder_decoder", False)
         shown, label = self.request.progress, f"{self.request.function}: {self.label.rpartition('/')[2]}"
         with progress_bar(len(texts.inputs), label, show=shown, delay=BAR_SECONDS, unit="text") as bar:
             try:
@@ -239,7 +245,7 @@ class TextMeasurement:
             chosen = self.request.chosen(batch, text_sites)
             rows = self.recipe.measure(layer, number, batch, self._left_out, text_sites, chosen)
         for table, columns in rows:
-            self._rows.add(table, columns, _kind_of(layer))
+            self._rows.add(table, columns, _kind_of(layer, is_decoder=self._is_decoder))
 
     def results(
         self,
@@ -360,9 +366,11 @@ class _TablesOfRows:
         return rows
 
 
-def _kind_of(layer: Layer | LazyLayer) -> str:
-    """Return which attention of an encoder-decoder a layer has."""
-    return "cross" if layer.cross else "decoder" if "decoder" in layer.stack else "encoder"
+def _kind_of(layer: Layer | LazyLayer, *, is_decoder: bool) -> str:
+    """Return which attention of an encoder-decoder a layer has, or of a decoder alone."""
+    if layer.cross:
+        return "cross"
+    return "decoder" if is_decoder or "decoder" in layer.stack else "encoder"
 
 
 class OtherMaps:

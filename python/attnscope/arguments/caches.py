@@ -38,7 +38,7 @@ def is_cache(value: Any) -> bool:
 
 
 def attention_of_cache(function: str, cache: Any) -> Tensor:
-    """Return the maps of a cache, [layers, ..., heads, queries, keys].
+    """Return the maps of a cache, [layers, ..., heads, queries, keys], on the device of the first layer.
 
     Args:
         function: whose name errors begin with.
@@ -62,7 +62,8 @@ def attention_of_cache(function: str, cache: Any) -> Tensor:
     shapes = {tuple(layer.shape) for layer in layers}
     if len(shapes) > 1:
         raise ValueError(f"{function}: layers of a cache must have one shape, got {sorted(shapes)}")
-    return torch.stack([layer.detach() for layer in layers])
+    # the layers of a model that is spread lie on several devices
+    return torch.stack([layer.detach().to(layers[0].device) for layer in layers])
 
 
 def _by_layer(function: str, named: Iterator[tuple[int, str, Any]]) -> dict[int, tuple[str, Tensor]]:
@@ -76,7 +77,8 @@ def _by_layer(function: str, named: Iterator[tuple[int, str, Any]]) -> dict[int,
             by_layer[number] = name, maps
             continue
         other, present = by_layer[number]
-        if maps is not present and (maps.shape != present.shape or not torch.equal(maps, present)):
+        is_same = maps.shape == present.shape and torch.equal(maps, present.to(maps.device))
+        if maps is not present and not is_same:
             raise ValueError(
                 f"{function}: {other} and {name} of a cache are different maps of layer {number}; give those "
                 "of one stack of layers, and cross attention apart"

@@ -121,11 +121,13 @@ def attention_function(
             return _run_uncaptured(module, query, key, value, mask, bool(edits), scaling=scaling, **options)
     check_boolean_mask(module, query, key, value, attention_mask, scaling, options)
     special = {name: options.pop(name, None) for name in ("softcap", "s_aux", "position_bias")}
-    unknown = {name: type(value).__name__ for name, value in options.items() if name not in INERT}
+    inert = INERT if recorder is None else INERT | recorder.generation_options
+    unknown = {name: type(value).__name__ for name, value in options.items() if name not in inert}
     if unknown:
         raise NotImplementedError(
             f"capture: {type(module).__name__} passes its attention arguments unknown to capture: {unknown}"
         )
+    query, key, value = of_one_batch(query, key, value)
     call = AttentionCall(module, query, key, value, attention_mask, scaling, **special)
     if recorder is not None:
         recorder.check_mask(call)
@@ -133,6 +135,12 @@ def attention_function(
     compute = _out_of_place if graph or dual else _captured
     with torch.autocast(query.device.type, enabled=False):
         return compute(recorder, call), None
+
+
+def of_one_batch(*states: Tensor) -> Iterator[Tensor]:
+    """Return states with one batch: a product repeats learned queries, which some models have once."""
+    batch = max(map(len, states))
+    return (tensor if len(tensor) == batch else tensor.expand(batch, -1, -1, -1) for tensor in states)
 
 
 def start_layer(

@@ -89,6 +89,8 @@ class Recorder:
         self.unplaced = 0
         # True once a layer of the pass hid the padding of the tokens.
         self.hides_padding = False
+        # Options of the `generate` under way, which some models hand on to the attention of a part of them.
+        self.generation_options: frozenset[str] = frozenset()
         self.watch: SoftmaxWatch | None = None
         self.seen = 0
         self.step = -1

@@ -41,6 +41,7 @@ from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked
 from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.stream import Stream
 from attnscope.models.architecture import name_pattern
+from attnscope.models.inputs.generation_options import generation_options_among
 
 Numbers = Sequence[int] | None
 
@@ -213,6 +214,7 @@ class Recording:
         them, and ``layer.key_offset`` is the position of key 0, > 0 once a sliding cache has dropped some.
         ``recording.output`` holds the generated tokens at the end, and ``recording.assembled()`` gives the
         rows of all steps as one map per layer. For that they are kept, up to a quarter of the free memory.
+        Virtual tokens that an adapter's ``generate`` leaves out, or reads again in each step, are said.
 
         Args:
             unnamed: nothing; a model's inputs are given by name.
@@ -272,7 +274,7 @@ class Recording:
 
         Raises:
             RuntimeError: no generation, or one that was not followed to its end, computes rows that are no
-                part of the text (assisted generation), or is too large to be kept.
+                part of the text (assisted generation, virtual tokens read again), or is too large to be kept.
 
         Example:
             >>> import torch, attnscope as asc
@@ -377,6 +379,8 @@ class Recording:
             plan=plan,
             chunk=self._chunk,
         )
+        if forward is not self._model:
+            recorder.generation_options = generation_options_among(inputs)
         if hooks:
             recorder.watch = SoftmaxWatch(recorder.names, visible=True)
 

@@ -153,7 +153,12 @@ def text_config(config: Any) -> Any:
     """Return the part of a configuration that is about the text model; other objects are returned
     unchanged.
     """
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    if not hasattr(config, "get_text_config"):
+        return config
+    try:
+        return config.get_text_config()
+    except ValueError:  # a text that one part reads, and a decoder that writes something else (MusicGen)
+        return config.get_text_config(encoder=True)
 
 
 @overload

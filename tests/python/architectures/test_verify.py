@@ -11,7 +11,7 @@ import attnscope as asc
 from attnscope.capture.rectangles import assembled
 from attnscope.capture.verification import verify
 from media_models import VISION, spectrogram, speech, whisper
-from models import tiny, tiny_llama
+from models import text, tiny, tiny_llama
 
 
 def named(verification):
@@ -115,6 +115,15 @@ def test_a_user_s_inputs_and_models_without_sizes():
     assert verification.ok
     with pytest.raises(TypeError, match="model must be a torch module, got str"):
         asc.verify("gpt2")
+
+
+def test_a_model_in_training_mode_is_evaluated():
+    """Its dropout passed for a fault, and captures of the model were refused from then on."""
+    model = tiny("gpt2", attn_pdrop=0.3, resid_pdrop=0.3).train()
+    assert asc.verify(model).ok
+    assert all(module.training for module in model.modules())
+    with asc.capture(model) as recording:
+        assert len(list(recording.run(**text(model)))) == 3
 
 
 def test_the_model_is_left_as_it_was():

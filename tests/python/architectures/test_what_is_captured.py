@@ -222,6 +222,56 @@ def test_a_map_that_two_calls_compute_is_there_once():
         assert recording.tier == 2
 
 
+def test_a_text_that_one_part_reads_and_sound_that_another_writes():
+    """Which of both configurations is of the text is ambiguous to transformers, which ended each capture."""
+    audio = {"num_filters": 4, "hidden_size": 8, "codebook_size": 32, "codebook_dim": 8}
+    encoder = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4}
+    decoder = {**SHAPE, "ffn_dim": 32, "vocab_size": 32, "num_codebooks": 2, "pad_token_id": 31}
+    config = transformers.MusicgenConfig(
+        text_encoder={"model_type": "t5", **encoder},
+        audio_encoder={"model_type": "encodec", **audio, "upsampling_ratios": [2], "num_lstm_layers": 1},
+        decoder={**decoder, "bos_token_id": 31, "max_position_embeddings": 64},
+    )
+    torch.manual_seed(0)
+    model = transformers.MusicgenForConditionalGeneration._from_config(config, attn_implementation="eager")
+    codes = torch.randint(0, 30, (4, 6), generator=torch.Generator().manual_seed(0))  # of 2 texts
+    inputs = {"input_ids": tokens(), "decoder_input_ids": codes}
+    with torch.no_grad():
+        output = model.eval()(**inputs, output_attentions=True)
+    with capture(model) as recording:
+        layers = list(recording.run(**inputs))
+    expected = [*output.encoder_attentions, *output.decoder_attentions, *output.cross_attentions]
+    for layer, maps in zip(layers, expected, strict=True):
+        torch.testing.assert_close(layer.attention, maps, rtol=0, atol=1e-6)
+
+
+def test_learned_queries_that_all_texts_share_read_each_of_them():
+    """A model that has them once was captured by hooks alone, and not at all lazily."""
+    config = transformers.Blip2QFormerConfig(**SHAPE, encoder_hidden_size=32)
+    torch.manual_seed(0)
+    model = transformers.Blip2QFormerModel(config).eval()
+    models.sharpen(model, 3.0)
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(1, 2, 32, generator=generator)
+    inputs = {
+        "query_embeds": queries,
+        "encoder_hidden_states": torch.randn(3, 5, 32, generator=generator),
+    }
+    with capture(model) as recording:
+        cross = next(layer for layer in recording.run(**inputs) if layer.cross)
+        assert recording.tier == 1
+    with capture(model, lazy=True) as recording:
+        (lazy,) = (layer.attention.dense() for layer in recording.run(**inputs) if layer.cross)
+        states = recording.output.last_hidden_state
+    model.config._attn_implementation = "eager"
+    with torch.no_grad():
+        output = model(**inputs, output_attentions=True)
+    assert cross.attention.shape == (3, 4, 2, 5)
+    assert torch.equal(cross.attention, output.cross_attentions[0])
+    torch.testing.assert_close(lazy.float(), output.cross_attentions[0])
+    torch.testing.assert_close(states, output.last_hidden_state)
+
+
 class Gate(torch.nn.Module):
     def forward(self, states):
         return torch.softmax(states, -1)

@@ -182,16 +182,42 @@ def test_the_end_of_a_prompt_that_is_read_in_pieces_is_not_known(change, words):
         model.generate(**inputs, max_new_tokens=4, do_sample=False, prefill_chunk_size=4)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (AddDirection(1, torch.ones(96)), "a pass of one token behind 8 in the cache may be a piece"),
+        (AddLogits(torch.ones(models.VOCABULARY), "first"), "a pass of one token behind 8 in the cache"),
+        (SetState(1, torch.ones(96), "last", steps="all"), "the prompt is read in pieces, whose last tokens"),
+        (HideKeys([-2]), "the prompt is read in pieces, whose last tokens"),
+    ],
+)
+def test_a_last_piece_of_one_token_is_no_step(change, words):
+    """It was taken for a step, so that the last token but one was changed in the place of the last."""
+    model = models.tiny("llama")
+    inputs = {"input_ids": torch.randint(3, 60, (2, 9)), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    with (
+        edit(model, change),
+        pytest.raises(NotImplementedError, match=f"^{type(change).__name__}: {words}"),
+    ):
+        model.generate(**inputs, **options, prefill_chunk_size=8)
+    with edit(model, change):
+        at_once = model.generate(**inputs, **options)
+    with edit(model, change):  # all of it in the first piece
+        assert torch.equal(model.generate(**inputs, **options, prefill_chunk_size=9), at_once)
+
+
 def test_all_tokens_of_a_prompt_that_is_read_in_pieces():
     model = models.tiny("llama")
     inputs = {"input_ids": torch.randint(3, 60, (2, 9)), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
     options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "output_logits": True}
     logits = []
-    for pieces in ({}, {"prefill_chunk_size": 4}):
+    for pieces in ({}, {"prefill_chunk_size": 4}, {"prefill_chunk_size": 1}):
         with edit(model, AddDirection(1, torch.linspace(-1, 1, 96), "all", steps="all")):
             written = model.generate(**inputs, **options, **pieces, return_dict_in_generate=True)
         logits.append(torch.stack(written.logits))
-    torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-4)
+    for in_pieces in logits[1:]:
+        torch.testing.assert_close(in_pieces, logits[0], rtol=0, atol=1e-4)
 
 
 def test_tokens_behind_a_step_may_be_a_prompt_or_guesses():

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import attnscope as asc
+import models
 from attnscope.capture.weights.rank_one import final_state
 from attnscope.capture.weights.second_moments import Tracer, identity_errors
 from weight_models import FAMILIES, tiny
@@ -207,3 +208,15 @@ def test_other_matrices_have_no_closed_form():
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call(tiny("llama"))
+
+
+def test_moments_of_a_model_in_training_mode_are_those_of_its_evaluation():
+    """Its dropout was part of the sums."""
+    model = models.tiny("gpt2", resid_pdrop=0.5, embd_pdrop=0.5)
+    expected = asc.second_moments(model, [IDS], gradients=True).state()
+    states = final_state(model, Tracer(model), IDS)
+    model.train()
+    for name, tensor in asc.second_moments(model, [IDS], gradients=True).state().items():
+        assert not torch.is_tensor(tensor) or torch.equal(tensor, expected[name])
+    assert torch.equal(final_state(model, Tracer(model), IDS), states)
+    assert all(module.training for module in model.modules())

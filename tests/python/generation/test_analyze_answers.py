@@ -13,7 +13,7 @@ from transformers import (
 )
 
 import attnscope as asc
-from models import SMALL_DECODER
+from models import SMALL_DECODER, tiny
 
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
 GREEDY = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
@@ -235,3 +235,14 @@ def test_a_decoder_as_long_as_its_encoder_has_other_tokens_and_no_answer(tokens)
     for column in ("duplicate_share", "lookback", "entropy"):
         assert rows.loc["encoder", column] > 0
         assert rows.loc["decoder", column] == rows.loc["cross", column] == 0
+
+
+def test_answers_of_a_model_in_training_mode_are_those_of_its_evaluation():
+    """They were written with dropout, others in each call, and measured without it."""
+    model = tiny("gpt2", attn_pdrop=0.5, resid_pdrop=0.5)
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = model.generate(torch.tensor([[5, 6, 7]]), **options)[0].tolist()
+    model.train()
+    results = asc.analyze(model, [[5, 6, 7]], "attention_entropy", generate=options)
+    assert list(results["samples"]["token_ids"].iloc[0]) == expected
+    assert all(module.training for module in model.modules())

@@ -378,3 +378,37 @@ def test_a_model_of_pictures_that_hands_generate_over_to_its_decoder():
     for layer in expected:
         maps = layers[layer.stack, layer.index].attention
         torch.testing.assert_close(maps, layer.attention, rtol=0, atol=1e-5)
+
+
+def test_a_model_that_hands_options_of_its_generation_to_the_attention_of_pictures():
+    """They were refused as arguments that may change attention."""
+    from transformers import Kosmos2Config, Kosmos2ForConditionalGeneration
+
+    text = {"vocab_size": WORDS, "embed_dim": 32, "layers": 2, "ffn_dim": 32, "attention_heads": 4}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = Kosmos2Config(
+        text_config={**text, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 2},
+        vision_config={**vision, "image_size": 16, "patch_size": 8},
+        latent_query_num=4,
+    )
+    torch.manual_seed(0)
+    model = Kosmos2ForConditionalGeneration(config).eval()
+    ids = torch.randint(5, WORDS, (2, 9), generator=torch.Generator().manual_seed(1))
+    places = torch.zeros_like(ids)
+    places[:, 2:6] = 1
+    picture = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    inputs = {"pixel_values": picture, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with asc.capture(model) as recording:
+        list(recording.run(**inputs, image_embeds_position_mask=places))
+        list(recording.generate(**inputs, image_embeds_position_mask=places, **GREEDY))
+        layers = [layer for layer in recording.assembled() if layer.stack.startswith("text_model")]
+        tokens = recording.output[:, :-1]
+    eager = Kosmos2ForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+    eager.load_state_dict(model.state_dict())
+    places = torch.nn.functional.pad(places, (0, tokens.shape[1] - places.shape[1]))
+    inputs |= {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    with torch.no_grad():
+        expected = eager(**inputs, image_embeds_position_mask=places, output_attentions=True).attentions
+    assert [layer.answer_start.tolist() for layer in layers] == [[9, 9]] * 2
+    for layer, maps in zip(layers, expected, strict=True):
+        torch.testing.assert_close(layer.attention, maps, rtol=0, atol=1e-5)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.arguments.caches import attention_of_cache
 from attnscope.demo import demo_model
 from models import text, tiny
 
@@ -85,6 +86,13 @@ def test_a_cache_without_attention_is_refused_by_its_names():
     uneven = {f"blocks.{n}.attn.hook_pattern": torch.full((1, 2, n + 2, n + 2), 0.5) for n in range(2)}
     with pytest.raises(ValueError, match="view: layers of a cache must have one shape, got"):
         asc.view(uneven)
+
+
+def test_layers_on_several_devices_come_to_that_of_the_first(maps):
+    """Of a model that is spread over devices; the meta device, which holds nothing, stands for another."""
+    cache = {"blocks.0.attn.hook_pattern": maps[0].to("meta"), "blocks.1.attn.hook_pattern": maps[1]}
+    together = attention_of_cache("measure", cache)
+    assert (together.device.type, together.shape) == ("meta", maps.shape)
 
 
 def test_two_stacks_of_one_cache_are_refused(maps):

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 import attnscope as asc
 from media_models import detr, picture, sound, whisper
@@ -150,6 +150,31 @@ def test_words_read_frames_and_object_queries_read_a_picture():
         *["cross"] * 2,
     ]
     assert set(heads[heads["attention"] == "cross"]["n_queries"]) == {5}
+
+
+def test_a_decoder_alone_that_is_given_states_has_no_encoder():
+    """Its own attention, which is causal, was called the encoder's."""
+    config = GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, add_cross_attention=True)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config).eval()
+    draws = torch.Generator().manual_seed(1)
+    inputs = {
+        "input_ids": torch.randint(3, 30, (2, 5), generator=draws),
+        "encoder_hidden_states": torch.randn(2, 7, 16, generator=draws),
+        "encoder_attention_mask": mask((7, 4)),
+    }
+    heads = asc.analyze(model, inputs, ["attention_entropy", "stable_rank"])["heads"]
+    assert heads.groupby("layer")["attention"].first().tolist() == ["decoder"] * 2 + ["cross"] * 2
+    cross = heads[heads["attention"] == "cross"]
+    assert cross.groupby("sample")[["n_queries", "n_tokens"]].first().values.tolist() == [[5, 7], [5, 4]]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        layers = model(**inputs, output_attentions=True).cross_attentions
+    for sample, keys in enumerate((7, 4)):
+        maps = torch.stack([layer[sample, ..., :keys] for layer in layers])
+        rows = cross[cross["sample"] == sample].sort_values(["layer", "head"])
+        expected = asc.stable_rank(maps, cross=True).flatten()
+        np.testing.assert_allclose(rows["stable_rank"], expected, rtol=1e-5)
 
 
 def test_features_and_pages_of_such_results(model, inputs):

@@ -9,6 +9,7 @@ belong to the model, so an edit of them is seen by all who run it meanwhile.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -52,6 +53,7 @@ class PassPosition:
         self.past = 0
         # Of the pass before this one: whether it read a prompt, and how many tokens there were behind it.
         self._before: tuple[bool, int] | None = None
+        self._is_in_pieces = False
         self.mask = torch.ones(0, 0, dtype=torch.bool, device="cpu")
         self.offsets: dict[int, tuple[int, int]] = {}
         self.calls: dict[Any, int] = {}
@@ -73,6 +75,7 @@ class PassPosition:
         batch, n = tokens.shape[:2]
         if outermost:
             self._before = (not self.is_step, self.mask.shape[1]) if self.mask.numel() else None
+            self._is_in_pieces = _reads_prompt_in_pieces()
             self.root = module
             self.calls.clear()
             self.offsets.clear()
@@ -103,7 +106,9 @@ class PassPosition:
     @property
     def is_piece(self) -> bool:
         """True for tokens that go on with a prompt of which the pass before read the beginning."""
-        return self.past > 0 and self.queries > 1 and self._before == (True, self.past)
+        # a last piece of one token looks like a step of the generation
+        may_be = self.queries > 1 or self._is_in_pieces
+        return may_be and self.past > 0 and self._before == (True, self.past)
 
     @property
     def queries(self) -> int:
@@ -117,11 +122,12 @@ class PassPosition:
             function: whose name errors begin with.
 
         Raises:
-            NotImplementedError: several tokens behind another pass, which may be one or the other.
+            NotImplementedError: a piece of a prompt, or several tokens behind another pass, which may be one.
         """
-        if self.past and self._before is not None and self.queries > 1:
+        if self.past and self._before is not None and (self.queries > 1 or self.is_piece):
+            number = "one token" if self.queries == 1 else f"{self.queries} tokens"
             raise NotImplementedError(
-                f"{function}: a pass of {self.queries} tokens behind {self.past} in the cache may be a piece "
+                f"{function}: a pass of {number} behind {self.past} in the cache may be a piece "
                 "of the prompt, another prompt, or tokens that were guessed; let the model read a prompt in "
                 "one pass and write without an assistant, and begin a block of the edit for each prompt "
                 "behind a cache"
@@ -188,6 +194,19 @@ class PassPosition:
         """Return the zero-based call index of the module in this pass, and advance it."""
         count = self.calls[module] = self.calls.get(module, -1) + 1
         return count
+
+
+def _reads_prompt_in_pieces() -> bool:
+    """Return True inside the part of transformers' `generate` that reads a prompt in more than one piece.
+
+    Nothing that a model is given tells a piece of one token from a step.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name.startswith("_prefill"):
+            return len(frame.f_locals.get("input_chunks", ())) > 1
+    return False
 
 
 class Applied:

@@ -25,7 +25,7 @@ from attnscope._warn import warn
 from attnscope.arguments.modules import module_argument
 from attnscope.capture import module_tracing
 from attnscope.capture.implementation import implementation
-from attnscope.capture.interface import INERT, check_boolean_mask
+from attnscope.capture.interface import INERT, check_boolean_mask, of_one_batch
 from attnscope.capture.lazy.lazy_layer import LazyLayer
 from attnscope.capture.lazy.mask_rules import MaskRule, MaskRules
 from attnscope.capture.preflight import check_model, check_not_refused, run_inputs
@@ -319,6 +319,7 @@ def attention_function(
         )
     if collector.has_boolean_mask:
         check_boolean_mask(module, query, key, value, attention_mask, scaling, options)
+    query, key, value = of_one_batch(query, key, value)
     scores = {name: options.get(name) for name in ("softcap", "s_aux", "position_bias")}
     cross = is_cross(module, collector.names[id(module)])
     tokens = collector.token_masks.of(collector.names[id(module)])

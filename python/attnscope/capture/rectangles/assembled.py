@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attnscope._memory import free_bytes
+from attnscope._warn import warn
 from attnscope.capture.layer import Layer
 from attnscope.capture.rectangles.generation_settings import GenerationSettings
 from attnscope.capture.visibility import visible_entries
@@ -52,6 +53,9 @@ class GeneratedRows:
     def __init__(self, settings: GenerationSettings) -> None:
         self.beams: Tensor | None = None
         self._settings = settings
+        self._detour = settings.detour
+        # Whether it was said that virtual tokens are left out, or read again.
+        self._has_warned = False
         self._rows: dict[tuple[str, int, int], list[StepRows]] = {}
         self._room = SHARE_OF_MEMORY * free_bytes()
         self._dropped = 0.0
@@ -61,7 +65,10 @@ class GeneratedRows:
     def add(self, layer: Layer) -> None:
         """Keep the rows of a layer, as long as there is room for all of them."""
         attention = layer.tensors.get("attention")
-        if attention is None or self._settings.detour:
+        if attention is None:
+            return
+        self._check_virtual_tokens(layer, attention.shape[-2])
+        if self._detour:
             return
         size = attention.numel() * attention.element_size()
         if self._dropped or size > self._room:
@@ -92,15 +99,39 @@ class GeneratedRows:
         rows = StepRows(bare, attention, layer.valid, layer.mask, real_queries)
         self._rows.setdefault((layer.stack, layer.index, layer.call), []).append(rows)
 
+    def _check_virtual_tokens(self, layer: Layer, queries: int) -> None:
+        """Warn where `generate` leaves the model's virtual tokens out, or reads them again in each step.
+
+        Adapters put them before a prompt by what they know of transformers' caches, which changes.
+        """
+        number, are_queries = self._settings.virtual
+        if not number or self._has_warned or layer.cross or not self._settings.writes(layer.stack):
+            return
+        place = f"step {layer.step} of {layer.stack}, layer {layer.index}"
+        before = _keys_before(layer, layer.valid, queries)
+        if not are_queries and layer.step == 0 and before < number:
+            words = (
+                f"the {number} virtual tokens of its prefix are no part of this generation ({place}: "
+                f"queries {queries}, keys before them {before}): `generate` of the adapter leaves them out, "
+                "and the text is that of the model without them; run() reads them"
+            )
+        elif are_queries and layer.step > 0 and 1 < queries <= number + 1:
+            self._detour = f"with its cache the model reads {number} virtual tokens again in each step"
+            words = f"{self._detour} ({place} has {queries} queries); with use_cache=False it does not"
+        else:
+            return
+        self._has_warned = True
+        warn(f"generate: {words}", UserWarning)
+
     def layers(self) -> Iterator[Layer]:
         """Yield the assembled layers, in the order in which they ran first.
 
         Raises:
             RuntimeError: nothing was kept, or the steps do not follow each other.
         """
-        if self._settings.detour:
+        if self._detour:
             raise RuntimeError(
-                f"assembled: {self._settings.detour}, whose rows are no part of the text; generate without "
+                f"assembled: {self._detour}, whose rows are no part of the text; generate without "
                 "it, or run the tokens in one forward pass"
             )
         if self._dropped:
@@ -171,7 +202,7 @@ def assemble(
         prompt = sum(step.attention.shape[-2] for step in rows[:steps_of_prompt])
     if first.cross:
         return _stack_rows(rows, prompt)
-    before = _keys_before(rows[0])
+    before = _keys_before(first, rows[0].valid, rows[0].attention.shape[-2])
     queries = sum(step.attention.shape[-2] for step in rows)
     batch, heads = rows[0].attention.shape[:2]
     mask_heads = max(1 if step.mask is None else step.mask.shape[1] for step in rows)
@@ -196,11 +227,11 @@ def assemble(
     return layer
 
 
-def _keys_before(step: StepRows) -> int:
+def _keys_before(layer: Layer, valid: Tensor, queries: int) -> int:
     """Return how many keys the first query finds: of a cache that was filled before, or a learned prefix."""
-    queries, keys = step.attention.shape[-2:]
-    used = step.valid.any(0).nonzero()
-    return max(0, step.layer.key_offset + (int(used.max()) + 1 if len(used) else keys) - queries)
+    used = valid.any(0).nonzero()
+    keys = int(used.max()) + 1 if len(used) else valid.shape[-1]
+    return max(0, layer.key_offset + keys - queries)
 
 
 def _place(

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from attnscope.capture.edits.edit import CACHE
 from attnscope.models.architecture import name_pattern
 from attnscope.models.inputs.generation_options import first_attribute, generation_option
+from attnscope.models.inputs.prompt_learning import VirtualTokens, virtual_tokens
 
 #: Options by which a model guesses several tokens at once and takes back those that it would not write.
 _GUESSES = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+_NO_TOKENS = VirtualTokens(0, True)
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class GenerationSettings:
         has_encoder: the prompt is read by an encoder.
         decoder: pattern of the name of the module that writes; "" for the whole model.
         detour: what makes the model compute rows that are no part of the text, in words; "" for nothing.
+        virtual: tokens that the model has learned to read before each text.
     """
 
     beams: int = 1
@@ -37,6 +40,7 @@ class GenerationSettings:
     has_encoder: bool = False
     decoder: str = ""
     detour: str = ""
+    virtual: VirtualTokens = _NO_TOKENS
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Mapping[str, Any]) -> GenerationSettings:
@@ -54,6 +58,7 @@ class GenerationSettings:
             has_encoder,
             _name_of_decoder(model),
             detour,
+            virtual_tokens(model),
         )
 
     def writes(self, stack: str) -> bool:

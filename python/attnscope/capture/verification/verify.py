@@ -11,12 +11,14 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from attnscope._evaluation import evaluating
 from attnscope.capture import module_tracing, preflight
 from attnscope.capture.implementation import float_masks, implementation
 from attnscope.capture.layer import Layer
@@ -91,9 +93,10 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verific
 
     A check that finds a difference makes `capture` refuse the model until its weights or modules change. A
     model that generates writes three tokens, and the rows of all steps are compared with one forward pass.
+    A model in training mode is evaluated for the time of the checks, as `capture` does.
 
     Args:
-        model: of transformers, in evaluation mode.
+        model: of transformers.
         inputs: of its forward pass, as a tokenizer or a processor gives them; None takes seeded tokens in
             three paddings, or noise for a picture or a sound.
 
@@ -126,11 +129,18 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verific
             f"verify: the configuration of {type(model).__name__} does not say how large its {main} are: "
             "verify(model, inputs), as its processor gives them"
         )
+    # what is no model is named by its capture
+    with evaluating(model) if isinstance(model, nn.Module) else nullcontext():
+        return _verification(model, dict(tried or {}))
+
+
+def _verification(model: nn.Module, inputs: dict[str, Any]) -> Verification:
+    """Return the checks of a model in evaluation mode on these inputs."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the checks say what they are about
             with capture(model) as recording:
-                layers = [_on_cpu(layer) for layer in recording.run(**dict(tried or {}))]
+                layers = [_on_cpu(layer) for layer in recording.run(**inputs)]
                 output, plan = recording.output, recording._plan
     except (RuntimeError, ValueError) as error:
         refused = ModelCheck("way", False, f"refused: {error}", "see the reason; nothing is measured wrongly")
@@ -139,8 +149,8 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verific
     checks = [
         ModelCheck("way", True, f"tier {plan.tier}: {_TIERS[plan.tier]}", plan.caution),
         _check_layers(layers, plan.missing),
-        _check_maps(model, layers, dict(tried or {})),
-        _check_output(model, output, dict(tried or {})),
+        _check_maps(model, layers, inputs),
+        _check_output(model, output, inputs),
         _check_row_sums(layers),
         _check_visibility(layers),
     ]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope._evaluation import evaluating
 from attnscope.arguments.modules import module_argument
 from attnscope.capture.editing import edit
 from attnscope.capture.edits.weights import ReplaceWeight, writable
@@ -266,6 +267,6 @@ def final_state(model: nn.Module, tracer: Tracer, ids: Tensor) -> Tensor:
     head = model.get_output_embeddings()  # type: ignore[operator]
     module = model.get_submodule(first[0]) if first else head
     keeping = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    with keeping, torch.no_grad():
+    with keeping, torch.no_grad(), evaluating(model):
         model(input_ids=ids[None], attention_mask=torch.ones_like(ids[None]))
     return seen[0].reshape(-1, seen[0].shape[-1])

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attnscope._evaluation import differentiable
+from attnscope._evaluation import differentiable, evaluating
 from attnscope.arguments import scalars
 from attnscope.arguments.tokenizers import tokenizer_argument
 from attnscope.capture.gradient import check_precision
@@ -43,7 +43,7 @@ def second_moments(
     """Stream texts through a model and sum x xᵀ of its matrices' inputs and of their output gradients.
 
     Args:
-        model: of transformers, in evaluation mode.
+        model: of transformers; one in training mode is evaluated.
         texts: as `analyze` takes them: sentences, token ids, a table with a column of texts, what a
             tokenizer gives; a generator is read one text at a time.
         tokenizer: that makes ids of strings.
@@ -139,7 +139,7 @@ class Tracer:
     """Runs texts and hands on what the matrices of a model read and what the loss asks of their outputs.
 
     Args:
-        model: in evaluation mode.
+        model: of transformers; one in training mode is evaluated.
         map: of its matrices.
         gradients: take them.
         layers: only these blocks; None takes all.
@@ -191,7 +191,11 @@ class Tracer:
         inputs = {"input_ids": ids[None].to(input_device(self.model))}
         names = list(dict.fromkeys(entry.tensor for entry in self.entries)) if parameters else []
         weights = {name: self.model.get_parameter(name) for name in names}
-        with self._hooked() as (traces, outputs), differentiable(self.model, weights.values()):
+        with (
+            evaluating(self.model),
+            self._hooked() as (traces, outputs),
+            differentiable(self.model, weights.values()),
+        ):
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
             if not self.gradients:
                 with torch.no_grad():  # no logits are needed

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -24,6 +24,18 @@ def generation_option(model: nn.Module, options: Mapping[str, Any], name: str) -
         return options[name]
     passed = getattr(options.get("generation_config"), name, None)
     return getattr(first_attribute(model, "generation_config"), name, None) if passed is None else passed
+
+
+def generation_options_among(names: Iterable[str]) -> frozenset[str]:
+    """Return the names that are settings of a generation, and no input of a model.
+
+    >>> sorted(generation_options_among(["input_ids", "do_sample", "max_new_tokens"]))
+    ['do_sample', 'max_new_tokens']
+    """
+    from transformers import GenerationConfig
+
+    settings = GenerationConfig()
+    return frozenset(name for name in names if hasattr(settings, name))
 
 
 def first_attribute(model: nn.Module, name: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from attnscope._evaluation import evaluating
 from attnscope.models.architecture import input_device
 from attnscope.models.inputs.generation_options import generation_option
 from attnscope.models.inputs.prompt_learning import virtual_tokens
@@ -56,7 +57,7 @@ def write_answers(
     """
     ids = torch.as_tensor(prompt, dtype=torch.long, device=input_device(model))[None]
     settings = {"pad_token_id": pad_id, **options}
-    with torch.no_grad():
+    with torch.no_grad(), evaluating(model):
         written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings)
     sequences = getattr(written, "sequences", written)  # the model's configuration may ask for more
     start, ends = ids.shape[1], _end_tokens(model, options)
