@@ -92,7 +92,8 @@ def bootstrap(
 
     Returns:
         Interval; all NaN without values, low and high NaN below five and, of a mean, where a value is
-        infinite.
+        infinite. Equal numbers have an interval of no width: it says that none differs, not that none could.
+        Where one in ten differs, ten are equal in .35 of cases.
 
     Raises:
         ValueError: values of more than one dimension, confidence outside (0, 1), draws below 1, a statistic
