@@ -266,14 +266,19 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
 
 
 def repeated_texts(results: StoredTables) -> pd.MultiIndex:
-    """Return model and number of each text that repeats an earlier one, as the table `samples` says."""
+    """Return model and number of each text that repeats an earlier one, as the table `samples` says.
+
+    In a shard, or in rows that were chosen, the first of equal texts may be missing: then it is the first of
+    those that are there which counts.
+    """
     import pandas as pd
 
     columns = ["model", "sample", "text_unit"]
     if "samples" not in results.tables() or not {*columns} <= {*results.column_names("samples")}:
         return pd.MultiIndex.from_arrays([[], []])
-    samples = results.table("samples", columns).dropna(subset="text_unit")
-    repeated = samples[samples["text_unit"] != samples["sample"]]
+    samples = results.table("samples", columns).dropna(subset="text_unit").drop_duplicates()
+    samples = samples.sort_values("sample", kind="stable")
+    repeated = samples[samples.duplicated(["model", "text_unit"])]
     return pd.MultiIndex.from_frame(repeated[["model", "sample"]].drop_duplicates())
 
 
