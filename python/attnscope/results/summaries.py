@@ -25,7 +25,7 @@ import numpy as np
 from attnscope._warn import warn
 from attnscope.errors import ResultsError
 from attnscope.results.key_columns import NUMERIC, check_same_kind, check_single, kind_of, numeric_columns
-from attnscope.results.schema import CHECKPOINT_KEYS, VARIANT_KEYS, check_columns, variants_of
+from attnscope.results.schema import CHECKPOINT_KEYS, VARIANT_KEYS, check_columns, column_list, variants_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,6 +72,8 @@ def as_xarray(
     import pandas as pd
     import xarray as xr
 
+    if not isinstance(protocol, str):
+        raise TypeError(f"to_xarray: protocol must be the name of one, got {protocol!r:.60}")
     frame = results.table(table)
     check_single("to_xarray", table, frame, results.key_columns(table))
     if "protocol" in frame:
@@ -86,6 +88,7 @@ def as_xarray(
         raise ResultsError(
             f"to_xarray: table {table!r} has no columns that could be axes, only {list(frame)}"
         )
+    metrics = column_list("to_xarray", "metrics", metrics)
     if metrics is None:
         metrics = [name for name in numeric_columns(frame) if name not in (*axes, "step", "protocol")]
     check_columns(table, metrics, frame.columns)
