@@ -91,8 +91,8 @@ def bootstrap(
         seed: the same seed gives the same interval.
 
     Returns:
-        Interval; all NaN without values, low and high NaN below five and, of a mean, where a value is
-        infinite. Equal numbers have an interval of no width: it says that none differs, not that none could.
+        Interval; all NaN without values, low and high NaN below five, where more draws than a tail holds have
+        no value and, of a mean, where a value is infinite. Equal numbers have an interval of no width: it says that none differs, not that none could.
         Where one in ten differs, ten are equal in .35 of cases.
 
     Raises:
@@ -150,6 +150,8 @@ def bootstrap(
         resamples = (data[np.concatenate([places[at] for at in row])] for row in chosen)
         drawn = np.array([along_last(resample) for resample in resamples], dtype=np.float64)
     drawn = drawn[~np.isnan(drawn)]
+    if len(drawn) < (1 - (1 - confidence) / 2) * draws:  # as of a mean
+        return Interval(estimate, math.nan, math.nan, count)
     return Interval(estimate, *_percentiles(drawn, confidence), count)
 
 

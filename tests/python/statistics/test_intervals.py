@@ -250,6 +250,21 @@ def test_bootstrap_is_seeded_counts_sentences_and_covers():
     assert narrow.high - narrow.low < statistics.bootstrap(A).high - statistics.bootstrap(A).low
 
 
+def test_a_statistic_that_many_draws_lack_has_no_interval():
+    """A ratio that two thirds of the draws leave undefined had the interval of the others."""
+    values = [1.0, 0.0, 0.0, 0.0, 0.0, 2.0]
+
+    def of_largest(samples):
+        return np.where((samples == 2).any(-1), samples.mean(-1), np.nan)
+
+    result = statistics.bootstrap(values, of_largest)
+    assert (result.estimate, result.n) == (0.5, 6)
+    assert math.isnan(result.low)
+    assert math.isnan(result.high)
+    rarely = statistics.bootstrap(np.arange(8.0), lambda x: np.where((x > 0).any(-1), x.mean(-1), np.nan))
+    assert rarely.low < rarely.estimate < rarely.high
+
+
 def test_the_median_and_its_exact_coverage():
     for n, coverage, low, high in ((5, 0.938, 0, 4), (8, 0.930, 1, 6), (12, 0.961, 2, 9), (30, 0.957, 9, 20)):
         result = statistics.median_interval(np.random.default_rng(n).permutation(n))
