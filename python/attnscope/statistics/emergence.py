@@ -145,10 +145,7 @@ def emergence_splits(
         with np.errstate(invalid="ignore"):
             means.append(np.where(present, values, 0.0).sum(1) / present.sum(1))
     # an infinite mean is no level, and no order of it tells anything
-    defined_means = [
-        _levels(values[np.isfinite(mean)], mean[np.isfinite(mean)])
-        for (_, values), mean in zip(curves, means, strict=True)
-    ]
+    defined_means = [_levels(values, mean) for (_, values), mean in zip(curves, means, strict=True)]
     # Curves that are constant but for rounding hold no test: nothing changes, whatever the order.
     tested = [bool(len(curve) and varies(curve, resolution=resolution)) for curve in defined_means]
     family = sum(
@@ -193,12 +190,13 @@ def emergence_splits(
 
 
 def _levels(values: npt.NDArray[np.float64], means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the means of checkpoints as if each had every sample: least squares of a level for each
+    """Return the finite means of checkpoints as if each had every sample: least squares of a level for each
     checkpoint and one for each sample.
 
     A sample that later checkpoints lack would make a step of what it differs from the others by. Checkpoints
     that have no sample in common keep the means of theirs.
     """
+    values, means = values[np.isfinite(means)], means[np.isfinite(means)]
     present = ~np.isnan(values)
     if present[:, present.any(0)].all():
         return means

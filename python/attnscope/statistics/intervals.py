@@ -251,7 +251,7 @@ def _of_draws(
 ) -> tuple[Vector, Vector | None]:
     """Return a statistic of draws with replacement, given as places [draws, samples], and the chance of each.
 
-    Of few samples they are all draws; of more, as many as asked, all of one chance (None).
+    Few samples have all their draws, more of them as many as asked, all of one chance (None).
     """
     if count <= COUNTED:
         places, chances = all_draws(count)

@@ -6,7 +6,7 @@ seed decided in 12 to 18 of 100 cases on which side of a border an interval ende
 different draws, so all of them are counted.
 
 Example:
-    Of two samples each is drawn twice in a quarter of the draws.
+    Either of two samples is drawn twice in a quarter of the draws.
 
     >>> from attnscope.statistics.resamples import all_draws
     >>> places, chances = all_draws(2)

@@ -140,7 +140,7 @@ def test_nearly_equal_numbers_and_an_outlier_have_no_interval(noise, count):
 
 @pytest.mark.parametrize("count", [5, 6, 8])
 def test_neither_seed_nor_order_decides_where_an_interval_of_few_samples_ends(count):
-    """Of six to eight lognormal values they did, at a border, in 12 to 18 of 100 cases."""
+    """At a border they did, in 12 to 18 of 100 cases of six to eight lognormal values."""
     values = np.exp(np.random.default_rng(count).normal(size=count))
     expected = statistics.bootstrap(values)
     for seed in range(1, 6):
