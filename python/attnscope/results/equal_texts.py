@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attnscope.results.results import Results
+from attnscope.results.schema import column_list
 from attnscope.results.summaries import repeated_texts
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class DistinctTexts(Results):
         """Return a table as the results give it, each text once; `samples` names every text."""
         import pandas as pd
 
+        columns = column_list("table", "columns", columns)
         names = () if name == "samples" else self._all_results.column_names(name)
         if not {"model", "sample"} <= set(names) or self._repeats.empty:
             return self._all_results.table(name, columns)

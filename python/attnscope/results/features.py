@@ -29,6 +29,7 @@ from attnscope.errors import ResultsError
 from attnscope.results.files import atomic_file
 from attnscope.results.json_rows import json_rows
 from attnscope.results.key_columns import NUMERIC, check_single, check_whole, kind_of, numeric_columns
+from attnscope.results.schema import column_list
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,12 +110,23 @@ class Features:
         return frame.cast(pa.schema(fields, metadata))
 
     def to_parquet(self, path: str | Path) -> Path:
-        """Write features, index and metadata into one Parquet file, and return its path."""
+        """Write features, index and metadata into one Parquet file, and return its path.
+
+        Raises:
+            ResultsError: labels or groups of several types, which no column of a file holds.
+        """
+        import pyarrow as pa
+
         from attnscope.results.store import write_table
 
         target = Path(path)
+        try:
+            table = self.arrow()
+        except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
+            reason = " ".join(str(error).split())
+            raise ResultsError(f"to_parquet: the index of the features cannot be stored: {reason}") from error
         with atomic_file(target) as out:
-            write_table(self.arrow(), out)
+            write_table(table, out)
         return target
 
     @classmethod
@@ -184,6 +196,7 @@ def features_of(
     """
     import pandas as pd
 
+    columns = column_list("features", "columns", columns)
     declared: Mapping[str, Any] = results.provenance.get("columns") or {}
     of_answers = answers
     if answers is None:

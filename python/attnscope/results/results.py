@@ -25,6 +25,7 @@ from attnscope.results.schema import (
     SAVED,
     check_columns,
     check_provenance,
+    column_list,
     keys_in,
     nullable_type,
     with_keys,
@@ -180,11 +181,12 @@ class Results(Mapping[str, "pd.DataFrame"]):
         """
         import pandas as pd
 
+        chosen = column_list("table", "columns", columns)
         stored = self._tables.get(name)
         if not isinstance(stored, pd.DataFrame):
-            return _frame(self.arrow(name, columns))
-        check_columns(name, columns or (), stored.columns)
-        return stored.copy() if columns is None else stored[list(columns)].copy()
+            return _frame(self.arrow(name, chosen))
+        check_columns(name, chosen or (), stored.columns)
+        return stored.copy() if chosen is None else stored[chosen].copy()
 
     def key_columns(self, name: str) -> list[str]:
         """Return the columns that tell the rows of a table apart, as its file names them.
@@ -214,11 +216,12 @@ class Results(Mapping[str, "pd.DataFrame"]):
         """Return one table as an Arrow table; arguments and errors as of `table`."""
         import pyarrow as pa
 
-        table = self._tables[name] if name in self._tables else self._read(name, columns)
+        chosen = column_list("arrow", "columns", columns)
+        table = self._tables[name] if name in self._tables else self._read(name, chosen)
         if not isinstance(table, pa.Table):
             table = _arrow_of(name, table)
-        check_columns(name, columns or (), table.column_names)
-        return table if columns is None else table.select(list(columns))
+        check_columns(name, chosen or (), table.column_names)
+        return table if chosen is None else table.select(chosen)
 
     def to_xarray(
         self, table: str = "heads", *, metrics: Sequence[str] | None = None, protocol: str = "exact"

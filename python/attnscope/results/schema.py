@@ -76,6 +76,21 @@ def check_columns(table: str, columns: Sequence[str], present: Iterable[str]) ->
             raise MissingError(f"no column {column!r} in table {table!r}{nearest(str(column), names)}")
 
 
+def column_list(function: str, argument: str, columns: Any) -> list[str] | None:
+    """Return columns as a list, whatever lists them; a single text is a single name, and None stays None.
+
+    An iterator is read once: who checks its names first would find none left.
+
+    >>> column_list("table", "columns", "entropy"), column_list("table", "columns", iter(["a", "b"]))
+    (['entropy'], ['a', 'b'])
+    """
+    if columns is None or isinstance(columns, str):
+        return None if columns is None else [columns]
+    if not isinstance(columns, Iterable):
+        raise TypeError(f"{function}: {argument} must be a list of names, got {columns!r:.60}")
+    return list(columns)
+
+
 def table_metadata(schema: pa.Schema) -> dict[str, Any]:
     """Return what the file of a table says of it: its name, version and keys; {} where it says nothing.
 

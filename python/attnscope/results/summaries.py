@@ -25,7 +25,7 @@ import numpy as np
 from attnscope._warn import warn
 from attnscope.errors import ResultsError
 from attnscope.results.key_columns import NUMERIC, check_same_kind, check_single, kind_of, numeric_columns
-from attnscope.results.schema import CHECKPOINT_KEYS, VARIANT_KEYS, check_columns, variants_of
+from attnscope.results.schema import CHECKPOINT_KEYS, VARIANT_KEYS, check_columns, column_list, variants_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,6 +74,8 @@ def as_xarray(
     import pandas as pd
     import xarray as xr
 
+    if not isinstance(protocol, str):
+        raise TypeError(f"to_xarray: protocol must be the name of one, got {protocol!r:.60}")
     frame = results.table(table)
     check_single("to_xarray", table, frame, results.key_columns(table))
     if "protocol" in frame:
@@ -88,6 +90,7 @@ def as_xarray(
         raise ResultsError(
             f"to_xarray: table {table!r} has no columns that could be axes, only {list(frame)}"
         )
+    metrics = column_list("to_xarray", "metrics", metrics)
     if metrics is None:
         metrics = [name for name in numeric_columns(frame) if name not in (*axes, "step", "protocol")]
     check_columns(table, metrics, frame.columns)
@@ -268,14 +271,19 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
 
 
 def repeated_texts(results: StoredTables) -> pd.MultiIndex:
-    """Return model and number of each text that repeats an earlier one, as the table `samples` says."""
+    """Return model and number of each text that repeats an earlier one, as the table `samples` says.
+
+    In a shard, or in rows that were chosen, the first of equal texts may be missing: then it is the first of
+    those that are there which counts.
+    """
     import pandas as pd
 
     columns = ["model", "sample", "text_unit"]
     if "samples" not in results.tables() or not {*columns} <= {*results.column_names("samples")}:
         return pd.MultiIndex.from_arrays([[], []])
-    samples = results.table("samples", columns).dropna(subset="text_unit")
-    repeated = samples[samples["text_unit"] != samples["sample"]]
+    samples = results.table("samples", columns).dropna(subset="text_unit").drop_duplicates()
+    samples = samples.sort_values("sample", kind="stable")
+    repeated = samples[samples.duplicated(["model", "text_unit"])]
     return pd.MultiIndex.from_frame(repeated[["model", "sample"]].drop_duplicates())
 
 

@@ -43,7 +43,8 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95, resolution: float =
 
     Returns:
         Comparison; p_value is NaN where no test exists: for fewer than two pairs, and where all differences
-        are 0 or one is infinite. It is 0 where all are equal and not 0.
+        are 0 or one is infinite. Where all are equal, but for rounding, and not 0, Student's test has no
+        spread to go by: p_value is that of their signs, 2/2ⁿ, and there is no interval.
 
     Raises:
         ValueError: different lengths, confidence outside (0, 1), resolution outside [0, 1).
@@ -65,8 +66,10 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95, resolution: float =
         mean = float(difference.mean()) if n else math.nan
     if n < 2 or not math.isfinite(mean):
         return Comparison(mean, *(math.nan,) * 5, n)
-    if np.ptp(difference) == 0:
-        return _without_spread(mean, n - 1, n)
+    rounding = resolution * np.maximum(np.abs(x), np.abs(y))
+    is_one = bool((difference - rounding).max() <= (difference + rounding).min())
+    if is_one and np.ptp(np.sign(difference)) == 0:
+        return _without_spread(mean, n - 1, n, 2.0 ** (1 - n))
     # without a scale small variances would vanish
     scale = float(np.abs(difference).max())
     variance = float((difference / scale).var(ddof=1)) / n
@@ -84,8 +87,9 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95, resolution: float = 
 
     Returns:
         Comparison, n the samples of both; p_value is NaN where no test exists: where either holds fewer
-        than two, all values are equal, or one is infinite. It is 0 where all of either are equal and the two
-        differ.
+        than two, all values are equal, or one is infinite. Where all of either are equal and the two differ
+        it is the share of the divisions of all samples into two sets of these sizes in which they differ as
+        much, and there is no interval.
 
     Raises:
         ValueError: confidence outside (0, 1), resolution outside [0, 1).
@@ -99,6 +103,8 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95, resolution: float = 
         Welch, The generalization of Student's problem when several different population variances are
         involved, 1947.
     """
+    from scipy import special
+
     confidence = fraction_argument("welch_test", "confidence", confidence)
     resolution = resolution_argument("welch_test", resolution)
     x, y = (vector("welch_test", name, values) for name, values in (("a", a), ("b", b)))
@@ -109,7 +115,9 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95, resolution: float = 
     if min(len(x), len(y)) < 2 or not math.isfinite(mean):
         return Comparison(mean, *(math.nan,) * 5, n)
     if np.ptp(x) == 0 and np.ptp(y) == 0:
-        return _without_spread(0.0 if is_one_number(x[0], y[0], resolution) else mean, n - 2, n)
+        alike = is_one_number(x[0], y[0], resolution)
+        as_far = 2 if len(x) == len(y) else 1  # the sets may change places
+        return _without_spread(0.0 if alike else mean, n - 2, n, as_far / float(special.comb(n, len(x))))
     # without a scale small variances would vanish
     rest = x - x.mean(), y - y.mean()
     scale = float(max(np.abs(values).max() for values in rest))
@@ -193,7 +201,12 @@ def by_student(mean: float, error: float, freedom: float, n: int, confidence: fl
     return Comparison(mean, mean - reach, mean + reach, statistic, float(freedom), p_value, n)
 
 
-def _without_spread(mean: float, freedom: int, n: int) -> Comparison:
-    """Return the limit of the test as the spread goes to 0."""
-    statistic = math.copysign(math.inf, mean) if mean else math.nan
-    return Comparison(mean, mean, mean, statistic, float(freedom), 0.0 if mean else math.nan, n)
+def _without_spread(mean: float, freedom: int, n: int, p_value: float) -> Comparison:
+    """Return a difference of samples that do not vary, with the p-value that their number allows.
+
+    The limit of Student's test as the spread goes to 0 is a p-value of 0, of two samples as of a hundred.
+    """
+    if not mean:
+        return Comparison(mean, mean, mean, math.nan, float(freedom), math.nan, n)
+    statistic = math.copysign(math.inf, mean)
+    return Comparison(mean, math.nan, math.nan, statistic, float(freedom), p_value, n)

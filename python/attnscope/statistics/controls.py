@@ -18,7 +18,7 @@ import numpy as np
 from attnscope.arguments.scalars import fraction_argument
 from attnscope.statistics._arguments import vector
 from attnscope.statistics.comparisons import by_student
-from attnscope.statistics.rounding import ROUNDED, resolution_argument, without_rounding
+from attnscope.statistics.rounding import ROUNDED, is_one_number, resolution_argument, without_rounding
 
 #: Fewer controls give too little information about initialisations.
 FEWEST = 8
@@ -109,6 +109,8 @@ def control_test(
     of_one_text = float(np.mean([values.var(ddof=1) for values in several])) if several else 0.0
     of_texts = max(float(model_values.var(ddof=1)), of_one_text) / texts
     spread = float(means.var(ddof=1))
+    # what two sums of the same numbers differ by in rounding is no variance
+    of_texts = of_controls if is_one_number(of_texts, of_controls, resolution) else of_texts
     variance = spread * (1 + 1 / count) + max(0.0, of_texts - of_controls)
     if not variance > 0:
         return undefined

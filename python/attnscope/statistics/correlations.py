@@ -136,13 +136,29 @@ def correlation_bounds(
     """
     from scipy import special
 
-    rows, count = len(residuals), int(units.max()) + 1
+    count = int(units.max()) + 1
     spare = (samples or count) - 3 - covariates
     r = cosine(*residuals.T)
     if count < max(FEWEST, 3 + covariates) or spare < 1 or math.isnan(r):
         return math.nan, math.nan
     if not ranked and 1 - abs(r) < _LINE:
         return r, r
+    z, error = fisher_z(residuals, units, ranked=ranked, leverage=leverage)
+    student = float(special.stdtrit(count - 2 - covariates, (1 + confidence) / 2))
+    normal = float(special.ndtri((1 + confidence) / 2))
+    fisher = math.sqrt((1 + math.tanh(z) ** 2 / 2 if ranked else 1) / spare)
+    reach = max(student * error, normal * fisher)
+    return min(r, math.tanh(z - reach)), max(r, math.tanh(z + reach))
+
+
+def fisher_z(
+    residuals: Array, units: npt.NDArray[np.int64], *, ranked: bool, leverage: Any = 0.0
+) -> tuple[float, float]:
+    """Return artanh r of two centred columns with its standard error from what each unit contributes.
+
+    Arguments as of `correlation_bounds`, which has the intervals from it.
+    """
+    rows, count, r = len(residuals), int(units.max()) + 1, cosine(*residuals.T)
     # Ranks in one order are half an exchange of two neighbours away from a line.
     inside = min(abs(r), 1 - 6 / (count**3 - count)) if ranked else abs(r)
     inside = math.copysign(inside, r)
@@ -153,11 +169,7 @@ def correlation_bounds(
     own_share = np.bincount(units, (1 + distance) / rows + leverage)
     sums = np.bincount(units, influence) / np.clip(1 - own_share, _LEAST_REST, 1)
     spread = math.sqrt((count - 1) / count * float(np.square(sums).sum())) / rows
-    student = float(special.stdtrit(count - 2 - covariates, (1 + confidence) / 2))
-    normal = float(special.ndtri((1 + confidence) / 2))
-    fisher = math.sqrt((1 + inside * inside / 2 if ranked else 1) / spare)
-    z, reach = math.atanh(inside), max(student * spread / (1 - inside * inside), normal * fisher)
-    return min(r, math.tanh(z - reach)), max(r, math.tanh(z + reach))
+    return math.atanh(inside), spread / (1 - inside * inside)
 
 
 def correlation_p_value(residuals: Array, n: int, *, ranked: bool, covariates: int = 0) -> float:

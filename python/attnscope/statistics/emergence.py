@@ -48,9 +48,9 @@ def emergence_step(
     The value of a checkpoint is the mean over samples of each sample's mean over its rows (layers, heads).
     The step is the split of the least-squares fit of two levels to these values, at least three checkpoints
     on each side. It is given only where that fit explains more than when the checkpoints are put in random
-    orders: noise has a best split too. A checkpoint whose mean is infinite takes no part in this. Texts are
-    not drawn again for it, because what all texts of one checkpoint share would then pass for a step. Steps
-    are ordered as integers.
+    orders: noise has a best split too. Where some checkpoints lack a sample, samples have levels of their own
+    in that fit. A checkpoint whose mean is infinite takes no part in this. Texts are not drawn again for it,
+    because what all texts of one checkpoint share would then pass for a step. Steps are ordered as integers.
 
     Args:
         table: rows with `step`, `sample` and the metric, such as the table `heads` of a checkpoint series;
@@ -145,7 +145,7 @@ def emergence_splits(
         with np.errstate(invalid="ignore"):
             means.append(np.where(present, values, 0.0).sum(1) / present.sum(1))
     # an infinite mean is no level, and no order of it tells anything
-    defined_means = [mean[np.isfinite(mean)] for mean in means]
+    defined_means = [_levels(values, mean) for (_, values), mean in zip(curves, means, strict=True)]
     # Curves that are constant but for rounding hold no test: nothing changes, whatever the order.
     tested = [bool(len(curve) and varies(curve, resolution=resolution)) for curve in defined_means]
     family = sum(
@@ -187,6 +187,24 @@ def emergence_splits(
             }
         )
     return result
+
+
+def _levels(values: npt.NDArray[np.float64], means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the finite means of checkpoints as if each had every sample: least squares of a level for each
+    checkpoint and one for each sample.
+
+    A sample that later checkpoints lack would make a step of what it differs from the others by. Checkpoints
+    that have no sample in common keep the means of theirs.
+    """
+    values, means = values[np.isfinite(means)], means[np.isfinite(means)]
+    present = ~np.isnan(values)
+    if present[:, present.any(0)].all():
+        return means
+    shares = present / present.sum(1, keepdims=True)
+    rest = np.where(present, values - means[:, None], 0.0).sum(0)
+    coupling = np.diag(present.sum(0).astype(np.float64)) - present.T @ shares
+    of_samples = np.linalg.lstsq(coupling, rest, rcond=None)[0]
+    return np.asarray(means - shares @ of_samples)
 
 
 def _split_of(mean: npt.NDArray[np.float64], draws: int, seed: int) -> tuple[int, float]:

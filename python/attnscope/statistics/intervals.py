@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from attnscope.arguments import scalars
 from attnscope.statistics._arguments import Vector, check_draws, label_numbers, table_argument, vector
+from attnscope.statistics.resamples import COUNTED, all_draws, quantiles_by_chance
 from attnscope.statistics.rounding import least_spread, varies
 
 if TYPE_CHECKING:
@@ -87,12 +89,14 @@ def bootstrap(
         statistic: a function of an array along its last axis; None: the mean. Others have the percentile
             interval at any number of samples from five; `median_interval` is exact.
         confidence: in (0, 1).
-        draws: drawings with replacement.
+        draws: drawings with replacement. Of up to eight samples, or clusters of a mean, all are counted, each
+            with its chance, so that neither the seed nor the order of the samples decides where it ends.
         seed: the same seed gives the same interval.
 
     Returns:
-        Interval; all NaN without values, low and high NaN below five and, of a mean, where a value is
-        infinite.
+        Interval; all NaN without values, low and high NaN below five, where more draws than a tail holds have
+        no value and, of a mean, where a value is infinite. Equal numbers have an interval of no width: it
+        says that none differs, not that none could. Where one in ten differs, ten are equal in .35 of cases.
 
     Raises:
         ValueError: values of more than one dimension, confidence outside (0, 1), draws below 1, a statistic
@@ -141,15 +145,17 @@ def bootstrap(
         if not varies(sums / sizes):
             return Interval(estimate, estimate, estimate, count)
         return Interval(estimate, *_studentised(sums, sizes, confidence, draws, seed), count)
+    chances: Vector | None = None
     if clusters is None:
-        drawn = _drawn(data, along_last, draws, seed)
+        drawn, chances = _of_draws(lambda chosen: along_last(data[chosen]), count, draws, seed)
     else:
         places = [np.flatnonzero(cluster_numbers == cluster) for cluster in range(count)]
         chosen = np.random.default_rng(seed).integers(0, count, (draws, count))
         resamples = (data[np.concatenate([places[at] for at in row])] for row in chosen)
         drawn = np.array([along_last(resample) for resample in resamples], dtype=np.float64)
-    drawn = drawn[~np.isnan(drawn)]
-    return Interval(estimate, *_percentiles(drawn, confidence), count)
+    if _lacks_tails(drawn, chances, confidence):  # as of a mean
+        return Interval(estimate, math.nan, math.nan, count)
+    return Interval(estimate, *_percentiles(drawn, chances, confidence), count)
 
 
 def _ratio(sums: Vector, sizes: Vector) -> Vector:
@@ -171,21 +177,21 @@ def _studentised(
         rest = total - _ratio(total, size)[..., None] * size
         return np.sqrt((rest**2).sum(-1) / (len(sums) - 1)) / size.mean(-1)
 
-    generator, ratios = np.random.default_rng(seed), []
     least = least_spread(sums / sizes)
-    block = max(1, _HELD // len(sums))
-    for start in range(0, draws, block):
-        chosen = generator.integers(0, len(sums), (min(block, draws - start), len(sums)))
+
+    def deviations(chosen: npt.NDArray[np.int64]) -> Vector:
+        """Return the means of draws less the mean, in units of each draw's standard error."""
         total, size = sums[chosen], sizes[chosen]
         error = spread(total, size)
         # A draw that repeats one value only, but for rounding, has no standard error.
-        defined = error > least
-        ratios.append((_ratio(total, size) - mean)[defined] / error[defined])
-    drawn = np.concatenate(ratios)
+        error = np.where(error > least, error, math.nan)
+        return np.asarray((_ratio(total, size) - mean) / error)
+
+    drawn, chances = _of_draws(deviations, len(sums), draws, seed)
     # Many draws without one leave the tails unknown.
-    if len(drawn) < (1 - (1 - confidence) / 2) * draws:
+    if _lacks_tails(drawn, chances, confidence):
         return math.nan, math.nan
-    below, above = _percentiles(drawn, confidence)
+    below, above = _percentiles(drawn, chances, confidence)
     error_of_all = float(spread(sums, sizes))
     return (mean - above * error_of_all) * scale, (mean - below * error_of_all) * scale
 
@@ -240,20 +246,35 @@ def median_interval(values: Any, *, confidence: float = 0.95) -> MedianInterval:
     return MedianInterval(estimate, float(data[k]), float(data[n - 1 - k]), float(coverage[k]), n)
 
 
-def _drawn(data: Vector, statistic: Callable[..., Vector], draws: int, seed: int) -> Vector:
-    """Return the statistic of samples drawn with replacement, [draws]."""
+def _of_draws(
+    statistic: Callable[[npt.NDArray[np.int64]], Any], count: int, draws: int, seed: int
+) -> tuple[Vector, Vector | None]:
+    """Return a statistic of draws with replacement, given as places [draws, samples], and the chance of each.
+
+    Few samples have all their draws, more of them as many as asked, all of one chance (None).
+    """
+    if count <= COUNTED:
+        places, chances = all_draws(count)
+        return np.asarray(statistic(places), dtype=np.float64), chances
     generator, values = np.random.default_rng(seed), []
-    block = max(1, _HELD // len(data))
+    block = max(1, _HELD // count)
     for start in range(0, draws, block):
-        chosen = generator.integers(0, len(data), (min(block, draws - start), len(data)))
-        values.append(statistic(data[chosen]))
-    return np.concatenate(values)
+        values.append(statistic(generator.integers(0, count, (min(block, draws - start), count))))
+    return np.concatenate(values), None
 
 
-def _percentiles(values: Vector, confidence: float) -> tuple[float, float]:
-    if len(values) == 0:
-        return math.nan, math.nan
+def _lacks_tails(drawn: Vector, chances: Vector | None, confidence: float) -> bool:
+    """Return True if more draws than a tail holds have no value."""
+    undefined = float(np.average(np.isnan(drawn), weights=chances))
+    return undefined > (1 - confidence) / 2 + 1e-12
+
+
+def _percentiles(values: Vector, chances: Vector | None, confidence: float) -> tuple[float, float]:
+    """Return the ends of the tails of draws; those without a value are left out."""
     tail = (1 - confidence) / 2
     with np.errstate(invalid="ignore"):  # between infinite values there is none
-        low, high = np.quantile(values, [tail, 1 - tail])
+        if chances is None:
+            low, high = np.quantile(values[~np.isnan(values)], [tail, 1 - tail])
+        else:
+            low, high = quantiles_by_chance(values, chances, [tail, 1 - tail])
     return float(low), float(high)

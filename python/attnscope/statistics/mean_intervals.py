@@ -12,6 +12,7 @@ from attnscope.arguments.number_lists import number_array
 from attnscope.arguments.scalars import flag
 from attnscope.statistics._arguments import Vector, check_draws
 from attnscope.statistics.intervals import FEWEST
+from attnscope.statistics.resamples import COUNTED, all_draws, counts_of, quantiles_by_chance
 from attnscope.statistics.rounding import least_spread, varies
 
 
@@ -29,7 +30,8 @@ def mean_intervals(
         values: [means, samples]; what is not finite is left out, with `together` the sample is left out
             everywhere.
         confidence: in (0, 1).
-        draws: drawings of samples with replacement.
+        draws: drawings of samples with replacement; of up to eight samples all are counted, as `bootstrap`
+            does.
         seed: of the draws.
         together: whether the intervals are to hold at once.
 
@@ -67,19 +69,26 @@ def mean_intervals(
             continue
         rows = np.flatnonzero(which.ravel() == index)
         values_of_pattern = data[np.ix_(rows, np.flatnonzero(pattern))]
-        weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n
+        chances = None
+        if n <= COUNTED:
+            places, chances = all_draws(n)
+            weights = counts_of(places) / n
+        else:
+            weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n
         # as many rows at a time as the processor's cache holds
         parts = [slice(None)] if together else [slice(at, at + 256) for at in range(0, len(rows), 256)]
         for part in parts:
             low[rows[part]], high[rows[part]] = _of_means(
-                values_of_pattern[part], weights, confidence, together
+                values_of_pattern[part], weights, chances, confidence, together
             )
     return low, high
 
 
-def _of_means(data: Vector, weights: Vector, confidence: float, together: bool) -> tuple[Vector, Vector]:
+def _of_means(
+    data: Vector, weights: Vector, chances: Vector | None, confidence: float, together: bool
+) -> tuple[Vector, Vector]:
     """Return the end of the intervals of rows that have all their samples, from the shares of the drawn
-    samples.
+    samples and the chances of the draws, None where all have one.
     """
     n = data.shape[1]
     tail = (1 - confidence) / 2
@@ -97,12 +106,18 @@ def _of_means(data: Vector, weights: Vector, confidence: float, together: bool) 
     spread = rest.std(axis=1, ddof=1) * scale[:, 0]
     t[fixed] = 0.0
     # many such draws leave the tails unknown
-    unknown = np.isnan(t).mean(axis=1) > tail
+    unknown = np.average(np.isnan(t), axis=1, weights=chances) > tail + 1e-12
     t[unknown] = 0.0
     if together:
         largest = np.nanmax(np.abs(t), axis=0, initial=0.0)
-        above = np.full(len(data), np.quantile(largest, confidence))
+        if chances is None:
+            reach = np.quantile(largest, confidence)
+        else:
+            (reach,) = quantiles_by_chance(largest, chances, [confidence])
+        above = np.full(len(data), reach)
         below = -above
+    elif chances is not None:
+        below, above = quantiles_by_chance(t, chances, [tail, 1 - tail])
     else:
         below, above = np.nanquantile(t, [tail, 1 - tail], axis=1)
     below[unknown], above[unknown] = math.nan, math.nan

@@ -21,6 +21,7 @@ from attnscope.statistics.correlations import (
     correlation_bounds,
     correlation_p_value,
     cosine,
+    fisher_z,
     rank_of,
 )
 from attnscope.statistics.intervals import bootstrap
@@ -62,6 +63,10 @@ def partial_correlation(
         the covariates leave nothing of one of them, and for an infinite value that is not ranked; low and
         high NaN below five units and c + 4. p_value is that of Student's t with n − 2 − c degrees of freedom,
         n the number of units; of ranks where n − c is nine or less, that of so many ranks without ties.
+        Ranks of two variables with one cause are no linear functions of its ranks: given a covariate that
+        correlates by .95 with both Student's p is below .05 in .09 to .11 of cases (12 to 300 samples), and
+        by .995 in .13 to .26. So p of ranks is never smaller than that of the interval's standard error: .01
+        to .06, and .04 to .09.
 
     Raises:
         ValueError: different lengths, an unknown method, confidence outside (0, 1).
@@ -79,6 +84,8 @@ def partial_correlation(
     References:
         Fisher, The distribution of the partial correlation coefficient, 1924.
     """
+    from scipy import special
+
     name = "partial_correlation"
     scalars.choice_argument(name, "method", method, ("pearson", "spearman"))
     confidence = scalars.fraction_argument(name, "confidence", confidence)
@@ -93,6 +100,10 @@ def partial_correlation(
         residuals, labels, confidence, ranked=ranked, covariates=counted, leverage=leverage
     )
     p_value = correlation_p_value(residuals, n, ranked=ranked, covariates=counted)
+    if ranked and counted and not math.isnan(low):
+        z, error = fisher_z(residuals, labels, ranked=True, leverage=leverage)
+        if error > 0:
+            p_value = max(p_value, 2 * float(special.stdtr(n - 2 - counted, -abs(z) / error)))
     return Correlation(r, low, high, p_value, n)
 
 

@@ -59,7 +59,12 @@ CLAIM_COLUMNS = (
     Column("control_low", meaning="Smallest value of the control."),
     Column("control_high", meaning="Largest value of the control."),
     *columns("ratio", "p_value", "p_adjusted", low=0.0, high=1.0),
-    Column("correction", "string", "text", meaning="Over the claims that have a p-value."),
+    Column(
+        "correction",
+        "string",
+        "text",
+        meaning="Over the claims of a list that have a p-value, those that speak against theirs apart.",
+    ),
     Column("verdict", "string", "text", meaning=", ".join(VERDICTS) + "."),
     Column("reason", "string", "text", meaning="In words."),
 )

@@ -25,6 +25,7 @@ from attnscope.cli.results_commands import _usual_keys, narrow, statistics
 from attnscope.errors import ResultsError
 from attnscope.results import results as module
 from attnscope.results import summaries
+from attnscope.results.equal_texts import of_distinct_texts
 from attnscope.results.results import Results, load
 from attnscope.results.schema import HEAD_KEYS
 from attnscope.results.summaries import grouped, kinds_of, typical
@@ -662,3 +663,24 @@ def test_whole_numbers_that_floats_round_are_compared_exactly(kind, largest):
     assert (row["equal"], row["max_difference"]) == (False, 3.0)
     assert row["mean_difference"] == pytest.approx(-2 / 3)
     assert Results({"heads": rows}).compare(Results({"heads": rows}))["equal"].all()
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_columns_are_listed_by_anything_that_lists_names(tmp_path, stored):
+    """An iterator was at its end when the columns were read, and a single name was taken for letters."""
+    places = {"sample": [0, 1], "layer": [0, 0], "head": [0, 0]}
+    results = Results({"heads": pd.DataFrame({**places, "a": [1.0, 2.0], "ab": [3.0, 4.0]})})
+    results = results.save(tmp_path / "run") if stored else results
+    for lister in (list, iter, np.array, dict.fromkeys):
+        assert list(results.table("heads", lister(["ab", "a"]))) == ["ab", "a"]
+        assert results.arrow("heads", lister(["ab", "a"])).column_names == ["ab", "a"]
+        assert list(results.to_xarray(metrics=lister(["ab", "a"]))) == ["ab", "a"]
+        assert list(results.features(lister(["ab", "a"])).X) == ["a__l00h00", "ab__l00h00"]
+        assert list(of_distinct_texts(results).table("heads", lister(["ab", "a"]))) == ["ab", "a"]
+    assert list(results.table("heads", "ab")) == ["ab"]
+    assert list(results.to_xarray(metrics="ab")) == ["ab"]
+    assert list(results.features("ab").X) == ["ab__l00h00"]
+    with pytest.raises(TypeError, match="table: columns must be a list of names, got 5"):
+        results.table("heads", 5)
+    with pytest.raises(TypeError, match=r"to_xarray: protocol must be the name of one, got \['exact'\]"):
+        results.to_xarray(protocol=["exact"])

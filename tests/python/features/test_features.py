@@ -235,3 +235,11 @@ def test_a_damaged_file_of_features_is_named(table, tmp_path):
     pq.write_table(stored.cast(fields), file)
     with pytest.raises(ResultsError, match=r"features\.parquet holds features whose description is gone"):
         asc.Features.from_parquet(file)
+
+
+def test_labels_of_several_types_are_named_before_anything_is_written(tmp_path):
+    heads = pd.DataFrame({"sample": [0, 1], "layer": 0, "head": 0, "entropy": [1.0, 2.0]})
+    samples = pd.DataFrame({"sample": [0, 1], "label": ["right", 1]})
+    with pytest.raises(ResultsError, match=r"to_parquet: the index of the features cannot be .*label"):
+        features_of(Results({"heads": heads, "samples": samples})).to_parquet(tmp_path / "features.parquet")
+    assert not list(tmp_path.iterdir())

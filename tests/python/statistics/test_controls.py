@@ -112,3 +112,14 @@ def test_a_number_in_the_place_of_controls_is_named():
         TypeError, match=r"control_test: controls must be a list of the numbers of each, got 3\.0"
     ):
         statistics.control_test([1.0, 2.0], 3.0)
+
+
+def test_the_same_numbers_in_another_order_add_no_variance():
+    """Rounding made of controls that are all alike, and of a model one more, a p-value of 0 or none."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        values = 3 * rng.normal(size=7)
+        controls = [rng.permutation(values) for _ in range(8)]
+        result = statistics.control_test(values + 1.3, controls)
+        assert result.difference == pytest.approx(1.3)
+        assert math.isnan(result.p_value)

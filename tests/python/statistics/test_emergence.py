@@ -301,3 +301,29 @@ def test_an_infinite_mean_is_no_step():
     without = asc.emergence_step(table([np.delete(noise, 3)], np.delete(STEPS, 3)), "x").iloc[0]
     assert (result["verdict"], result["p_value"]) == (without["verdict"], without["p_value"])
     assert asc.emergence_step(table([[*noise[:-1], np.inf]]), "x").iloc[0]["verdict"] != "step"
+
+
+def test_a_text_that_later_checkpoints_lack_makes_no_step():
+    """Texts of other means had a step in each of a hundred series where one of them ended."""
+    draw = np.random.default_rng(2)
+    steps_named = 0
+    for _ in range(40):
+        values = np.arange(6.0)[:, None] + draw.normal(0, 0.1, (6, len(STEPS)))
+        values[0, 5:] = np.nan
+        steps_named += asc.emergence_step(table(values), "x").iloc[0]["verdict"] == "step"
+    assert steps_named <= 5
+
+
+def test_levels_are_those_of_least_squares_with_a_level_for_each_sample():
+    draw = np.random.default_rng(3)
+    for _ in range(20):
+        values = draw.normal(size=(7, 5)) + 10 * draw.normal(size=5)
+        values[draw.random(values.shape) < 0.3] = np.nan
+        values[:, 0] = draw.normal(size=7)  # so that all checkpoints are held together
+        rows, columns = np.nonzero(~np.isnan(values))
+        design = np.concatenate([np.eye(7)[rows], np.eye(5)[columns]], axis=1)
+        fitted = np.linalg.lstsq(design, values[rows, columns], rcond=None)[0][:7]
+        levels = emergence._levels(values, np.nanmean(values, axis=1))
+        np.testing.assert_allclose(levels - levels.mean(), fitted - fitted.mean(), atol=1e-9)
+    apart = np.array([[1.0, np.nan], [np.nan, 5.0]])
+    np.testing.assert_allclose(emergence._levels(apart, np.array([1.0, 5.0])), [1.0, 5.0])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Intervals and tests against SciPy, coverage by simulation, and laws."""
 
+import itertools
 import math
 
 import numpy as np
@@ -45,7 +46,7 @@ def test_sums_in_another_order_do_not_differ():
     same_result = statistics.paired_test(a, b)
     assert same_result.difference == 0
     assert math.isnan(same_result.p_value)  # no test, and in no family
-    moved = a * (1 + 2.0**-36)
+    moved = a * (1 + 2.0**-30)
     assert statistics.paired_test(moved, a).p_value == pytest.approx(stats.ttest_rel(moved, a).pvalue)
 
 
@@ -76,7 +77,7 @@ def test_sums_in_another_order_are_no_spread_of_independent_samples():
     assert same_result.difference == 0
     assert math.isnan(same_result.p_value)
     apart = statistics.welch_test(a, 2 * a)
-    assert (apart.p_value, apart.statistic) == (0, -math.inf)
+    assert (apart.p_value, apart.statistic) == (pytest.approx(2 / math.comb(20, 10)), -math.inf)
 
 
 @pytest.mark.filterwarnings("error")
@@ -93,8 +94,47 @@ def test_independent_samples_have_a_test_in_any_unit(unit):
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("count", [2, 3, 5, 2000])
+def test_equal_differences_are_no_surer_than_their_signs(count):
+    """Two texts that differ by as much had a p-value of 0."""
+    later = np.arange(count) + 1.0
+    for a, b in ((later, later - 1), (np.full(count, 0.1) + 0.2 * later, 0.2 * later)):
+        test = statistics.paired_test(a, b)
+        assert test.p_value == 2.0 ** (1 - count)
+        assert (test.statistic, test.n) == (math.inf, count)
+        assert math.isnan(test.low)
+        assert math.isnan(test.high)
+    some_are_zero = statistics.paired_test(np.r_[1.0, 1.0, 1.0, 1.0 + 1.5 * 2.0**-40], np.ones(4))
+    assert some_are_zero.p_value == pytest.approx(stats.ttest_1samp([0.0, 0, 0, 1], 0).pvalue)
+
+
+def test_counts_of_a_few_texts_differ_as_often_as_a_test_may():
+    """All of three differences are alike in one of four cases, and of two in every second."""
+    rng = np.random.default_rng(0)
+    for count in (2, 3, 4, 5):
+        signs = rng.choice([-1.0, 1.0], size=(400, count))
+        p_values = [statistics.paired_test(row, np.zeros(count)).p_value for row in signs]
+        assert np.mean(np.array(p_values) <= 0.05) <= 0.06
+
+
+@pytest.mark.filterwarnings("error")
+def test_constant_sets_are_no_surer_than_their_divisions():
+    for count, other in ((2, 2), (2, 3), (5, 5), (1000, 1200)):
+        values = np.r_[np.zeros(count), np.ones(other)]
+        test = statistics.welch_test(values[:count], values[count:])
+        assert test.statistic == -math.inf
+        if len(values) <= 10:
+            means = [
+                abs(values[list(chosen)].mean() - np.delete(values, chosen).mean())
+                for chosen in itertools.combinations(range(len(values)), count)
+            ]
+            assert test.p_value == pytest.approx(np.mean(np.array(means) >= 1 - 1e-9))
+        else:
+            assert test.p_value == 0
+
+
+@pytest.mark.filterwarnings("error")
 def test_tests_without_spread_or_sentences():
-    assert statistics.paired_test([1, 2, 3], [0, 1, 2]).p_value == 0
     same_result = statistics.paired_test([1, 2, 3], [1, 2, 3])
     assert same_result.difference == 0
     assert math.isnan(same_result.p_value)  # no test, and in no family
@@ -106,7 +146,9 @@ def test_tests_without_spread_or_sentences():
     assert (two.statistic, two.freedom) == pytest.approx((2, 1))
     assert math.isnan(statistics.paired_test([], []).difference)
     rigid = statistics.welch_test([1, 1, 1], [2, 2])
-    assert (rigid.p_value, rigid.freedom, rigid.low, rigid.high) == (0, 3, -1, -1)
+    assert (rigid.p_value, rigid.freedom, rigid.difference) == (pytest.approx(1 / 10), 3, -1)
+    assert math.isnan(rigid.low)
+    assert math.isnan(rigid.high)
     few = statistics.welch_test([1, 1], [2])
     assert (few.difference, few.n) == (-1, 3)
     assert all(math.isnan(x) for x in few[1:6])
@@ -206,6 +248,21 @@ def test_bootstrap_is_seeded_counts_sentences_and_covers():
     assert 0.87 < hits / 200 < 0.99
     narrow = statistics.bootstrap(A, confidence=0.5)
     assert narrow.high - narrow.low < statistics.bootstrap(A).high - statistics.bootstrap(A).low
+
+
+def test_a_statistic_that_many_draws_lack_has_no_interval():
+    """A ratio that two thirds of the draws leave undefined had the interval of the others."""
+    values = [1.0, 0.0, 0.0, 0.0, 0.0, 2.0]
+
+    def of_largest(samples):
+        return np.where((samples == 2).any(-1), samples.mean(-1), np.nan)
+
+    result = statistics.bootstrap(values, of_largest)
+    assert (result.estimate, result.n) == (0.5, 6)
+    assert math.isnan(result.low)
+    assert math.isnan(result.high)
+    rarely = statistics.bootstrap(np.arange(8.0), lambda x: np.where((x > 0).any(-1), x.mean(-1), np.nan))
+    assert rarely.low < rarely.estimate < rarely.high
 
 
 def test_the_median_and_its_exact_coverage():

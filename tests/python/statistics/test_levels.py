@@ -49,6 +49,10 @@ def paired_lognormal(draw):
     return statistics.paired_test(lognormal(draw, 12), lognormal(draw, 12)).p_value <= 0.05
 
 
+def paired_counts(draw):
+    return statistics.paired_test(draw.choice([-1.0, 1.0], size=3), np.zeros(3)).p_value <= 0.05
+
+
 def welch(draw):
     return statistics.welch_test(draw.normal(size=8), 3 * draw.normal(size=20)).p_value <= 0.05
 
@@ -95,6 +99,12 @@ def uneven(draw, n):
     """No correlation, and noise that grows with x."""
     x = draw.normal(size=n)
     return x, x * draw.normal(size=n)
+
+
+def partial_of_ranks(draw):
+    """A cause that correlates by .95 with both."""
+    cause = draw.normal(size=40)
+    return statistics.partial_correlation(*(3 * cause + draw.normal(size=(2, 40))), cause).p_value <= 0.05
 
 
 def partial(*, interval):
@@ -176,6 +186,17 @@ def emerges(draw):
 
     # what all texts of a checkpoint share is noise too
     values = draw.normal(size=(14, 1)) + draw.normal(size=(14, 6))
+    table = pd.DataFrame(
+        {"step": np.repeat(np.arange(14), 6), "sample": np.tile(np.arange(6), 14), "x": values.ravel()}
+    )
+    return statistics.emergence_step(table, "x", draws=199)["verdict"][0] == "step"
+
+
+def emerges_where_a_text_ends(draw):
+    import pandas as pd
+
+    values = draw.normal(size=(14, 6)) + np.arange(6.0)
+    values[8:, 0] = math.nan
     table = pd.DataFrame(
         {"step": np.repeat(np.arange(14), 6), "sample": np.tile(np.arange(6), 14), "x": values.ravel()}
     )
@@ -309,6 +330,7 @@ def normal(draw, n):
 CASES = {
     "paired_test, n = 12": (1000, paired),
     "paired_test, lognormal, n = 12": (1000, paired_lognormal),
+    "paired_test, differences of 1 or −1, n = 3": (1000, paired_counts),
     "welch_test, 8 and 20 of unequal variance": (1000, welch),
     "holm, any of ten correlated tests": (1000, holm),
     "control_test, 8 controls, 40 texts": (1000, control(8, 40, 10)),
@@ -333,6 +355,7 @@ CASES = {
     ),
     "partial_correlation, p, n = 15, two covariates": (3000, partial(interval=False)),
     "partial_correlation, interval, n = 15, two covariates": (1000, partial(interval=True)),
+    "partial_correlation, Spearman's p, n = 40, a cause of both": (1000, partial_of_ranks),
     "within_correlation, p, 2 texts of 3 versions": (1000, within(2, 3)),
     "within_correlation, p, 8 texts of 5 versions": (1000, within(8, 5)),
     "bootstrap, n = 8": (4000, mean(8, normal)),
@@ -349,6 +372,7 @@ CASES = {
     "exchange_labels, n = 24": (4000, exchanged),
     "max_t, any of 6": (1000, largest),
     "emergence_step, 14 checkpoints": (500, emerges),
+    "emergence_step, a text of another mean that ends": (2000, emerges_where_a_text_ends),
     "detection, auc, 20 templates": (300, detected("auc")),
     "detection, auc above .5": (300, detected("auc", one_sided=True)),
     "detection, auc_direction, 20 templates": (300, detected("auc_direction")),

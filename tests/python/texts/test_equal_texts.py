@@ -11,6 +11,7 @@ from attnscope.engine.planning import make_plan
 from attnscope.engine.run_study import run
 from attnscope.plots.drawable import drawable
 from attnscope.plots.selection import estimate
+from attnscope.results.equal_texts import of_distinct_texts
 from attnscope.view.stored import contents_of_results
 from folders import model_folder, sentences, sink_study
 
@@ -157,6 +158,15 @@ def test_tables_without_the_column_are_as_they_are():
     heads = pd.DataFrame({"model": "m", "sample": [0, 1], "protocol": "exact", "entropy": 1.0})
     results = asc.Results({"samples": heads[["model", "sample"]], "heads": heads})
     assert len(drawable(results).table("heads")) == 2
+
+
+def test_of_equal_texts_the_first_that_is_there_counts():
+    """In a shard without the first of them, or in chosen rows, none of them was left."""
+    samples = pd.DataFrame({"model": "m", "sample": [5, 3, 4], "text_unit": [0, 0, 4]})
+    heads = pd.DataFrame({"model": "m", "sample": [5, 3, 4], "protocol": "exact", "entropy": [1.0, 1.0, 2.0]})
+    results = asc.Results({"samples": samples, "heads": heads})
+    assert of_distinct_texts(results).table("heads")["sample"].tolist() == [3, 4]
+    assert of_distinct_texts(asc.Results({"heads": heads})).table("heads")["sample"].tolist() == [5, 3, 4]
 
 
 def test_means_of_tables_and_pages_count_equal_texts_once():

@@ -208,8 +208,8 @@ def order_of_encodings(evidence: tuple[pd.DataFrame, pd.DataFrame], options: Any
     )
     return Estimate(
         min(step.difference for step in steps),
-        min(step.low for step in steps),
-        min(step.high for step in steps),
+        float(np.min([step.low for step in steps])),  # none where either has none
+        float(np.min([step.high for step in steps])),
         region=above(0.0),
         words=f"mean slopes: {words}",
     )

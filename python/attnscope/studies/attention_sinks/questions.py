@@ -84,7 +84,10 @@ def _against_nulls(table: pd.DataFrame) -> Question:
         "Does the model differ from its nulls?",
         Markup("Mean over heads of each text. Shuffled rows are paired with it, and <i>n</i> is of texts. ")
         + _OF_INITIALISATIONS
-        + Markup("Corrected over the table <code>null_tests</code>, which holds other quantities too."),
+        + Markup(
+            "Corrected over the rows of a model in the table <code>null_tests</code>, which holds other "
+            "quantities too."
+        ),
         tests,
     )
 
@@ -155,7 +158,8 @@ def _removal(table: pd.DataFrame) -> Question:
             "The share of the heads' divergence that goes with the keys above the 90th percentile of "
             "incoming attention, less that of maps with shuffled rows without the strongest keys of these, "
             "mean of two draws. <i>n</i> is of texts. An untrained model has keys that its queries prefer "
-            "too. Corrected over the table <code>removal_tests</code>, which holds other percentiles too."
+            "too. Corrected over the rows of a model in the table <code>removal_tests</code>, which holds "
+            "other percentiles too."
         ),
         tests,
     )
@@ -183,8 +187,8 @@ def _layers(table: pd.DataFrame) -> Question:
         "Which layers differ?",
         Markup(
             "Pairs among the first, the quarter and the last layers with <i>p</i> &lt; 0.05. The exact count "
-            "is paired by text and corrected over the run's table. The published one is not corrected and "
-            "treats the same text in two layers as two independent texts."
+            "is paired by text and corrected over a model's rows of the run's table. The published one is "
+            "not corrected and treats the same text in two layers as two independent texts."
         ),
         pd.DataFrame(rows),
     )
