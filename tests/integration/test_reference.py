@@ -95,8 +95,7 @@ def moved(tables):
             tables[name]["degenerate"] = tables[name]["degenerate"].astype(object).mask(exact).astype(float)
     baselines = tables["baselines"]
     unmeasured = (baselines["metric"] == "degenerate") & (baselines["protocol"] == "exact")
-    sets = np.where(baselines["kind"] == "uniform", "", "text")
-    tables["baselines"] = baselines.assign(group=sets)[~unmeasured].copy()
+    tables["baselines"] = of_input_sets(baselines)[~unmeasured].copy()
     controls = tables["heads_variants"]
     if "rho" not in controls:
         return tables
@@ -106,6 +105,11 @@ def moved(tables):
     of_texts = tables["baselines"]["metric"].isin(OF_TEXTS)
     tables["baselines"].loc[of_texts, "scope"] = "whole"
     return tables
+
+
+def of_input_sets(baselines):
+    """Controls with the one input set that these runs have."""
+    return baselines.assign(group=np.where(baselines["kind"] == "uniform", "", "text"))
 
 
 def compared(name, table, stored, study):
@@ -203,6 +207,13 @@ def test_every_stored_number_is_there(reference_and_run):
                 assert words(a) == words(b), (name, column)
                 continue
             x, y = numbers(a), numbers(b)
+            if name in TESTS and column == "p_value":
+                # equal differences of a few texts were stored with p = 0, and have that of their signs now
+                equal = (x == 0) & (new["protocol"] == "exact").to_numpy()
+                np.testing.assert_array_equal(
+                    y[equal], 2.0 / 2.0 ** numbers(new["samples"])[equal], err_msg=where
+                )
+                x, y = x[~equal], y[~equal]
             if column in DRAWN:
                 np.testing.assert_allclose(x, y, atol=DRAWN[column], err_msg=where)
             elif column in MOVED:
@@ -250,7 +261,8 @@ def test_what_another_rule_decides_is_stored_too(reference_and_run):
     }
     for name, rows in stored.items():
         keys = [key for key in results.key_columns(name) if key in tables[name]]
-        sides = [rows.to_pandas(), tables[name]]
+        before = of_input_sets(rows.to_pandas()) if name == "baselines" else rows.to_pandas()
+        sides = [before, tables[name]]
         if name in TESTS:
             sides = [meaningful(*pair, keys) for pair in (sides, sides[::-1])]
         a, b = (table.sort_values(keys).reset_index(drop=True) for table in sides)
