@@ -165,7 +165,8 @@ RELATIVE, ABSOLUTE = 0.02, 0.01
 
 def printed(cell, homes):
     """The words that a cell shows, as they are stored."""
-    outputs = [kept for output in cell.outputs if (kept := executing().stored(output, homes))]
+    stored = (executing().stored(output, homes) for output in cell.outputs)
+    outputs = [output for output in stored if output is not None]
     parts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
     return "\n".join(part for part in parts if "<Figure" not in part and "<IPython" not in part)
 

@@ -31,6 +31,7 @@ from attnscope.untrusted.limits import (
     MAX_YAML_DEPTH,
     MAX_YAML_NODES,
 )
+from attnscope.untrusted.safe_text import escape_unprintable
 
 _INTEGER_TAG, _FLOAT_TAG = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 # Numbers of YAML, as version 1.2 and JSON have them: 1e-3 is one, which PyYAML takes for a text; 0100 is what
@@ -129,7 +130,7 @@ def parse_yaml(text: str) -> Any:
         # of values that their own tag does not fit: !!int of nothing, !!bool of a word, !!timestamp of one
         *(LookupError, AttributeError),
     ) as error:
-        reason = " ".join(str(error).split())
+        reason = escape_unprintable(" ".join(str(error).split()))
         raise (
             error if isinstance(error, DocumentError) else DocumentError(f"not valid YAML: {reason}")
         ) from error

@@ -43,6 +43,18 @@ def escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def escape_unprintable(text: str) -> str:
+    r"""Return a text with escapes of Python in the place of controls and of code points that Unicode gives
+    to no letter.
+
+    >>> escape_unprintable("a\x1b b\u05c8 ק")
+    'a\\x1b b\\u05c8 ק'
+    """
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+    )
+
+
 def mark_controls(text: str, mark: str = "·") -> str:
     r"""Return a text with a mark in the place of each control character; tabs and line feeds stay.
 

@@ -17,7 +17,7 @@ from attnscope.config.run_config import RunConfig, parse_bytes
 from attnscope.config.study_folders import default_study
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_folder import default_name
-from attnscope.errors import ConfigError
+from attnscope.errors import ConfigError, DocumentError
 from attnscope.study_api.study import study_class
 from attnscope.untrusted.documents import dump_yaml, parse_yaml
 
@@ -454,6 +454,14 @@ def test_a_text_is_read_from_a_run_folder_as_it_was_written(tmp_path, text):
     file.write_bytes(settings.to_yaml().encode())
     assert RunConfig.from_yaml(file) == settings
     assert parse_yaml(dump_yaml([text, {text: text}])) == [text, {text: text}]
+
+
+@pytest.mark.parametrize("letter", ["\u05c8", "\u2028", "\U000e0fff"])
+def test_a_fault_of_yaml_is_a_line_of_letters_that_can_be_seen(letter):
+    """Errors of PyYAML quote the line, with letters that Unicode has not."""
+    with pytest.raises(DocumentError) as caught:
+        parse_yaml(f'{letter}{{"study": "attention_sinks", "name": "a"}}, b')
+    assert str(caught.value).isprintable()
 
 
 def test_a_line_that_pyyaml_would_end_inside_of_a_text_is_refused(tmp_path):
