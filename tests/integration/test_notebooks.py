@@ -172,7 +172,7 @@ def printed(cell, homes):
 
 
 def differs(stored, today):
-    """What is new in a text, apart from small differences of its numbers; "" if nothing."""
+    """Return what is new in a text, apart from small differences of its numbers; "" if nothing is."""
     before, after = (
         " ".join(re.sub(r"[-─]{3,}", " ", NUMBER.sub(" # ", text)).split()) for text in (stored, today)
     )

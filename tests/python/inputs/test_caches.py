@@ -89,7 +89,7 @@ def test_a_cache_without_attention_is_refused_by_its_names():
 
 
 def test_layers_on_several_devices_come_to_that_of_the_first(maps):
-    """Of a model that is spread over devices; the meta device, which holds nothing, stands for another."""
+    """Layers of a model may lie on several devices; the meta device, which holds nothing, is another here."""
     cache = {"blocks.0.attn.hook_pattern": maps[0].to("meta"), "blocks.1.attn.hook_pattern": maps[1]}
     together = attention_of_cache("measure", cache)
     assert (together.device.type, together.shape) == ("meta", maps.shape)

@@ -240,7 +240,7 @@ def test_tables_as_text_latex_csv_and_json(call, finished, tmp_path):
 
 @pytest.mark.parametrize("place", [".", "..", "", "/"])
 def test_a_folder_in_the_place_of_a_file_is_an_error_of_one_line(call, finished, place):
-    """What has no name of its own ended in "PosixPath('.') has an empty name"."""
+    """A path without a name ended in "PosixPath('.') has an empty name"."""
     code, _, err = call("compare", finished / "a", finished / "b", "--csv", place)
     assert code == 1
     assert err.splitlines()[-1] == f"attnscope: error: {place or '.'}: Is a directory"
