@@ -23,6 +23,8 @@ import torch
 from attnscope.arguments.number_lists import number_array
 from attnscope.arguments.scalars import flag
 from attnscope.statistics._arguments import check_draws, label_numbers
+from attnscope.statistics.intervals import FEWEST
+from attnscope.statistics.resamples import ROUNDED, least_chance
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,7 +78,8 @@ def detection(
     Returns:
         A row for each score: `auc`, `auc_direction`, the baselines by their names, and with baselines
         `auc_excess`; columns score, auc (in [0, 1]; the excess in [-1, 1]), low, high, n. NaN for one fold
-        only, for one label only, and for states that are not finite.
+        only, for one label only, and for states that are not finite; low and high NaN below five clusters,
+        and where a tail holds less than a draw.
 
     Raises:
         ValueError: lengths that differ, other labels than 0 and 1, confidence outside (0, 1), draws below 1.
@@ -237,9 +240,9 @@ def _interval(
 
     count = drawn.shape[-1]
     estimate = float(value(np.ones(count)))
-    if not np.isfinite(estimate) or count < 5:
-        return estimate, np.nan, np.nan
     tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
+    if not np.isfinite(estimate) or count < FEWEST or tails[0] < least_chance(None, len(drawn)) - ROUNDED:
+        return estimate, np.nan, np.nan
     values = value(drawn)
     low, high = (-1.0, 1.0) if len(parts) == 2 else (0.0, 1.0)
     bounds = np.quantile(values[np.isfinite(values)], tails)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from attnscope.arguments import scalars
 from attnscope.statistics._arguments import Vector, check_draws, label_numbers, table_argument, vector
-from attnscope.statistics.resamples import COUNTED, all_draws, quantiles_by_chance
+from attnscope.statistics.resamples import COUNTED, ROUNDED, all_draws, least_chance, quantiles_by_chance
 from attnscope.statistics.rounding import least_spread, varies
 
 if TYPE_CHECKING:
@@ -90,12 +90,15 @@ def bootstrap(
             interval at any number of samples from five; `median_interval` is exact.
         confidence: in (0, 1).
         draws: drawings with replacement. Of up to eight samples, or clusters of a mean, all are counted, each
-            with its chance, so that neither the seed nor the order of the samples decides where it ends.
+            with its chance, so that neither the seed nor the order of the samples decides where it ends. Of
+            more the seed moves an end by .02 to .04 of the interval's width, and by .01 with 20,000 draws
+            (standard deviation, lognormal values): a border as near to an end wants more draws.
         seed: the same seed gives the same interval.
 
     Returns:
         Interval; all NaN without values, low and high NaN below five, where more draws than a tail holds have
-        no value and, of a mean, where a value is infinite. Equal numbers have an interval of no width: it
+        no value, where a tail holds less than a draw (2,000 draws know none beyond a confidence of .999) and,
+        of a mean, where a value is infinite. Equal numbers have an interval of no width: it
         says that none differs, not that none could. Where one in ten differs, ten are equal in .35 of cases.
 
     Raises:
@@ -264,9 +267,10 @@ def _of_draws(
 
 
 def _lacks_tails(drawn: Vector, chances: Vector | None, confidence: float) -> bool:
-    """Return True if more draws than a tail holds have no value."""
+    """Return True if more draws than a tail holds have no value, or a tail holds no whole draw."""
     undefined = float(np.average(np.isnan(drawn), weights=chances))
-    return undefined > (1 - confidence) / 2 + 1e-12
+    tail = (1 - confidence) / 2
+    return undefined > tail + ROUNDED or tail < least_chance(chances, len(drawn)) - ROUNDED
 
 
 def _percentiles(values: Vector, chances: Vector | None, confidence: float) -> tuple[float, float]:

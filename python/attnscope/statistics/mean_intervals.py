@@ -12,7 +12,14 @@ from attnscope.arguments.number_lists import number_array
 from attnscope.arguments.scalars import flag
 from attnscope.statistics._arguments import Vector, check_draws
 from attnscope.statistics.intervals import FEWEST
-from attnscope.statistics.resamples import COUNTED, all_draws, counts_of, quantiles_by_chance
+from attnscope.statistics.resamples import (
+    COUNTED,
+    ROUNDED,
+    all_draws,
+    counts_of,
+    least_chance,
+    quantiles_by_chance,
+)
 from attnscope.statistics.rounding import least_spread, varies
 
 
@@ -106,7 +113,9 @@ def _of_means(
     spread = rest.std(axis=1, ddof=1) * scale[:, 0]
     t[fixed] = 0.0
     # many such draws leave the tails unknown
-    unknown = np.average(np.isnan(t), axis=1, weights=chances) > tail + 1e-12
+    unknown = np.average(np.isnan(t), axis=1, weights=chances) > tail + ROUNDED
+    if (2 * tail if together else tail) < least_chance(chances, t.shape[1]) - ROUNDED:
+        unknown |= ~fixed
     t[unknown] = 0.0
     if together:
         largest = np.nanmax(np.abs(t), axis=0, initial=0.0)

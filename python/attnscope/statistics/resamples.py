@@ -29,7 +29,7 @@ from attnscope.statistics._arguments import Vector
 #: Samples up to which all draws are counted: eight have 6,435 different ones, nine 24,310.
 COUNTED = 8
 #: What sums of chances differ by in rounding.
-_ROUNDED = 1e-12
+ROUNDED = 1e-12
 
 
 @functools.lru_cache(maxsize=COUNTED)
@@ -45,6 +45,14 @@ def counts_of(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.asarray((places[:, :, None] == np.arange(places.shape[1])).sum(1))
 
 
+def least_chance(chances: Vector | None, draws: int) -> float:
+    """Return the chance of the rarest draw; draws without chances have one and the same.
+
+    A tail that holds less of the chance ends nowhere: its quantile is the outermost draw, whatever the level.
+    """
+    return 1 / draws if chances is None else float(chances.min())
+
+
 def quantiles_by_chance(values: Any, chances: Vector, levels: list[float]) -> list[Any]:
     """Return quantiles along the last axis of values that have chances; NaN is left out.
 
@@ -54,5 +62,5 @@ def quantiles_by_chance(values: Any, chances: Vector, levels: list[float]) -> li
     order = np.argsort(data, axis=-1, kind="stable")  # NaN stands last
     reached = np.where(np.isnan(data), 0.0, chances)
     reached = np.take_along_axis(reached, order, -1).cumsum(-1)
-    places = [(reached < level * reached[..., -1:] - _ROUNDED).sum(-1)[..., None] for level in levels]
+    places = [(reached < level * reached[..., -1:] - ROUNDED).sum(-1)[..., None] for level in levels]
     return [np.take_along_axis(data, np.take_along_axis(order, place, -1), -1)[..., 0] for place in places]

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+import attnscope as asc
 from attnscope import statistics
 
 
@@ -172,3 +173,26 @@ def test_draws_of_five_samples_are_counted_one_by_one():
     means = np.sort(np.array(list(itertools.product(values, repeat=5))).max(1))
     of_maximum = statistics.bootstrap(values, lambda x: x.max(-1))
     assert (of_maximum.low, of_maximum.high) == (means[math.ceil(0.025 * 3125) - 1], 9.0)
+
+
+def test_a_tail_that_holds_less_than_a_draw_has_no_interval():
+    """The outermost of 2,000 draws was the end at any confidence; the ends of .9999 and .999999 were one."""
+    values = np.random.default_rng(0).normal(size=20)
+    for statistic in (None, lambda drawn: np.median(drawn, -1)):
+        assert math.isnan(statistics.bootstrap(values, statistic, confidence=0.9999).low)
+        assert statistics.bootstrap(values, statistic, confidence=0.999).low < values.mean()
+        assert not math.isnan(statistics.bootstrap(values, statistic, confidence=0.9999, draws=20_000).low)
+    # all draws of five samples are counted, the rarest with a chance of 1/3125
+    mean = statistics.bootstrap(values[:5], lambda drawn: drawn.mean(-1), confidence=0.9999)
+    assert math.isnan(mean.low)
+    low, high = statistics.mean_intervals([values, np.full(20, 0.3)], confidence=0.9999)
+    assert np.isnan([low[0], high[0]]).all()
+    assert low[1] == high[1] == pytest.approx(0.3)
+    for confidence, has_ends in ((0.9992, True), (0.9999, False)):
+        low, _ = statistics.mean_intervals([values, values**2], confidence=confidence, together=True)
+        assert np.isfinite(low).all() == has_ends
+    labels = np.arange(40) % 2
+    states = np.random.default_rng(1).normal(size=(40, 2))
+    for confidence, has_ends in ((0.95, True), (0.9999, False)):
+        areas = asc.detection(states, labels, folds=np.arange(40) // 4, confidence=confidence)
+        assert areas["low"].notna().all() == has_ends
