@@ -104,6 +104,8 @@ def analyze(
         Results with `samples`, and as the metrics need them: `heads` (a number per map, means over queries),
         `layers` (per layer), `graphs` (per map and threshold), `vectors` (per map and query, key or rank),
         `bars` (persistence). Columns are called as the quantities, in the stored tables of studies too.
+        Every text has its rows; `text_unit` of `samples` is the first text that is equal, in what the model
+        reads and in what of it is measured, and reports, figures and comparisons take equal texts once.
         The same of each layer's mean over its heads: `head_means`, `head_mean_graphs`, `head_mean_vectors`,
         `head_mean_bars`. Sample, layer and head count from 0; what has no value is null. Columns that got no
         value at all are in `results.left_out`, each with the reason; with metrics=None the tables lack them.

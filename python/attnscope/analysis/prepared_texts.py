@@ -7,7 +7,8 @@ model as it came, some texts at a time where its tensors can be divided.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -209,8 +210,28 @@ class PreparedTexts:
             table = table.append_column(name, pa.array([[span[at] for span in row] for row in spans], kind))
         return table
 
-    def samples_table(self, label: str) -> pa.Table:
-        """Return the table `samples`; inputs that are no text have numbers for tokens, and no ids."""
+    def first_equal(self, parts: Sequence[Hashable]) -> list[int]:
+        """Return the number of the first text of which the model reads the same and the same is measured.
+
+        What cannot go through the model without the other texts of its pass is equal to none.
+
+        Args:
+            parts: what tells the measured parts of equal texts apart, one for each text.
+        """
+        read: list[Hashable] = [text.encoded.ids.tobytes() for text in self.inputs]
+        for first, group in self.groups:
+            for row in range(group.size):
+                read[first + row] = _content(group, row) if group.is_divisible else (first, row)
+        numbers: dict[Hashable, int] = {}
+        return [numbers.setdefault(key, at) for at, key in enumerate(zip(read, parts, strict=True))]
+
+    def samples_table(self, label: str, parts: Sequence[Hashable]) -> pa.Table:
+        """Return the table `samples`; inputs that are no text have numbers for tokens, and no ids.
+
+        Args:
+            label: of the model.
+            parts: as `first_equal` takes them.
+        """
         import pyarrow as pa
 
         extras = {}
@@ -218,7 +239,9 @@ class PreparedTexts:
             extras["answer_start"] = pa.array(
                 [self.answer_starts[at] for at in range(len(self.inputs))], pa.int64()
             )
-        table = samples_table(_unit(label, self.inputs), self.encoder, extras, {}, "analyze")
+        equal = self.first_equal(parts)
+        inputs = [replace(text, first_equal=at) for text, at in zip(self.inputs, equal, strict=True)]
+        table = samples_table(_unit(label, inputs), self.encoder, extras, {}, "analyze")
         table = self._with_pictures(table)
         if not self._names:
             return table
@@ -351,6 +374,15 @@ def _divided(group: ForwardInputs, heads: int, layer_bytes: int) -> Iterator[lis
             rows = []
         rows.append(row)
     yield rows
+
+
+def _content(group: ForwardInputs, row: int) -> bytes:
+    """Return the hash of all that the model reads of a mapping's text, whatever padding stands behind it."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(_trimmed(group.select([row])).tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.digest()
 
 
 def _trimmed(part: ForwardInputs) -> ForwardInputs:

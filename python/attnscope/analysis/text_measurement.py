@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,16 @@ class InputRequest:
         answers = [None if spans is None else spans[sample] for sample in batch.samples]
         chosen = chosen_queries(self.function, self.queries, sizes, answers, batch.samples)
         return torch.where(chosen < 0, chosen, chosen + (before or 0))
+
+    def measured_parts(self, texts: int, spans: Sequence[tuple[int, int]] | None) -> list[Hashable]:
+        """Return what tells the measured parts of texts apart that a model reads alike: answers, and queries
+        that are chosen for each text.
+        """
+        answers = [None] * texts if spans is None else spans
+        queries = self.queries
+        if queries is None or isinstance(queries, (str, slice)) or not hasattr(queries[0], "__len__"):
+            return [*answers]
+        return [(answer, tuple(map(bool, row))) for answer, row in zip(answers, queries, strict=False)]
 
     def spans(self, texts: PreparedTexts, tokenizer: Any) -> list[tuple[int, int]] | None:
         """Return the answers of texts as spans of tokens; None without answers."""
@@ -271,7 +281,8 @@ class TextMeasurement:
         if reasons:
             count = f"{len(reasons)} of {len(self.recipe.columns)}"
             warn(f"{self.request.function}: {count} columns have no value; results.left_out has the reasons")
-        tables = {"samples": _with_spans(texts.samples_table(self.label), spans), **tables}
+        parts = self.request.measured_parts(len(texts.inputs), spans)
+        tables = {"samples": _with_spans(texts.samples_table(self.label, parts), spans), **tables}
         facts = {"model": self.label, "architecture": type(model).__name__, "left_out": reasons}
         facts["attention"] = " or ".join(sorted(self.ways))
         facts["precision"] = provenance_of(self.recipe.precision, self.fallbacks)

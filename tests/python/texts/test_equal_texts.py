@@ -14,6 +14,7 @@ from attnscope.plots.selection import estimate
 from attnscope.results.equal_texts import of_distinct_texts
 from attnscope.view.stored import contents_of_results
 from folders import model_folder, sentences, sink_study
+from models import tiny
 
 #: Tables that hold a row, or several, of every text.
 OF_TEXTS = ("samples", "sink_sums")
@@ -218,3 +219,35 @@ def test_a_comparison_of_runs_takes_equal_texts_as_one():
     copy_differs = first.compare(run_of([1.0, 5.0, 1.0, 1.5])).set_index("metric").loc["entropy"]
     assert (copy_differs["mean_difference"], copy_differs["max_difference"]) == (0.0, 0.5)
     assert not copy_differs["equal"]
+
+
+def test_analyze_names_the_first_of_equal_texts(tmp_path):
+    """A report of `analyze` of one text given six times had intervals of six texts."""
+    model = tiny("llama")
+    ids = [[3, 4, 5, 6], [7, 8, 9], [3, 4, 5, 6], [3, 4, 5, 6], [7, 8, 9, 10], [7, 8, 9]]
+    results = asc.analyze(model, ids, ["attention_entropy"])
+    assert results["samples"]["text_unit"].tolist() == [0, 1, 0, 0, 4, 1]
+    assert results["heads"]["sample"].nunique() == len(results.features().X) == 6
+    once = asc.analyze(model, [ids[0], ids[1], ids[4]], ["attention_entropy"])
+    often, distinct = (statistics(kept, "heads", ["model", "layer"]) for kept in (results, once))
+    np.testing.assert_allclose(often["entropy"], distinct["entropy"], rtol=1e-6)
+    compared = results.compare(results)
+    assert (compared["rows"].max(), compared["finite"].max()) == (len(results["heads"]), len(once["heads"]))
+    saved = results.save(tmp_path / "saved")
+    assert of_distinct_texts(saved).table("heads")["sample"].unique().tolist() == [0, 1, 4]
+
+
+def test_texts_of_which_another_part_is_measured_are_not_equal():
+    model, ids = tiny("llama"), [[3, 4, 5, 6]] * 4
+
+    def units(inputs=ids, metrics="lookback", **options):
+        return asc.analyze(model, inputs, metrics, **options)["samples"]["text_unit"].tolist()
+
+    assert units(answer=[(1, 3), (2, 4), (1, 3), (1, 2)]) == [0, 1, 0, 3]
+    rows = [[True, True, True, True], [False, True, True, True]]
+    assert units(metrics="attention_entropy", queries=[*rows, *rows]) == [0, 1, 0, 1]
+    assert units(metrics="attention_entropy", queries=rows[1]) == [0, 0, 0, 0]
+    segments = {"input_ids": [[1, 2, 3], [1, 2, 3], [4, 5], [1, 2, 3], [4, 5]]}
+    segments["token_type_ids"] = [[0, 0, 1], [0, 0, 1], [0, 1], [0, 1, 1], [0, 1]]
+    results = asc.analyze(tiny("bert"), segments, "attention_entropy")
+    assert results["samples"]["text_unit"].tolist() == [0, 0, 2, 3, 2]
