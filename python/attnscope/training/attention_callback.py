@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 
 import attnscope
 from attnscope.capture.preservation import preserved
+from attnscope.results.equal_texts import of_distinct_texts
 from attnscope.results.files import remove
 from attnscope.results.results import Results, load
 from attnscope.untrusted.names import file_name_fault
@@ -222,10 +223,13 @@ def spreads_weights_by(args: Any, trainer: transformers.Trainer, model: nn.Modul
 
 
 def means(results: Results, by: list[str]) -> dict[str, float]:
-    """Return the mean of every column of heads, as `attention/COLUMN` or `attention/COLUMN/layer3/head1`."""
+    """Return the mean of every column of heads, as `attention/COLUMN` or `attention/COLUMN/layer3/head1`.
+
+    Equal texts are one, as in the report of the series.
+    """
     if "heads" not in results:
         return {}
-    heads = results["heads"]
+    heads = of_distinct_texts(results)["heads"]
     columns = [name for name in heads.columns if name not in (*results.key_columns("heads"), "n_tokens")]
     numbers = heads[columns].select_dtypes("number")
     if not by:

@@ -114,7 +114,7 @@ def test_the_p_value_is_that_of_all_orders():
 
         best_splits = best(np.array(list(permutations(mean))))
         expected = (best_splits >= best(mean[None]) * (1 - 1e-9)).mean()
-        _, p_value = emergence._split_of(mean, 9999, 0)
+        _, p_value, _ = emergence._split_of(mean, 9999, 0)
         assert p_value == pytest.approx(expected, abs=4 * math.sqrt(expected / 9999) + 1e-4)
 
 
@@ -327,3 +327,21 @@ def test_levels_are_those_of_least_squares_with_a_level_for_each_sample():
         np.testing.assert_allclose(levels - levels.mean(), fitted - fitted.mean(), atol=1e-9)
     apart = np.array([[1.0, np.nan], [np.nan, 5.0]])
     np.testing.assert_allclose(emergence._levels(apart, np.array([1.0, 5.0])), [1.0, 5.0])
+
+
+@pytest.mark.parametrize("checkpoints", [9, 14, 30])
+def test_what_rises_all_along_is_a_trend(checkpoints):
+    """A straight line had a step at its middle."""
+    places = np.linspace(0, 1, checkpoints)
+    curves = {
+        "trend": (places, -3 * places, places**1.2),
+        "step": (places >= 0.5, places >= 0.4, 1 / (1 + np.exp((0.5 - places) / 0.02))),
+    }
+    noise = 0.02 * np.random.default_rng(0).normal(size=checkpoints)
+    for verdict, means in curves.items():
+        for mean in means:
+            curve = np.arange(checkpoints), (mean + noise)[:, None] + np.zeros(3)
+            (split,) = emergence.emergence_splits([curve])
+            assert split["verdict"] == verdict
+            assert (split["step"] is None) == (verdict == "trend")
+            assert split["p_holm"] <= 0.05

@@ -290,7 +290,8 @@ def _write_emergence(page: Page) -> None:
     )
     page.words(
         "Over checkpoints: the step at which the residual goes from one level to another, with that of the "
-        "score of key 0 above others, where the split explains more than in random orders of the checkpoints."
+        "score of key 0 above others, where the split explains more than in random orders of the checkpoints "
+        "and more than a straight line, which is a trend."
     )
     cells = {
         "step": count_cells("step"),

@@ -328,7 +328,8 @@ ANALYSES: tuple[Section, ...] = (
             intervals over texts, which are the unit of replication. Steps are sorted as numbers on an axis
             that starts with 0 and is logarithmic from 1. The table's step is the best split of the
             checkpoints into two levels, given only where it explains more than in 95 % of random orders of
-            the checkpoints (Holm over the tested quantities of the run) with three checkpoints on each side;
+            the checkpoints (Holm over the tested quantities of the run) with three checkpoints on each side,
+            and more than a straight line over the checkpoints; trend: the line explains as much or more;
             too few to tell: no order of so few checkpoints could pass for so many quantities. Half-way is
             where half of the way from first to last is covered, which noise does somewhere too.""",
         figures=("emergence",),
