@@ -225,7 +225,7 @@ def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: b
     values = wide.to_numpy(dtype=float)
     result = wide.index.to_frame(index=False)
     result["mean"] = np.ma.masked_invalid(values).mean(axis=1).filled(np.nan)
-    low, high = mean_intervals(values, draws=1000, together=together)
+    low, high = mean_intervals(values, together=together)
     result["low"], result["high"] = interval_of_mean(metric, numbers[metric], low, high)
     result["samples"] = np.isfinite(values).sum(axis=1)
     if together:

@@ -29,7 +29,7 @@ def mean_intervals(
     """Return bootstrap intervals of many means over the same samples, which all are drawn from the same
     draws.
 
-    Each is as `bootstrap` gives it: studentised, and none below five samples.
+    Each is that of `bootstrap`, of the same draws and but for rounding: studentised, none below five samples.
     With `together` the chance that all of them cover is the asked one (max-T: the largest deviation of any
     mean in units of its standard error), so that the interval of the largest mean allows for its choice.
 
@@ -79,9 +79,9 @@ def mean_intervals(
         chances = None
         if n <= COUNTED:
             places, chances = all_draws(n)
-            weights = counts_of(places) / n
-        else:
-            weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n
+        else:  # the draws of `bootstrap`, so that one mean has one interval
+            places = np.random.default_rng(seed).integers(0, n, (draws, n))
+        weights = counts_of(places) / n
         # as many rows at a time as the processor's cache holds
         parts = [slice(None)] if together else [slice(at, at + 256) for at in range(0, len(rows), 256)]
         for part in parts:

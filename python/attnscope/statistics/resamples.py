@@ -42,7 +42,9 @@ def all_draws(count: int) -> tuple[npt.NDArray[np.int64], Vector]:
 
 def counts_of(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return how often each draw holds each sample, [draws, samples]."""
-    return np.asarray((places[:, :, None] == np.arange(places.shape[1])).sum(1))
+    draws, count = places.shape
+    cells = places + count * np.arange(draws)[:, None]
+    return np.bincount(cells.ravel(), minlength=draws * count).reshape(draws, count)
 
 
 def least_chance(chances: Vector | None, draws: int) -> float:

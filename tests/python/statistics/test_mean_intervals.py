@@ -5,10 +5,12 @@ import itertools
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import attnscope as asc
 from attnscope import statistics
+from attnscope.plots.selection import estimate
 
 
 @pytest.mark.parametrize("repeated", [1, 2])
@@ -196,3 +198,16 @@ def test_a_tail_that_holds_less_than_a_draw_has_no_interval():
     for confidence, has_ends in ((0.95, True), (0.9999, False)):
         areas = asc.detection(states, labels, folds=np.arange(40) // 4, confidence=confidence)
         assert areas["low"].notna().all() == has_ends
+
+
+@pytest.mark.parametrize("n", [5, 8, 9, 20, 60])
+def test_one_mean_has_one_interval_whichever_function_is_asked(n):
+    """From nine samples on the draws were others, and figures had a thousand of them where tables had two."""
+    values = np.random.default_rng(n).lognormal(size=(3, n))
+    expected = [statistics.bootstrap(row)[1:3] for row in values]
+    np.testing.assert_allclose(np.transpose(statistics.mean_intervals(values)), expected, rtol=1e-12)
+    row = np.where(np.arange(n + 2) < n, np.append(values[0], [0.0, 0.0]), np.nan)
+    np.testing.assert_allclose(np.ravel(statistics.mean_intervals([row])), expected[0], rtol=1e-12)
+    table = pd.DataFrame({"sample": np.arange(n), "layer": 0, "entropy": values[0]})
+    drawn = estimate(table, "entropy", ["layer"]).iloc[0]
+    np.testing.assert_allclose([drawn["low"], drawn["high"]], expected[0], rtol=1e-12)
