@@ -63,6 +63,7 @@ def numeric_columns(frame: pd.DataFrame) -> list[Any]:
         name
         for name, column in frame.items()
         if types.is_numeric_dtype(column)
+        or types.is_bool_dtype(column)  # of Arrow's type they are no numbers
         or (types.is_object_dtype(column) and kind_of(column) == "truth values")
         or (hasattr(column.dtype, "categories") and kind_of(column) in NUMERIC)
     ]

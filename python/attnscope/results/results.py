@@ -545,16 +545,32 @@ def _again(folder: Path) -> str:
 
 
 def _as_stored(table: Any) -> Any:
-    """Return a DataFrame as a file holds it: named labels of rows are columns, names of columns are texts."""
+    """Return a DataFrame as a file holds it: named labels of rows are columns, names of columns are texts,
+    and a missing revision is an empty one.
+    """
     index = getattr(table, "index", None)
     if index is not None and not all(isinstance(name, str) for name in table.columns):
         table = table.set_axis(map(str, table.columns), axis="columns")
+    if index is not None and list(table.columns).count("revision") == 1:
+        table = _with_empty_revisions(table)
     names = [name for name in getattr(index, "names", ()) if name is not None and name not in table.columns]
     if not names:
         return table
     labelled = table.reset_index(level=names)
     labelled.attrs = dict(table.attrs)
     return labelled
+
+
+def _with_empty_revisions(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a DataFrame whose missing revisions are "", as those of models without revisions.
+
+    A CSV file does not tell an empty text from none. Columns of anything but texts stay as they are.
+    """
+    revisions = table["revision"].astype(object)
+    is_missing = revisions.isna()
+    if not is_missing.any() or not all(isinstance(name, str) for name in revisions[~is_missing]):
+        return table
+    return table.assign(revision=revisions.where(~is_missing, ""))
 
 
 def _arrow_of(name: str, frame: pd.DataFrame) -> pa.Table:

@@ -232,7 +232,9 @@ def compared(results: StoredTables, other: StoredTables, table: str = "heads") -
     import pandas as pd
 
     rows_here, rows_there = results.table(table), other.table(table)
-    keys = [key for key in results.key_columns(table) if key in rows_there]
+    # a file that another program has written again names no keys
+    named = dict.fromkeys([*results.key_columns(table), *other.key_columns(table)])
+    keys = [key for key in named if key in rows_here and key in rows_there]
     _check_comparable(table, rows_here, rows_there, keys, kinds_of(results, table))
     one_model_each = "model" in keys and rows_here["model"].nunique() == rows_there["model"].nunique() == 1
     if one_model_each and not set(rows_here["model"]) & set(rows_there["model"]):

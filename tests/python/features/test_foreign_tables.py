@@ -2,6 +2,7 @@
 """Tables that somebody else has written or edited: another type in a column is an error in words, and a key
 without a value is a place of its own."""
 
+import csv
 import errno
 import os
 import re
@@ -217,3 +218,45 @@ def test_what_no_file_can_hold_is_a_line(tmp_path):
     sparse = results(words=pd.arrays.SparseArray([0, 1]))
     with pytest.raises(ResultsError, match="table 'heads' cannot be stored: Sparse pandas data"):
         sparse.save(tmp_path / "run")
+
+
+def written_again(results, folder):
+    """Results whose tables went through CSV files with the line ends and quotes of another system."""
+    tables = {}
+    for name in results.tables():
+        file = folder / f"{name}.csv"
+        results[name].to_csv(file, index=False, lineterminator="\r\n", quoting=csv.QUOTE_ALL)
+        tables[name] = pd.read_csv(file, dtype_backend="pyarrow")
+    return Results(tables)
+
+
+def test_tables_from_csv_files_count_as_those_that_were_written(tmp_path):
+    """An empty revision came back as a missing number, and flags in Arrow's type were no numbers."""
+    heads = pd.DataFrame(
+        {
+            **{"model": "m", "revision": "", "step": -1, "sample": [0, 0, 1, 1], "layer": 0},
+            **{"head": [0, 1, 0, 1], "protocol": "exact", "share": [0.1, 0.2, 0.3, 0.7]},
+            **{"has_sink": [True, False, True, True]},
+        }
+    )
+    results = Results({"heads": heads})
+    again = written_again(results, tmp_path)
+    assert again["heads"]["revision"].tolist() == [""] * 4
+    for first, second in ((results, again), (again, results)):
+        assert first.compare(second)["equal"].all()
+    assert again.to_xarray()["has_sink"].sum() == 3
+    pd.testing.assert_frame_equal(again.features().X, results.features().X)
+    mixed = pd.concat([heads.assign(revision="step8", step=8), heads.assign(revision=None)])
+    assert set(Results({"heads": mixed})["heads"]["revision"]) == {"step8", ""}
+
+
+def test_keys_that_one_file_lost_are_those_of_the_other(tmp_path):
+    """Rows of vectors are told apart by their index, which a file that was written again names no key."""
+    vectors = pd.DataFrame({"sample": 0, "layer": 0, "index": [0, 1, 2], "mass": [0.2, 0.3, 0.5]})
+    vectors.attrs["keys"] = ["sample", "layer", "index"]
+    results = Results({"vectors": vectors})
+    without_keys = written_again(results, tmp_path)
+    assert "index" not in without_keys.key_columns("vectors")
+    for first, second in ((results, without_keys), (without_keys, results)):
+        (row,) = first.compare(second, "vectors").to_dict("records")
+        assert (row["metric"], row["rows"], row["equal"]) == ("mass", 3, True)
