@@ -34,6 +34,11 @@ class Comparison(NamedTuple):
 def paired_test(a: Any, b: Any, *, confidence: float = 0.95, resolution: float = ROUNDED) -> Comparison:
     """Return the paired t-test of the mean of a − b over the same samples.
 
+    p and the interval agree on 0. Differences are supposed to vary symmetrically, as those of two alike sets
+    do (p below .05 in .02 to .08 of cases at any number of pairs, lognormal values included). Of lognormal
+    differences of sigma 1 the interval misses their mean in .10 to .18 of cases at 2 to 50 pairs, where that
+    of `bootstrap` does in .07 to .12 from five on.
+
     Args:
         a: one number a sample.
         b: the same samples in the same order; a pair with NaN is left out.
@@ -78,6 +83,10 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95, resolution: float =
 
 def welch_test(a: Any, b: Any, *, confidence: float = 0.95, resolution: float = ROUNDED) -> Comparison:
     """Return Welch's t-test of the difference of means of two independent sets of samples.
+
+    p and the interval agree on 0. Sets of two or three samples hardly know their spread: beside three times
+    as many samples of a third of it p is below .05 in .11 and .07 of cases of normal values, and of
+    lognormal ones of sigma 1 in .21 at two and .1 at fifty.
 
     Args:
         a: one number a sample; NaN is left out.

@@ -39,6 +39,9 @@ def jackknife(values_by_group: Any, function: Callable[[Any], Any], *, confidenc
     Raises:
         ValueError: no groups, confidence outside (0, 1), a function that gives no number.
 
+    It supposes an estimate that varies nearly as a normal value: of means of lognormal values of sigma 1 it
+    covers .81 to .88 at 3 to 20 groups.
+
     Example:
         For a mean it is Student's interval.
 

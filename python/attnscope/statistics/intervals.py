@@ -82,7 +82,10 @@ def bootstrap(
     is none, and none where so many draws repeat one value, but for what float32 rounds, that the tails are
     not known (nine samples of 0 and one of 1). Measured coverage of a nominal 95 % at 5, 8, 12, 20, 30, 40
     and 60 samples: normal .94 to .95, lognormal of sigma .5 .94 to .95, of sigma 1 .90, .90, .91, .92, .92,
-    .92, .94.
+    .92, .94; of Student's t with three degrees of freedom .90 to .94 up to 50. Clusters whose sizes are drawn
+    from 1 to 8 have .92 to .97; where one of them holds 20 samples and the others 2 it is .83 to .89 up to 12
+    clusters. Percentile intervals of few samples are too short: of a median .83 to .96 below ten samples, of
+    clusters .78 to .93 up to 12.
 
     Args:
         values: one number a sample; NaN is left out, and `n` counts what is left.

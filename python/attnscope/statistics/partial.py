@@ -115,7 +115,9 @@ def within_correlation(
     """Return Spearman's correlation of versions of one text, its mean over texts.
 
     Without association the variance of the correlation of k versions over their orders is exactly 1/(k − 1),
-    ties or not, so Σ r/√(Σ 1/(k − 1)) is nearly normal.
+    ties or not, so Σ r/√(Σ 1/(k − 1)) is nearly normal. p tests that no text has an association, and the
+    interval is of the mean over texts: where texts have strong ones of either sign, whose mean is 0, p is
+    below .05 in .2 to .3 of cases beside an interval that holds 0.
 
     Args:
         x: one number a version.
