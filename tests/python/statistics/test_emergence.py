@@ -13,6 +13,8 @@ from attnscope.protocols import ruscio2025
 from attnscope.statistics import emergence
 
 STEPS = [0, 1, 2, 4, 8, 16, 512, 1000, 2000, 143000]
+#: Verdicts that name a change, of which one has a step.
+CHANGES = ("step", "trend")
 
 
 def table(values, steps=STEPS, **columns):
@@ -145,7 +147,7 @@ def test_noise_does_not_emerge(jitter):
     for trial in range(trials):
         values = noise(draw, 20, jitter)
         result = emergence.emergence_splits([(2 ** np.arange(15), values)], seed=trial)[0]
-        steps += result["verdict"] == "step"
+        steps += result["verdict"] in CHANGES
         crossed += result["half_way"] is not None and result["half_way"] <= 2**3
     print(f"jitter {jitter}: a step in {steps / trials:.3f}, half way by step 8 in {crossed / trials:.2f}")
     assert steps / trials <= 0.06 + 0.02  # two standard errors of 400 trials
@@ -174,7 +176,7 @@ def test_a_family_of_noise_has_a_step_in_few_runs():
     for trial in range(trials):
         curves = [(np.arange(15), noise(draw, 10, 0.5)) for _ in range(20)]
         any_step += any(
-            emergence_split["verdict"] == "step"
+            emergence_split["verdict"] in CHANGES
             for emergence_split in emergence.emergence_splits(curves, seed=trial)
         )
     print(f"any step among 20 quantities: {any_step / trials:.3f}")
@@ -300,7 +302,7 @@ def test_an_infinite_mean_is_no_step():
     result = asc.emergence_step(table([noise]), "x").iloc[0]
     without = asc.emergence_step(table([np.delete(noise, 3)], np.delete(STEPS, 3)), "x").iloc[0]
     assert (result["verdict"], result["p_value"]) == (without["verdict"], without["p_value"])
-    assert asc.emergence_step(table([[*noise[:-1], np.inf]]), "x").iloc[0]["verdict"] != "step"
+    assert asc.emergence_step(table([[*noise[:-1], np.inf]]), "x").iloc[0]["verdict"] not in CHANGES
 
 
 def test_a_text_that_later_checkpoints_lack_makes_no_step():
@@ -310,7 +312,7 @@ def test_a_text_that_later_checkpoints_lack_makes_no_step():
     for _ in range(40):
         values = np.arange(6.0)[:, None] + draw.normal(0, 0.1, (6, len(STEPS)))
         values[0, 5:] = np.nan
-        steps_named += asc.emergence_step(table(values), "x").iloc[0]["verdict"] == "step"
+        steps_named += asc.emergence_step(table(values), "x").iloc[0]["verdict"] in CHANGES
     assert steps_named <= 5
 
 
