@@ -213,7 +213,7 @@ class PreparedTexts:
     def first_equal(self, parts: Sequence[Hashable]) -> list[int]:
         """Return the number of the first text of which the model reads the same and the same is measured.
 
-        What cannot go through the model without the other texts of its pass is equal to none.
+        A text that cannot go through the model without the others of its pass is equal to none.
 
         Args:
             parts: what tells the measured parts of equal texts apart, one for each text.

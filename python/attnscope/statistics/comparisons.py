@@ -35,9 +35,9 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95, resolution: float =
     """Return the paired t-test of the mean of a − b over the same samples.
 
     p and the interval agree on 0. Differences are supposed to vary symmetrically, as those of two alike sets
-    do (p below .05 in .02 to .08 of cases at any number of pairs, lognormal values included). Of lognormal
-    differences of sigma 1 the interval misses their mean in .10 to .18 of cases at 2 to 50 pairs, where that
-    of `bootstrap` does in .07 to .12 from five on.
+    do (p below .05 in .02 to .08 of cases at any number of pairs, lognormal values included). The interval
+    misses the mean of lognormal differences of sigma 1 in .10 to .18 of cases at 2 to 50 pairs, where that of
+    `bootstrap` does in .07 to .12 from five on.
 
     Args:
         a: one number a sample.

@@ -50,9 +50,9 @@ def emergence_step(
     The step is the split of the least-squares fit of two levels to these values, at least three checkpoints
     on each side. It is given only where that fit explains more than when the checkpoints are put in random
     orders: noise has a best split too; and more than a straight line over the checkpoints in their order,
-    which is a trend. Of a line with noise of a fifth of its rise .9 to 1 are trends where anything is shown,
-    of a step as large .02 at most (8 to 30 checkpoints); half of those that rise over a third of the
-    checkpoints are either. Where some checkpoints lack a sample, samples have levels of their own in that
+    which is a trend. A line with noise of a fifth of its rise is a trend in .9 to 1 of cases that show a
+    change, a step as large in .02 at most (8 to 30 checkpoints), and a rise over a third of the checkpoints
+    in about half. Where some checkpoints lack a sample, samples have levels of their own in that
     fit. A checkpoint whose mean is infinite takes no part in this. Texts are not drawn again for it, because
     what all texts of one checkpoint share would then pass for a step. Steps are ordered as integers.
 

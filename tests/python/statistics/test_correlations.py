@@ -107,7 +107,7 @@ def test_the_p_value_and_the_interval_agree_on_zero(n, confidence):
 
 
 def test_pearsons_p_is_that_of_its_standard_error_where_that_is_larger():
-    """Of x and x times noise Student's p was below .05 in a quarter of samples."""
+    """Student's p of x and x times noise was below .05 in a quarter of samples."""
     draw = np.random.default_rng(8)
     rejected = 0
     for _ in range(300):

@@ -229,7 +229,9 @@ def test_analyze_names_the_first_of_equal_texts(tmp_path):
     assert results["samples"]["text_unit"].tolist() == [0, 1, 0, 0, 4, 1]
     assert results["heads"]["sample"].nunique() == len(results.features().X) == 6
     once = asc.analyze(model, [ids[0], ids[1], ids[4]], ["attention_entropy"])
-    often, distinct = (statistics(kept, "heads", ["model", "layer"]) for kept in (results, once))
+    often, distinct = (
+        statistics(run_results, "heads", ["model", "layer"]) for run_results in (results, once)
+    )
     np.testing.assert_allclose(often["entropy"], distinct["entropy"], rtol=1e-6)
     compared = results.compare(results)
     assert (compared["rows"].max(), compared["finite"].max()) == (len(results["heads"]), len(once["heads"]))
