@@ -292,7 +292,9 @@ def _blocks(
     if "protocol" in frame and len(frame):
         frame = frame[frame["protocol"] == "exact"]
     _check_checkpoint(frame, table)
-    extra = next((name for name in ("threshold", "index") if name in frame), None)
+    # elsewhere an index is what pandas numbers rows by
+    further = ("threshold", "index") if table.endswith("vectors") else ("threshold",)
+    extra = next((name for name in further if name in frame), None)
     keys = [key for key in ("layer", "head", extra) if key is not None and key in frame]
     if "sample" not in frame or "layer" not in frame:
         return

@@ -149,17 +149,21 @@ def in_rows(results: StoredTables, table: str | None = None) -> pd.DataFrame:
 
 
 def kinds_of(results: StoredTables, table: str) -> dict[str, str]:
-    """Return the kind of each numeric column that is no key, as the stored file says; "value" where it
-    says none.
+    """Return the kind of each numeric column that is no key, as the stored file says or else what made the
+    tables; "value" where neither does.
     """
     import pyarrow as pa
 
     keys = results.key_columns(table)
+    facts = getattr(results, "provenance", {}).get("columns")
+    declared = facts if isinstance(facts, dict) else {}
     kinds = {}
     for field in results.schema(table):
         numeric = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
         if field.name not in keys and (numeric or pa.types.is_boolean(field.type)):
-            kinds[field.name] = (field.metadata or {}).get(b"kind", b"value").decode() or "value"
+            fact = declared.get(field.name)
+            kind = str(fact.get("kind") or "") if isinstance(fact, dict) else ""
+            kinds[field.name] = (field.metadata or {}).get(b"kind", b"").decode() or kind or "value"
     return kinds
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.cli.results_commands import statistics as cli_statistics
 from attnscope.models import LoadError
 from folders import model_folder, tokenizer
 from models import text, tiny
@@ -370,3 +371,18 @@ def test_columns_without_a_value_are_left_out_with_a_reason(tmp_path):
     assert null_results["heads"]["mp_ks"].isna().all()
     assert "mp_ks" in set(null_results.left_out["column"])
     assert asc.analyze(bloom, ids, ["fiedler_value"]).left_out.empty
+
+
+def test_columns_of_analyze_have_the_statistic_of_their_kind(tmp_path):
+    """A ratio had its mean, and a position too, where tables of studies have the median and the mode."""
+    ids = np.random.default_rng(0).integers(3, 30, (5, 12)).tolist()
+    results = asc.analyze(tiny("llama"), ids, ["sink_share", "graph_statistics", "sink_position"])
+    for measured in (results, results.save(tmp_path / "saved")):
+        compared = measured.compare(measured).set_index("metric")["statistic"]
+        assert compared["sink_boost"] == "median"
+        assert compared["sink_share"] == "mean"
+        assert compared["sink_position"] == "most frequent"
+        heads = measured["heads"]
+        of_samples = heads.groupby("sample")["sink_boost"].median()
+        row = cli_statistics(measured, "heads", ["model"], "sink_boost").iloc[0]
+        assert row["sink_boost"] == of_samples.median()

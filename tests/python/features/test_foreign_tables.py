@@ -260,3 +260,11 @@ def test_keys_that_one_file_lost_are_those_of_the_other(tmp_path):
     for first, second in ((results, without_keys), (without_keys, results)):
         (row,) = first.compare(second, "vectors").to_dict("records")
         assert (row["metric"], row["rows"], row["equal"]) == ("mass", 3, True)
+
+
+def test_numbers_of_rows_make_no_features():
+    """A table with the index that pandas gave it had a feature for each row, empty in all others."""
+    heads = results(entropy=[1.0, 2.0])["heads"].reset_index()
+    assert "index" in heads
+    features = Results({"heads": heads}).features()
+    assert features.X.to_dict("list") == {"entropy__l00h00": [1.0, 2.0]}
