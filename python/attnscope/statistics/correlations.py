@@ -65,16 +65,8 @@ def correlation(
     Returns:
         Correlation; all NaN for fewer than three pairs, without variance but for rounding, and for an
         infinite value that is not ranked; low and high NaN below five pairs.
-        p_value of Pearson's is that of Student's t with n − 2 degrees of freedom, and with an interval never
-        smaller than that of its standard error: of uncorrelated numbers that depend on each other (y = x
-        times noise) Student's alone is below .05 in .17 of cases at 5 pairs and in .26 at 50. The price is
-        power in few samples: of normal values that correlate by .8 it is below .05 in .56 of cases at 12
-        pairs and in .95 at 20, Student's in .93 and 1. Spearman's is that of independence, by Student's t and
-        never below 2/n!, of up to nine ranks the share of their orders that correlate as much, ties as they
-        are; of y = x times noise, which is uncorrelated and not independent, it is below .05 in .1 of cases.
-        Where p_value exceeds 1 − confidence the interval holds 0. Where it does not, Pearson's leaves 0 out,
-        and Spearman's may hold it: it does not suppose independence, and of normal values that correlate by
-        .5 it holds 0 with a p below .05 in .13, .21 and .02 of cases at 8, 20 and 50 pairs.
+        p_value is that of Student's t with n − 2 degrees of freedom; of up to nine ranks it is the share of
+        their orders that correlate as much, ties as they are, and of more it is never below 2/n!.
 
     Raises:
         ValueError: different lengths, an unknown method, confidence outside (0, 1).
@@ -100,8 +92,9 @@ def correlation(
         return Correlation(math.nan, math.nan, math.nan, math.nan, n)
     values = (rank_of(first), rank_of(second)) if ranked else (first, second)
     residuals = np.column_stack([_centred(column) for column in values])
-    low, high, p_value = interval_and_p_value(residuals, np.arange(n), confidence, ranked=ranked)
-    return Correlation(cosine(*residuals.T), low, high, p_value, n)
+    r = cosine(*residuals.T)
+    low, high = correlation_bounds(residuals, np.arange(n), confidence, ranked=ranked)
+    return Correlation(r, low, high, correlation_p_value(residuals, n, ranked=ranked), n)
 
 
 def rank_of(values: Array) -> Array:
@@ -115,39 +108,6 @@ def cosine(first: Vector, second: Vector) -> float:
     """Return the cosine of two centred vectors, NaN where one has no length."""
     size = math.sqrt(float(first @ first) * float(second @ second))
     return min(1.0, max(-1.0, float(first @ second) / size)) if size > 0 else math.nan
-
-
-def interval_and_p_value(
-    residuals: Array,
-    units: npt.NDArray[np.int64],
-    confidence: float,
-    *,
-    ranked: bool,
-    covariates: int = 0,
-    leverage: Any = 0.0,
-) -> tuple[float, float, float]:
-    """Return the ends of the interval of the correlation of two centred columns, and its p-value.
-
-    Arguments as of `correlation_bounds`. A p above 1 − confidence has an interval that holds 0.
-    """
-    from scipy import special
-
-    count = int(units.max()) + 1
-    low, high = correlation_bounds(
-        residuals, units, confidence, ranked=ranked, covariates=covariates, leverage=leverage
-    )
-    p_value = correlation_p_value(residuals, count, ranked=ranked, covariates=covariates)
-    # ranks that nothing was taken out of have a test of independence
-    if low < high and (covariates or not ranked):
-        z, error = fisher_z(residuals, units, ranked=ranked, leverage=leverage)
-        if not ranked:
-            fisher = _fisher_error(z, count - covariates, ranked=False)
-            p_value = max(p_value, 2 * float(special.ndtr(-abs(z) / fisher)))
-        if error > 0:
-            p_value = max(p_value, 2 * float(special.stdtr(count - 2 - covariates, -abs(z) / error)))
-    if p_value > 1 - confidence:
-        low, high = min(low, 0.0), max(high, 0.0)
-    return low, high, p_value
 
 
 def correlation_bounds(
@@ -177,16 +137,17 @@ def correlation_bounds(
     from scipy import special
 
     count = int(units.max()) + 1
-    independent = (samples or count) - covariates
+    spare = (samples or count) - 3 - covariates
     r = cosine(*residuals.T)
-    if count < max(FEWEST, 3 + covariates) or independent < 4 or math.isnan(r):
+    if count < max(FEWEST, 3 + covariates) or spare < 1 or math.isnan(r):
         return math.nan, math.nan
     if not ranked and 1 - abs(r) < _LINE:
         return r, r
     z, error = fisher_z(residuals, units, ranked=ranked, leverage=leverage)
     student = float(special.stdtrit(count - 2 - covariates, (1 + confidence) / 2))
     normal = float(special.ndtri((1 + confidence) / 2))
-    reach = max(student * error, normal * _fisher_error(z, independent, ranked=ranked))
+    fisher = math.sqrt((1 + math.tanh(z) ** 2 / 2 if ranked else 1) / spare)
+    reach = max(student * error, normal * fisher)
     return min(r, math.tanh(z - reach)), max(r, math.tanh(z + reach))
 
 
@@ -209,11 +170,6 @@ def fisher_z(
     sums = np.bincount(units, influence) / np.clip(1 - own_share, _LEAST_REST, 1)
     spread = math.sqrt((count - 1) / count * float(np.square(sums).sum())) / rows
     return math.atanh(inside), spread / (1 - inside * inside)
-
-
-def _fisher_error(z: float, independent: int, *, ranked: bool) -> float:
-    """Return Fisher's standard error of artanh r of as many normal values, or of their ranks."""
-    return math.sqrt((1 + math.tanh(z) ** 2 / 2 if ranked else 1) / (independent - 3))
 
 
 def correlation_p_value(residuals: Array, n: int, *, ranked: bool, covariates: int = 0) -> float:

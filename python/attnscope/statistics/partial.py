@@ -19,8 +19,9 @@ from attnscope.statistics._arguments import check_draws, label_numbers, missing_
 from attnscope.statistics.correlations import (
     Correlation,
     correlation_bounds,
+    correlation_p_value,
     cosine,
-    interval_and_p_value,
+    fisher_z,
     rank_of,
 )
 from attnscope.statistics.intervals import bootstrap
@@ -64,8 +65,8 @@ def partial_correlation(
         n the number of units; of ranks where n − c is nine or less, that of so many ranks without ties.
         Ranks of two variables with one cause are no linear functions of its ranks: given a covariate that
         correlates by .95 with both Student's p is below .05 in .09 to .11 of cases (12 to 300 samples), and
-        by .995 in .13 to .26. So p is never smaller than that of the interval's standard error, as in
-        `correlation`: .01 to .06, and .04 to .09.
+        by .995 in .13 to .26. So p of ranks is never smaller than that of the interval's standard error: .01
+        to .06, and .04 to .09.
 
     Raises:
         ValueError: different lengths, an unknown method, confidence outside (0, 1).
@@ -83,6 +84,8 @@ def partial_correlation(
     References:
         Fisher, The distribution of the partial correlation coefficient, 1924.
     """
+    from scipy import special
+
     name = "partial_correlation"
     scalars.choice_argument(name, "method", method, ("pearson", "spearman"))
     confidence = scalars.fraction_argument(name, "confidence", confidence)
@@ -91,15 +94,17 @@ def partial_correlation(
     residuals, basis = _partial(data, method)
     if np.isnan(residuals).any() or not len(residuals):
         return Correlation(math.nan, math.nan, math.nan, math.nan, n)
-    low, high, p_value = interval_and_p_value(
-        residuals,
-        labels,
-        confidence,
-        ranked=method == "spearman",
-        covariates=basis.shape[1],
-        leverage=np.square(basis).sum(1),
+    r, ranked, counted = cosine(*residuals.T), method == "spearman", basis.shape[1]
+    leverage = np.square(basis).sum(1)
+    low, high = correlation_bounds(
+        residuals, labels, confidence, ranked=ranked, covariates=counted, leverage=leverage
     )
-    return Correlation(cosine(*residuals.T), low, high, p_value, n)
+    p_value = correlation_p_value(residuals, n, ranked=ranked, covariates=counted)
+    if ranked and counted and not math.isnan(low):
+        z, error = fisher_z(residuals, labels, ranked=True, leverage=leverage)
+        if error > 0:
+            p_value = max(p_value, 2 * float(special.stdtr(n - 2 - counted, -abs(z) / error)))
+    return Correlation(r, low, high, p_value, n)
 
 
 def within_correlation(

@@ -338,7 +338,6 @@ CASES = {
     "control_test, 8 controls, 3 texts": (1000, control(8, 3, 100, between=0.0, within=1.0)),
     "correlation, Pearson's p, n = 12": (1000, association("pearson", 12, independent)),
     "correlation, Pearson's p, lognormal, n = 12": (5000, association("pearson", 12, skewed)),
-    "correlation, Pearson's p, noise that grows, n = 30": (1000, association("pearson", 30, uneven)),
     "correlation, Spearman's p, n = 6": (1000, association("spearman", 6, independent)),
     "correlation, Spearman's p, n = 12": (4000, association("spearman", 12, independent)),
     "correlation, Pearson's interval, n = 5": (1000, association("pearson", 5, independent, interval=True)),
