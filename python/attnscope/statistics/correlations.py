@@ -66,7 +66,11 @@ def correlation(
         Correlation; all NaN for fewer than three pairs, without variance but for rounding, and for an
         infinite value that is not ranked; low and high NaN below five pairs.
         p_value is that of Student's t with n − 2 degrees of freedom; of up to nine ranks it is the share of
-        their orders that correlate as much, ties as they are, and of more it is never below 2/n!.
+        their orders that correlate as much, ties as they are, and of more it is never below 2/n!. Both test
+        independence: of uncorrelated numbers that depend on each other (y = x times noise) Pearson's p is
+        below .05 in .17 of cases at 5 pairs and in .26 at 50, Spearman's in .1. The interval does not suppose
+        independence, and may hold 0 beside a p below .05: of normal values that correlate by .5 in .13 to
+        .25 of cases at 8 to 20 pairs.
 
     Raises:
         ValueError: different lengths, an unknown method, confidence outside (0, 1).
