@@ -39,6 +39,7 @@ from attnscope.engine.run_folder import (
 from attnscope.engine.stop import stop_signals
 from attnscope.errors import DiskFull, FolderLocked, Interrupted, UnitsFailed, command
 from attnscope.models import Checkpoint, LoadedModel, LoadError
+from attnscope.models.checkpoints import folder_of
 from attnscope.models.tokens import Encoder
 from attnscope.results.files import (
     NO_ROOM,
@@ -153,7 +154,8 @@ class Engine:
     def _stored_models(self) -> dict[str, dict[str, Any]]:
         """Return what the folder says of the models of its units."""
         units = [unit for unit in self.plan.units if self.store.is_in_folder(unit.id)]
-        titles = {unit.checkpoint.title for unit in units if unit.checkpoint is not None}
+        checkpoints = {checkpoint for unit in units for checkpoint in (unit.checkpoint, unit.other)}
+        titles = {checkpoint.title for checkpoint in checkpoints if checkpoint is not None}
         models = read_provenance(self.folder).get("models", {})
         return {title: facts for title, facts in models.items() if title in titles}
 
@@ -340,12 +342,22 @@ class Engine:
         seed = unit.seed if control and unit.variant == "random_weights" else None
         source = self.settings.models[unit.source]
         model = self._held.get(checkpoint, source, self.settings.seed, seed)
-        if checkpoint.title not in self.tally.models:
+        if "device" not in self.tally.models.get(checkpoint.title, {}):
             self.refuse_other_models({checkpoint.title: {"device": model.device, "commit": model.commit}})
             if seed is None:
                 encoder = self.plan.encoders.get(unit.source)
                 self.tally.models[checkpoint.title] = about_model(model, encoder)
         return model
+
+    def weights_folder(self, checkpoint: Checkpoint) -> Path:
+        """Return the folder of a checkpoint's files; nothing is loaded."""
+        folder = folder_of(checkpoint)
+        # the cache of the hub calls the folders of its snapshots by their commits
+        commit = "" if checkpoint.local else folder.name
+        facts = {"path": checkpoint.path, "revision": checkpoint.revision, "commit": commit}
+        self.refuse_other_models({checkpoint.title: facts})
+        self.tally.models.setdefault(checkpoint.title, facts)
+        return folder
 
     def refuse_other_models(self, models: Mapping[str, Mapping[str, Any]]) -> None:
         """Raise OtherModel if models are others than those that the stored units are of."""
@@ -420,12 +432,14 @@ def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> No
     stored, notes = engine.stored_counts()
     manifests = [engine.store.manifest(unit.id) for unit in plan.units if engine.store.is_in_folder(unit.id)]
     machines = {**before.get("machines", {}), **engine.machines}
+    models = Tally(models=dict(before.get("models", {})))
+    models.add({"models": total.models})
     counts = Counter(str(unit.get("machine", "")) for unit in manifests)
     content = {
         **facts,
         "state": state,
         "machines": {host: {**machines.get(host, {}), "units": n} for host, n in sorted(counts.items())},
-        "models": {**before.get("models", {}), **total.models},
+        "models": models.models,
         "sentences": plan.counts,
         "notes": [*plan.notes, *notes],
         "skipped": [{"checkpoint": title, "reason": reason} for title, reason in plan.skipped],

@@ -72,12 +72,13 @@ def test_changed_texts_are_not_mixed_with_the_old(tmp_path, llama, texts):
         resume(results.path)
 
 
-@pytest.mark.parametrize("key", ["attnscope", "torch"])
+@pytest.mark.parametrize("key", ["attnscope", "torch", "transformers"])
 def test_numbers_of_two_versions_are_not_mixed(tmp_path, llama, texts, key):
     folder = run(study(tmp_path, llama, texts)).path
     file = folder / "provenance.json"
     facts = json.loads(file.read_text("utf-8"))
     file.write_text(json.dumps({**facts, key: "0.0.1"}), "utf-8")
+    assert isinstance(facts[key], str)
     with pytest.raises(
         ConfigError, match=rf"was begun elsewhere: {key} is 0\.0\.1 there, {re.escape(facts[key])} here"
     ):

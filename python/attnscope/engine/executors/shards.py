@@ -343,7 +343,7 @@ def merge_shards(engine: Engine, parts: Sequence[Path], facts: dict[str, Any]) -
             engine.refuse_other_models(provenance.get("models", {}))
             skipped |= {entry["checkpoint"] for entry in provenance.get("skipped", ())}
             engine.machines = {**provenance.get("machines", {}), **engine.machines}
-            engine.total.models = {**provenance.get("models", {}), **engine.total.models}
+            engine.total.add({"models": provenance.get("models", {})})
         folders_by_part = {part: set(os.listdir(part / "units")) for part in parts}
         for unit in engine.plan.units:
             where = [part for part, names in folders_by_part.items() if unit.folder in names]
