@@ -226,7 +226,7 @@ def test_atomic_file_leaves_the_old_content_when_writing_fails(tmp_path):
 
 
 def test_what_a_killed_writer_left_of_a_file_goes_with_the_next_of_its_name(tmp_path):
-    """A figure that was killed while it was written stayed beside the others for ever, under a hidden name."""
+    """A figure that was killed while it was written stayed beside the others, under a hidden name."""
     abandoned, recent, foreign = (
         tmp_path / name for name in (".depth.pdf.17.tmp", ".depth.pdf.18.tmp", ".other.pdf.17.tmp")
     )
