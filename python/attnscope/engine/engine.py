@@ -191,6 +191,18 @@ class Engine:
         done = [unit.id for unit in self.plan.units if unit.id in self.store]
         if not done:
             raise LoadError(self.plan.reasons)
+        try:
+            facts["tables"] = self._gather_tables(done)
+        except BaseException:
+            with suppress(OSError):  # the error at hand says more
+                write_provenance(self, facts, "interrupted")
+            raise
+        facts["seconds"] = round(time.monotonic() - started, 3)
+        write_provenance(self, facts, "finished")
+        self._say_what_was_counted()
+
+    def _gather_tables(self, done: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Write the tables of stored units, and return the hash and the rows of each."""
         target = self.folder / "tables"
         make_folder(target)
         for folder in (self.folder, target):
@@ -202,9 +214,10 @@ class Engine:
                 self.store.gather(done, name, file)
                 rows = sum(self.store.rows(unit).get(name, 0) for unit in done)
                 written[name] = {"sha256": hash_file(file), "rows": rows}
-        facts["tables"] = written
-        facts["seconds"] = round(time.monotonic() - started, 3)
-        write_provenance(self, facts, "finished")
+        return written
+
+    def _say_what_was_counted(self) -> None:
+        """Show the notes of all units, and how many matrices have no value or another than was asked for."""
         stored, notes = self.stored_counts()
         for note in notes:
             self.say(note)

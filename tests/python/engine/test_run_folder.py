@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The folder of a run: who may write into it, what it says of itself, what blocks it and what does not."""
 
+import errno
 import json
 import os
 import re
@@ -19,6 +20,9 @@ from attnscope.engine.provenance import _own_git_state
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError, FolderLocked, ResultsError
 from attnscope.results.folder_lock import FolderLock
+from attnscope.results.results import load
+from attnscope.results.store import Store
+from attnscope.study_api.unfinished import unfinished
 from folders import sentences, study
 
 
@@ -101,6 +105,37 @@ def test_a_finished_study_is_not_given_for_other_texts(tmp_path, llama, texts):
     file.write_text(json.dumps(facts), "utf-8")
     texts.unlink()
     assert run(settings, exist_ok=True)["heads"].equals(first["heads"])
+
+
+def test_a_run_that_ends_among_its_tables_is_read_from_its_units(tmp_path, llama, texts, monkeypatch):
+    """The tables that were written passed for all of it: a report had the first three of ten."""
+    whole = run(study(tmp_path, llama, texts))
+    settings = study(tmp_path, llama, texts).model_copy(update={"name": "b"})
+    written = []
+
+    def gather(store, units, table, path):
+        if len(written) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        written.append(table)
+        gather_table(store, units, table, path)
+
+    gather_table = Store.gather
+    monkeypatch.setattr(Store, "gather", gather)
+    with pytest.raises(OSError, match="Input/output error"):
+        run(settings)
+    monkeypatch.undo()
+    stopped = load(tmp_path / "runs" / "b")
+    assert [file.stem for file in sorted(stopped.path.glob("tables/*"))] == written
+    assert stopped.provenance["state"] == "interrupted"
+    assert stopped.tables() == whole.tables()
+    assert stopped["heads"].equals(whole["heads"])
+    assert "this run is not finished" in unfinished(stopped)
+    for table in stopped.path.glob("tables/*"):
+        table.write_bytes((whole.path / "tables" / "heads.parquet").read_bytes())  # of before
+    assert load(stopped.path)[written[0]].equals(whole[written[0]])
+    resume(stopped.path)
+    assert unfinished(load(stopped.path)) == ""
+    assert load(stopped.path)["heads"].equals(whole["heads"])
 
 
 def test_provenance_says_what_made_the_numbers(tmp_path, llama, texts):
