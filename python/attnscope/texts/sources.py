@@ -28,7 +28,8 @@ from attnscope.untrusted.limits import MAX_TEXTS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Columns of the `samples` table that a source's own column must not overwrite.
+#: Columns of the `samples` table that a source's own column must not overwrite, and columns that Arrow adds
+#: to each file that it reads.
 RESERVED = (
     "model",
     "revision",
@@ -41,9 +42,14 @@ RESERVED = (
     "n_tokens",
     "truncated",
     "bos",
+    "text_unit",
     "causal",
     "source",
     "source_row",
+    "__fragment_index",
+    "__batch_index",
+    "__last_in_fragment",
+    "__filename",
 )
 
 

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 import attnscope as asc
 from attnscope.engine.engine import Engine
+from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.provenance import _own_git_state
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError, FolderLocked, ResultsError
@@ -61,6 +62,17 @@ def test_a_study_that_may_exist_is_given_gone_on_with_or_refused(tmp_path, llama
     assert resumed.provenance["units"]["done_by_this_process"] == 1
     assert resumed["heads"].equals(first["heads"])
     assert [unit.stat().st_mtime_ns for unit in units[1:]] == times[1:]
+
+
+def test_the_home_folder_in_a_study_is_that_of_the_user(tmp_path, llama, texts, monkeypatch):
+    """`output: ~/runs` made a folder called "~" where the process was."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    settings = study(tmp_path, llama, texts).model_copy(update={"output": "~/runs"})
+    assert run(settings).path == tmp_path / "home" / "runs" / "a"
+    assert run_shard(settings.model_copy(update={"name": "b"}), "1/1").run == tmp_path / "home/runs/b"
+    assert gather([tmp_path / "home/runs/b/parts/1-of-1"]).path == tmp_path / "home/runs/b"
+    assert not (tmp_path / "~").exists()
 
 
 def test_one_folder_one_writer(tmp_path, llama, texts):
