@@ -84,7 +84,7 @@ def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
         )
     if before.get("plan", facts["plan"]) != facts["plan"]:
         raise ConfigError(
-            f"{folder}: the texts or the weights have changed since the run began; "
+            f"{folder}: the settings, the texts or the weights have changed since the run began; "
             "run the study under another name"
         )
 
