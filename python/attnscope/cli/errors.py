@@ -167,8 +167,8 @@ def stand_in_for_closed_streams() -> None:
     """Put streams in the places of standard output and error where a shell has closed them (`>&-`).
 
     Python has none there: what it prints is lost without a word, and messages for standard error would go to
-    standard output. Of an answer it is an error that nobody takes it, of messages it is not. The next files
-    that are opened do not get the numbers of the closed ones, which belong to whatever a library prints.
+    standard output. It is an error that nobody takes an answer, and none that nobody reads messages. Files
+    that are opened later do not get the numbers of the closed streams, to which libraries print.
     """
     while (spare := os.open(os.devnull, os.O_RDONLY)) <= 2:
         pass

@@ -76,10 +76,10 @@ def incompatibility(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     reasons = []
     for key in ("attnscope", "torch", "transformers", "instructions"):
         # runs of before name the version of transformers among all packages alone
-        there, here = (facts.get(key, facts.get("packages", {}).get(key)) for facts in (first, second))
-        if there is not None and here is not None and there != here:
+        former, latter = (facts.get(key, facts.get("packages", {}).get(key)) for facts in (first, second))
+        if former is not None and latter is not None and former != latter:
             word = "the instruction set" if key == "instructions" else key
-            reasons.append(f"{word} is {_plain(there)} there, {_plain(here)} here")
+            reasons.append(f"{word} is {_plain(former)} there, {_plain(latter)} here")
     return "; ".join(reasons)
 
 

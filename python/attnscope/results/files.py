@@ -85,8 +85,8 @@ def _appearing(path: Path, writer: str = "") -> Iterator[Path]:
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that appears under its name complete and on disk, or not at all.
 
-    What writers of this name that were killed have left goes when nobody has written to it for `ABANDONED`
-    seconds. A device such as `/dev/stdout` has no such name and is written at once.
+    Unfinished files of this name that killed writers have left go when nobody has written to them for
+    `ABANDONED` seconds. A device such as `/dev/stdout` has no such name and is written at once.
 
     Raises:
         IsADirectoryError: a folder has the name.

@@ -121,7 +121,7 @@ def test_a_finished_study_is_not_given_for_other_texts(tmp_path, llama, texts):
 
 def test_a_run_that_ends_among_its_tables_is_read_from_its_units(tmp_path, llama, texts, monkeypatch):
     """The tables that were written passed for all of it: a report had the first three of ten."""
-    whole = run(study(tmp_path, llama, texts))
+    finished = run(study(tmp_path, llama, texts))
     settings = study(tmp_path, llama, texts).model_copy(update={"name": "b"})
     written = []
 
@@ -139,15 +139,15 @@ def test_a_run_that_ends_among_its_tables_is_read_from_its_units(tmp_path, llama
     stopped = load(tmp_path / "runs" / "b")
     assert [file.stem for file in sorted(stopped.path.glob("tables/*"))] == written
     assert stopped.provenance["state"] == "interrupted"
-    assert stopped.tables() == whole.tables()
-    assert stopped["heads"].equals(whole["heads"])
+    assert stopped.tables() == finished.tables()
+    assert stopped["heads"].equals(finished["heads"])
     assert "this run is not finished" in unfinished(stopped)
     for table in stopped.path.glob("tables/*"):
-        table.write_bytes((whole.path / "tables" / "heads.parquet").read_bytes())  # of before
-    assert load(stopped.path)[written[0]].equals(whole[written[0]])
+        table.write_bytes((finished.path / "tables" / "heads.parquet").read_bytes())  # of before
+    assert load(stopped.path)[written[0]].equals(finished[written[0]])
     resume(stopped.path)
     assert unfinished(load(stopped.path)) == ""
-    assert load(stopped.path)["heads"].equals(whole["heads"])
+    assert load(stopped.path)["heads"].equals(finished["heads"])
 
 
 def test_provenance_says_what_made_the_numbers(tmp_path, llama, texts):

@@ -364,8 +364,8 @@ def test_what_a_shard_made_without_a_checkpoint_is_made_again_where_the_gatherin
         patched.setattr(held, "load_model", poor)
         last = done(settings(STUDY, inputs, tmp_path / "runs"), 1)
         assert len(list(last.run.glob("parts/*/units/*-*/ranks.parquet"))) == 2
-    whole = run(settings(STUDY, inputs, tmp_path / "one"), progress=False)
-    assert table_bytes(gather([last.run], progress=False).path) == table_bytes(whole.path)
+    of_one_process = run(settings(STUDY, inputs, tmp_path / "one"), progress=False)
+    assert table_bytes(gather([last.run], progress=False).path) == table_bytes(of_one_process.path)
 
 
 @pytest.mark.slow

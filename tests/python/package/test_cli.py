@@ -260,7 +260,7 @@ def test_answers_that_a_full_disk_takes_not_are_an_error_of_one_line(arguments):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["metrics", "--json"]])
 def test_answers_to_a_closed_output_are_an_error_of_one_line(arguments):
-    """What is printed where standard output is closed was lost, and the command ended with 0."""
+    """Answers were lost where standard output is closed, and the command ended with 0."""
     command = shlex.join([sys.executable, "-m", "attnscope", *arguments])
     done = subprocess.run(f"{command} >&-", shell=True, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "attnscope: error: standard output: is closed\n")

@@ -108,9 +108,9 @@ def test_the_state_and_the_file_hold_everything(tmp_path):
 def test_a_file_that_is_damaged_or_holds_something_else_is_no_moments(tmp_path):
     file = tmp_path / "moments.safetensors"
     filled().save(file)
-    whole, state = file.read_bytes(), filled().state()
-    for content in (b"", b"junk" * 9, whole[: len(whole) // 2]):
-        file.write_bytes(content)
+    content, state = file.read_bytes(), filled().state()
+    for damaged in (b"", b"junk" * 9, content[: len(content) // 2]):
+        file.write_bytes(damaged)
         with pytest.raises(ResultsError, match=r"moments\.safetensors holds no moments that can be read"):
             asc.Moments.load(file)
     name, packed = next(iter(state.items()))
