@@ -17,7 +17,16 @@ from typer.core import TyperCommand, TyperGroup
 
 from attnscope._nearest import nearest
 from attnscope.cli import results_commands, runs
-from attnscope.cli.errors import DONE, FAILED, Json, exits, say, show, words
+from attnscope.cli.errors import (
+    DONE,
+    FAILED,
+    Json,
+    exits,
+    say,
+    show,
+    stand_in_for_closed_streams,
+    words,
+)
 
 
 class Suggesting(TyperGroup):
@@ -63,6 +72,7 @@ app = typer.Typer(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line `attnscope`; end the process with one of the documented exit codes."""
+    stand_in_for_closed_streams()
     try:
         app(args=arguments, prog_name="attnscope")
     except OSError as error:  # of help and version, which are written outside of a command

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import io
 import os
 import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -150,6 +153,40 @@ def show(text: object) -> None:
 
 def silent(text: str) -> None:
     return
+
+
+class ClosedStream(io.TextIOBase):
+    """Standard output that a shell has closed: whoever prints there is told so."""
+
+    def write(self, text: str) -> int:
+        """Raise OSError."""
+        raise OSError(errno.EBADF, "is closed", "standard output")
+
+
+def stand_in_for_closed_streams() -> None:
+    """Put streams in the places of standard output and error where a shell has closed them (`>&-`).
+
+    Python has none there: what it prints is lost without a word, and messages for standard error would go to
+    standard output. It is an error that nobody takes an answer, and none that nobody reads messages. Files
+    that are opened later do not get the numbers of the closed streams, to which libraries print.
+    """
+    while (spare := os.open(os.devnull, os.O_RDONLY)) <= 2:
+        pass
+    if sys.stdout is None:
+        sys.stdout = ClosedStream()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for the rest of the process
+    os.close(spare)
+
+
+@contextlib.contextmanager
+def warnings_in_lines() -> Iterator[None]:
+    """Say what is warned of inside as messages of a command, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for message in dict.fromkeys(str(warning.message) for warning in caught):
+        say(f"warning: {message}")
 
 
 def words(error: BaseException) -> str:

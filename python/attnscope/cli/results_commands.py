@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from attnscope.cli.errors import FAILED, SKIPPED, Folder, Json, Trust, say, show
+from attnscope.cli.errors import FAILED, SKIPPED, Folder, Json, Trust, say, show, warnings_in_lines
 from attnscope.results.json_rows import json_rows
 from attnscope.untrusted.safe_text import write_csv
 
@@ -81,7 +80,8 @@ def figures(
     options |= {"formats": formats or ("pdf", "png"), "palette": listed_in(palette)}
     options["labels"] = dict(renaming.partition("=")[::2] for renaming in labels or ())
     try:
-        files = results.figures(output, names or None, left_out=left_out, **options)
+        with warnings_in_lines():
+            files = results.figures(output, names or None, left_out=left_out, **options)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except NotDrawable as error:
@@ -189,7 +189,7 @@ def _latex_of(frame: Any, table: str, keys: Sequence[str], width: str, *, is_cho
 def compare(
     first: Annotated[Path, Argument(metavar="A", help="A run folder.")],
     second: Annotated[Path | None, Argument(metavar="B", help="Another run folder.")] = None,
-    table: Annotated[str, Option(help="Which table.")] = "heads",
+    table: Annotated[str, Option(help="Which table of the runs [default: heads].")] = "",
     published: Annotated[
         str, Option(metavar="PAPER", help="Beside the numbers that this paper printed, instead of B.")
     ] = "",
@@ -207,12 +207,11 @@ def compare(
         raise typer.BadParameter("give a second run folder, or --published PAPER")
     if against and not published:
         raise typer.BadParameter(f"--against is of --published PAPER, got {against!r}")
+    if table and published:
+        raise typer.BadParameter(f"--table is of two runs, got {table!r} beside --published")
     if second is not None:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            frame = opened(first).compare(opened(second), table)
-        for warning in caught:
-            say(f"warning: {warning.message}")
+        with warnings_in_lines():
+            frame = opened(first).compare(opened(second), table or "heads")
         text = frame.to_string(index=False, float_format="{:.6g}".format)
         answer = json.dumps(json_rows(frame), ensure_ascii=False)
     else:
@@ -328,11 +327,8 @@ def opened(folder: Path) -> Results:
     from attnscope.results.results import load
     from attnscope.study_api.unfinished import unfinished
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings_in_lines():
         results = load(folder)
-    for warning in caught:
-        say(f"warning: {warning.message}")
     if missing := unfinished(results):
         say(missing)
     return results

@@ -35,6 +35,7 @@ from attnscope.errors import ConfigError, DocumentError
 from attnscope.models.checkpoints import step_of
 from attnscope.models.loading import without_progress_bars
 from attnscope.results.files import atomic_file, atomic_folder, remove, write_bytes
+from attnscope.results.folder_lock import FolderLock
 from attnscope.untrusted.documents import read_json
 
 _OPTIMIZER = "optimizer.pt"
@@ -136,15 +137,24 @@ def train(
     Args:
         recipe: what to train; the default shows a sink emerging in a minute or two.
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
+
+    Raises:
+        FolderLocked: another process trains there, or measures what was trained.
     """
     progress = flag("train", "progress", progress)
     recipe = recipe or Recipe()
     for name in ("steps", "layers", "heads", "width", "inner_width", "batch"):
         at_least("train", name, getattr(recipe, name), 1)
     root = Path(directory)
+    _claim(root, recipe)
+    with FolderLock(root):
+        return _train(root, recipe, progress, label)
+
+
+def _train(root: Path, recipe: Recipe, progress: bool, label: str) -> Path:
+    """Write the checkpoints that are missing in a folder that this process holds."""
     checkpoints = root / "checkpoints"
     stored_steps = checkpoint_steps(recipe.steps)
-    _claim(root, recipe)
     if all((checkpoints / f"step{step}").is_dir() for step in stored_steps):
         (root / _OPTIMIZER).unlink(missing_ok=True)
         return checkpoints

@@ -39,6 +39,7 @@ from attnscope.engine.run_folder import (
 from attnscope.engine.stop import stop_signals
 from attnscope.errors import DiskFull, FolderLocked, Interrupted, UnitsFailed, command
 from attnscope.models import Checkpoint, LoadedModel, LoadError
+from attnscope.models.checkpoints import folder_of
 from attnscope.models.tokens import Encoder
 from attnscope.results.files import (
     NO_ROOM,
@@ -153,7 +154,8 @@ class Engine:
     def _stored_models(self) -> dict[str, dict[str, Any]]:
         """Return what the folder says of the models of its units."""
         units = [unit for unit in self.plan.units if self.store.is_in_folder(unit.id)]
-        titles = {unit.checkpoint.title for unit in units if unit.checkpoint is not None}
+        checkpoints = {checkpoint for unit in units for checkpoint in (unit.checkpoint, unit.other)}
+        titles = {checkpoint.title for checkpoint in checkpoints if checkpoint is not None}
         models = read_provenance(self.folder).get("models", {})
         return {title: facts for title, facts in models.items() if title in titles}
 
@@ -189,6 +191,18 @@ class Engine:
         done = [unit.id for unit in self.plan.units if unit.id in self.store]
         if not done:
             raise LoadError(self.plan.reasons)
+        try:
+            facts["tables"] = self._gather_tables(done)
+        except BaseException:
+            with suppress(OSError):  # the error at hand says more
+                write_provenance(self, facts, "interrupted")
+            raise
+        facts["seconds"] = round(time.monotonic() - started, 3)
+        write_provenance(self, facts, "finished")
+        self._say_what_was_counted()
+
+    def _gather_tables(self, done: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Write the tables of stored units, and return the hash and the rows of each."""
         target = self.folder / "tables"
         make_folder(target)
         for folder in (self.folder, target):
@@ -200,9 +214,10 @@ class Engine:
                 self.store.gather(done, name, file)
                 rows = sum(self.store.rows(unit).get(name, 0) for unit in done)
                 written[name] = {"sha256": hash_file(file), "rows": rows}
-        facts["tables"] = written
-        facts["seconds"] = round(time.monotonic() - started, 3)
-        write_provenance(self, facts, "finished")
+        return written
+
+    def _say_what_was_counted(self) -> None:
+        """Show the notes of all units, and how many matrices have no value or another than was asked for."""
         stored, notes = self.stored_counts()
         for note in notes:
             self.say(note)
@@ -340,12 +355,22 @@ class Engine:
         seed = unit.seed if control and unit.variant == "random_weights" else None
         source = self.settings.models[unit.source]
         model = self._held.get(checkpoint, source, self.settings.seed, seed)
-        if checkpoint.title not in self.tally.models:
+        if "device" not in self.tally.models.get(checkpoint.title, {}):
             self.refuse_other_models({checkpoint.title: {"device": model.device, "commit": model.commit}})
             if seed is None:
                 encoder = self.plan.encoders.get(unit.source)
                 self.tally.models[checkpoint.title] = about_model(model, encoder)
         return model
+
+    def weights_folder(self, checkpoint: Checkpoint) -> Path:
+        """Return the folder of a checkpoint's files; nothing is loaded."""
+        folder = folder_of(checkpoint)
+        # the cache of the hub calls the folders of its snapshots by their commits
+        commit = "" if checkpoint.local else folder.name
+        facts = {"path": checkpoint.path, "revision": checkpoint.revision, "commit": commit}
+        self.refuse_other_models({checkpoint.title: facts})
+        self.tally.models.setdefault(checkpoint.title, facts)
+        return folder
 
     def refuse_other_models(self, models: Mapping[str, Mapping[str, Any]]) -> None:
         """Raise OtherModel if models are others than those that the stored units are of."""
@@ -420,12 +445,14 @@ def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> No
     stored, notes = engine.stored_counts()
     manifests = [engine.store.manifest(unit.id) for unit in plan.units if engine.store.is_in_folder(unit.id)]
     machines = {**before.get("machines", {}), **engine.machines}
+    models = Tally(models=dict(before.get("models", {})))
+    models.add({"models": total.models})
     counts = Counter(str(unit.get("machine", "")) for unit in manifests)
     content = {
         **facts,
         "state": state,
         "machines": {host: {**machines.get(host, {}), "units": n} for host, n in sorted(counts.items())},
-        "models": {**before.get("models", {}), **total.models},
+        "models": models.models,
         "sentences": plan.counts,
         "notes": [*plan.notes, *notes],
         "skipped": [{"checkpoint": title, "reason": reason} for title, reason in plan.skipped],

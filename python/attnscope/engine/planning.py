@@ -18,7 +18,7 @@ from attnscope.study_api.stages import Stage, phases
 from attnscope.study_api.study import Study, study_class
 from attnscope.study_api.units import Cut, Input, Units
 from attnscope.texts.readers import looks_wrapped
-from attnscope.texts.sources import origin, read_sentences
+from attnscope.texts.sources import origins, read_sentences
 from attnscope.untrusted.names import name_fault
 
 
@@ -75,8 +75,8 @@ def _read_texts(plan: Plan, study: Study) -> None:
         for source in settings.texts
         if looks_wrapped(source)
     ]
-    for source in settings.texts:
-        count = sum((text.source, text.group) == (origin(source), source.group) for text in plan.sentences)
+    for source, name in zip(settings.texts, origins(settings.texts), strict=True):
+        count = sum((text.source, text.group) == (name, source.group) for text in plan.sentences)
         if source.samples is not None and source.per != "window" and count < source.samples:
             plan.notes.append(f"{source.path}: {source.samples} texts were asked for, and it holds {count}")
     if short := sum(sentence.cut for sentence in plan.sentences):

@@ -40,7 +40,10 @@ def provenance(study: RunConfig, digest: str) -> dict[str, Any]:
         "packages": {name: installed(name) for name in _PACKAGES} | {"torch": str(torch.__version__)},
         "python": platform.python_version(),
         "system": platform.platform(),
-        **{name: machine_facts[name] for name in ("torch", "cpu", "instructions", "threads", "cuda")},
+        **{
+            name: machine_facts[name]
+            for name in ("torch", "transformers", "cpu", "instructions", "threads", "cuda")
+        },
         "blas": _blas(),
         "git": git_state(Path.cwd()),
         "git_attnscope": _own_git_state(Path(attnscope.__file__)),
@@ -56,6 +59,7 @@ def machine() -> dict[str, Any]:
         "host": socket.gethostname(),
         "attnscope": attnscope.__version__,
         "torch": str(torch.__version__),
+        "transformers": installed("transformers"),
         "instructions": {"core": _isa.live(), "torch": torch.backends.cpu.get_cpu_capability()},
         "cpu": cpu_name(),
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
@@ -69,12 +73,14 @@ def incompatibility(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     >>> incompatibility({"attnscope": "1", "instructions": {"core": "v4"}}, {"attnscope": "2"})
     'attnscope is 1 there, 2 here'
     """
-    words = {"attnscope": "attnscope", "torch": "torch", "instructions": "the instruction set"}
-    return "; ".join(
-        f"{word} is {_plain(first[key])} there, {_plain(second[key])} here"
-        for key, word in words.items()
-        if key in first and key in second and first[key] != second[key]
-    )
+    reasons = []
+    for key in ("attnscope", "torch", "transformers", "instructions"):
+        # runs of before name the version of transformers among all packages alone
+        former, latter = (facts.get(key, facts.get("packages", {}).get(key)) for facts in (first, second))
+        if former is not None and latter is not None and former != latter:
+            word = "the instruction set" if key == "instructions" else key
+            reasons.append(f"{word} is {_plain(former)} there, {_plain(latter)} here")
+    return "; ".join(reasons)
 
 
 def _plain(value: Any) -> str:

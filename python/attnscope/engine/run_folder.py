@@ -25,7 +25,7 @@ SHARDS = "parts"
 
 def run_folder(settings: RunConfig) -> Path:
     """Return the folder of a run, named by the settings or after the study and its models."""
-    return Path(settings.output) / (settings.name or default_name(settings))
+    return Path(settings.output).expanduser() / (settings.name or default_name(settings))
 
 
 def refuse_existing(folder: Path, settings: RunConfig) -> None:
@@ -84,7 +84,7 @@ def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
         )
     if before.get("plan", facts["plan"]) != facts["plan"]:
         raise ConfigError(
-            f"{folder}: the texts or the weights have changed since the run began; "
+            f"{folder}: the settings, the texts or the weights have changed since the run began; "
             "run the study under another name"
         )
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from attnscope.engine.run_folder import (
     refuse_another,
     refuse_changed,
     refuse_existing,
+    refuse_other_models,
     refuse_other_study,
     run_folder,
 )
 from attnscope.errors import ConfigError
 from attnscope.models import LoadError
+from attnscope.models.loading import hub_commit
 from attnscope.results.results import Results, load
 from attnscope.results.schema import FINISHED
 
@@ -82,7 +85,8 @@ def run(
 
 
 def _refuse_other_inputs(folder: Path, settings: RunConfig) -> None:
-    """Raise ConfigError where a finished run has read other texts or weights than lie there now.
+    """Raise ConfigError where a finished run has read other texts or weights than lie there, or on the hub,
+    now.
 
     Where they can no longer be read its results stand, and so do those of another version, whose units have
     other names.
@@ -91,10 +95,17 @@ def _refuse_other_inputs(folder: Path, settings: RunConfig) -> None:
     if stored.get("attnscope") != machine()["attnscope"]:
         return
     try:
-        facts = {"plan": prepare(settings, folder=folder).plan.digest}
+        plan = prepare(settings, folder=folder).plan
     except (ConfigError, LoadError, OSError):
         return
-    refuse_changed(folder, facts)
+    refuse_changed(folder, {"plan": plan.digest})
+    now = {}
+    for position, series in plan.series.items():
+        trust = settings.models[position].trust_remote_code
+        for checkpoint in series:
+            with suppress(LoadError, OSError):
+                now[checkpoint.title] = {"commit": hub_commit(checkpoint, trust_remote_code=trust)}
+    refuse_other_models(stored.get("models", {}), now, plan)
 
 
 def resume(

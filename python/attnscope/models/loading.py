@@ -113,6 +113,15 @@ def load_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> A
         return transformers.AutoConfig.from_pretrained(**place)
 
 
+def hub_commit(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> str:
+    """Return the commit at which the hub, or its cache, has a checkpoint now, "" for a folder; no weights are
+    read.
+    """
+    if checkpoint.local:
+        return ""
+    return _commit_of(checkpoint, load_config(checkpoint, trust_remote_code=trust_remote_code))
+
+
 def load_tokenizer(checkpoint: Checkpoint, path: str = "", *, trust_remote_code: bool = False) -> Any:
     """Return the tokenizer of a checkpoint.
 

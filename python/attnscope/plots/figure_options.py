@@ -23,6 +23,8 @@ from attnscope.plots.style import FONT_SIZE, INK, PALETTE, WIDTH
 WIDTHS = {"single": 3.4, "double": WIDTH}
 #: How many of a unit make an inch; the point is that of LaTeX.
 _UNITS = {"": 1.0, "in": 1.0, "cm": 2.54, "mm": 25.4, "pt": 72.27}
+#: Points of the largest letters: an inch, of which a panel holds none.
+_LARGEST_FONT = 72
 #: Share of its size below which a title is not made smaller.
 SMALLEST = 0.6
 #: Inches between a title and its neighbour.
@@ -52,7 +54,7 @@ class Options:
         letters: True letters the panels a, b, c.
 
     Raises:
-        ValueError: a width outside 2 to 20 inches, a size of letters that is not positive, no colour.
+        ValueError: a width outside 2 to 20 inches, a size of letters outside 0 to 72 points, no colour.
 
     >>> Options(width="single").width, Options(width=5).width, Options(width="3.25in").width
     (3.4, 5.0, 3.25)
@@ -80,6 +82,10 @@ class Options:
         object.__setattr__(self, "width", inches)
         if not 0 < self.font_size < math.inf:
             raise ValueError(f"figures: font_size must be positive, got {self.font_size!r}")
+        if self.font_size > _LARGEST_FONT:
+            raise ValueError(
+                f"figures: font_size must be at most {_LARGEST_FONT} points, got {self.font_size!r}"
+            )
         for color in self.palette:
             if not is_color_like(color):
                 raise ValueError(f"figures: palette holds {color!r}, which is no colour")

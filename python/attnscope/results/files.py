@@ -18,6 +18,7 @@ Example:
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import os
 import shutil
@@ -31,6 +32,8 @@ from attnscope.errors import DiskFull, LinkRefused
 
 #: Errors that say that there is no room: a full disk, a quota, a limit on the size of files.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Seconds after its last write after which an unfinished file has no writer any more, here or elsewhere.
+ABANDONED = 600.0
 #: Names in a run folder under which a run writes.
 WRITTEN = (
     *("units", "tables", "parts", "figures", ".owner", ".lock", ".looks"),
@@ -82,7 +85,8 @@ def _appearing(path: Path, writer: str = "") -> Iterator[Path]:
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that appears under its name complete and on disk, or not at all.
 
-    A device such as `/dev/stdout` has no such name and is written at once.
+    Unfinished files of this name that killed writers have left go when nobody has written to them for
+    `ABANDONED` seconds. A device such as `/dev/stdout` has no such name and is written at once.
 
     Raises:
         IsADirectoryError: a folder has the name.
@@ -94,9 +98,18 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             yield stream
         return
     with _appearing(path, f".{os.getpid()}") as temporary, open(temporary, "xb") as file:
+        _remove_abandoned(path, os.fstat(file.fileno()).st_mtime)
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def _remove_abandoned(path: Path, now: float) -> None:
+    """Remove unfinished files of a name that have no writer any more; `now` is by the clock of their disk."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError):  # it is nothing that the file at hand needs
+            if now - leftover.lstat().st_mtime > ABANDONED:
+                leftover.unlink()
 
 
 @contextmanager

@@ -421,9 +421,10 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
     def _stored(self) -> dict[str, list[Path]]:
         """Return the files of each table on disk, in their order, by the table's name."""
-        paths = sorted((self.path / "tables").glob("*.parquet")) if self.path else []
-        paths = [file for file in paths if file.is_file()]
-        return {**{file.stem: [file] for file in paths}, **self.files}
+        if self.files or self.path is None:
+            return self.files
+        paths = sorted((self.path / "tables").glob("*.parquet"))
+        return {file.stem: [file] for file in paths if file.is_file()}
 
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
@@ -507,7 +508,6 @@ def load(path: str | Path) -> Results:
             else ""
         )
         raise FileNotFoundError(f"load: there is no folder {folder}{hint}")
-    files = {} if any((folder / "tables").glob("*.parquet")) else tables_of_units(folder)
     facts: list[dict[str, Any]] = []
     for name, read in (("study.yaml", read_yaml), ("provenance.json", read_json)):
         file = folder / name
@@ -522,6 +522,12 @@ def load(path: str | Path) -> Results:
         except (DocumentError, OSError) as error:
             raise ResultsError(f"load: {file} {fault_of(error)}") from error
         facts.append(content)
+    # tables are written at the end: those of a run that has not come to it are some of all, or of before
+    has_tables = any((folder / "tables").glob("*.parquet"))
+    is_gathered = has_tables and (
+        facts[1].get("state", FINISHED) in (FINISHED, SAVED) or not any(_manifests(folder))
+    )
+    files = {} if is_gathered else tables_of_units(folder)
     results = Results(study=facts[0], provenance=facts[1], path=folder, files=files)
     if lost := [name for name in facts[1].get("tables", {}) if name not in results]:
         warn(f"load: {folder} {_lacks(lost)}{_again(folder)}", UserWarning)
@@ -606,13 +612,18 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     return frame
 
 
+def _manifests(folder: Path) -> Iterator[Path]:
+    """Yield the files by which the stored units of a run are known."""
+    return (folder / "units").glob("[!.]*/unit.json")
+
+
 def tables_of_units(folder: Path) -> dict[str, list[Path]]:
     """Return the files of each table over the stored units of a run, in their order.
 
     Sums that a later stage reads are no tables and are left out.
     """
     files_of_tables: dict[str, list[Path]] = {}
-    for manifest in sorted((folder / "units").glob("[!.]*/unit.json")):
+    for manifest in sorted(_manifests(folder)):
         for file in sorted(manifest.parent.glob("*.parquet")):
             if file.is_file() and not file.name.startswith("reduced-"):
                 files_of_tables.setdefault(file.stem, []).append(file)

@@ -41,6 +41,7 @@ _ENTRIES: dict[str, type] = {
     "machines": dict,
     "models": dict,
     "measured_on": dict,
+    "packages": dict,
     "skipped": list,
     "tables": dict,
     "left_out": dict,

@@ -58,5 +58,8 @@ class RunContext(Protocol):
     def loaded(self, checkpoint: Checkpoint, unit: Unit, *, control: bool) -> LoadedModel:
         """Return a checkpoint in memory, or with `control` the unit's control of it."""
 
+    def weights_folder(self, checkpoint: Checkpoint) -> Path:
+        """Return the folder of a checkpoint's files; nothing is loaded."""
+
     def bar(self, total: int, label: str, initial: int = 0, *, inner: bool = False) -> Any:
         """Return a progress bar, as a context."""

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from attnscope._memory import FreePages
 from attnscope.models import Checkpoint, LoadedModel
-from attnscope.models.checkpoints import folder_of
 from attnscope.results.results import Results
 from attnscope.study_api.batches import batches
 from attnscope.study_api.context import RunContext
@@ -82,7 +81,7 @@ class StageRun:
 
     def folder(self, checkpoint: Checkpoint | None = None) -> Path:
         """Return the folder of a checkpoint's files, None the unit's own; nothing is loaded."""
-        return folder_of(self._chosen("folder", checkpoint))
+        return self._context.weights_folder(self._chosen("folder", checkpoint))
 
     def _chosen(self, function: str, checkpoint: Checkpoint | None) -> Checkpoint:
         checkpoint = checkpoint or self.unit.checkpoint

@@ -78,9 +78,12 @@ class Tally:
             getattr(self, name).update(counts.get(name, {}))
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """Add the counts of other units, as plain data."""
+        """Add the counts of other units, as plain data, and what they say of models beside what is known."""
         for name, value in other.items():
-            if isinstance(value, Mapping):
+            if name == "models":
+                for title, facts in value.items():
+                    self.models[title] = {**self.models.get(title, {}), **facts}
+            elif isinstance(value, Mapping):
                 getattr(self, name).update(value)
             else:
                 setattr(self, name, getattr(self, name) + value)

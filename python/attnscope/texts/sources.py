@@ -28,7 +28,8 @@ from attnscope.untrusted.limits import MAX_TEXTS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Columns of the `samples` table that a source's own column must not overwrite.
+#: Columns of the `samples` table that a source's own column must not overwrite, and columns that Arrow adds
+#: to each file that it reads.
 RESERVED = (
     "model",
     "revision",
@@ -41,9 +42,14 @@ RESERVED = (
     "n_tokens",
     "truncated",
     "bos",
+    "text_unit",
     "causal",
     "source",
     "source_row",
+    "__fragment_index",
+    "__batch_index",
+    "__last_in_fragment",
+    "__filename",
 )
 
 
@@ -60,22 +66,22 @@ def read_sentences(
     stream.
     """
     chosen: list[Sentence] = []
-    for position, source in enumerate(sources):
+    for position, (source, name) in enumerate(zip(sources, origins(sources), strict=True)):
         where = f"texts[{position}]: {source.path}"
         rows = _TextRows(source, where)
         if source.per == "window":
-            chosen.append(_joined(rows.read_all(), source, position))
+            chosen.append(_joined(rows.read_all(), source, position, name))
             continue
         draw = np.random.default_rng([seed, position])
         for row, content, extra in _sample_rows(rows, source, draw, samplers):
             text, ids = (content, None) if isinstance(content, str) else (None, tuple(content))
-            for name, cell in extra.items():
-                refuse_surrogates(name, f"{where}, row {row}: the name of a column")
+            for column, cell in extra.items():
+                refuse_surrogates(column, f"{where}, row {row}: the name of a column")
                 if isinstance(cell, str):
-                    refuse_surrogates(cell, f"{where}, row {row}: {name!r:.80}")
+                    refuse_surrogates(cell, f"{where}, row {row}: {column!r:.80}")
             beginning = text and text[: source.max_characters]
             number, cut = len(chosen), beginning != text
-            chosen.append(Sentence(number, source.group, beginning, ids, origin(source), row, extra, cut))
+            chosen.append(Sentence(number, source.group, beginning, ids, name, row, extra, cut))
     return chosen
 
 
@@ -150,12 +156,27 @@ def _sample_rows(
     return sample
 
 
-def origin(source: TextSource) -> str:
-    """Return a source's name in tables."""
-    return Path(source.path).name if Path(source.path).exists() else source.path
+def origins(sources: Sequence[TextSource]) -> list[str]:
+    """Return the name of each source in tables: a file's own, with as many of its folders as tell it from the
+    other files.
+    """
+    paths = {Path(source.path) for source in sources}
+    return [
+        _telling_name(Path(source.path), paths) if Path(source.path).exists() else source.path
+        for source in sources
+    ]
 
 
-def _joined(rows: Sequence[Row], source: TextSource, position: int) -> Sentence:
+def _telling_name(path: Path, paths: Collection[Path]) -> str:
+    """Return the last parts of a path that no other one ends with."""
+    for count in range(1, len(path.parts)):
+        end = path.parts[-count:]
+        if all(other == path or other.parts[-count:] != end for other in paths):
+            return str(Path(*end))
+    return str(path)
+
+
+def _joined(rows: Sequence[Row], source: TextSource, position: int, name: str) -> Sentence:
     """Return all sentences of a source as one text, a space between two; lists of token ids as one list.
 
     Raises:
@@ -169,7 +190,7 @@ def _joined(rows: Sequence[Row], source: TextSource, position: int) -> Sentence:
         )
     texts = [content[: source.max_characters] for _, content, _ in rows if isinstance(content, str)]
     ids = None if texts else tuple(token_id for _, content, _ in rows for token_id in content)
-    return Sentence(position, source.group, " ".join(texts) if texts else None, ids, origin(source), 0)
+    return Sentence(position, source.group, " ".join(texts) if texts else None, ids, name, 0)
 
 
 def words(content: Any) -> int:

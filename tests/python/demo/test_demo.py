@@ -28,6 +28,8 @@ from attnscope.demo.texts import (
 )
 from attnscope.demo.training import Recipe, build_model, checkpoint_steps, train
 from attnscope.demo.tuning import tune
+from attnscope.errors import FolderLocked
+from attnscope.results.folder_lock import FolderLock
 from attnscope.results.results import Results
 
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
@@ -176,6 +178,16 @@ def test_a_finished_training_is_skipped_and_a_missing_checkpoint_made_again(
     train(root, TINY, progress=False)
     ours, theirs = (weights(folder / "checkpoints" / "step4") for folder in (root, trained))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_two_processes_do_not_train_in_one_folder(trained: Path, tmp_path: Path) -> None:
+    """They wrote their checkpoints under the same unfinished names, and ended in errors of Python."""
+    root = tmp_path / "copy"
+    shutil.copytree(trained, root)
+    shutil.rmtree(root / "checkpoints" / "step4")
+    with FolderLock(root), pytest.raises(FolderLocked, match="is in use by process"):
+        train(root, TINY, progress=False)
+    assert not (root / "checkpoints" / "step4").exists()
 
 
 def test_another_recipe_is_refused_with_its_differences(trained: Path) -> None:

@@ -131,6 +131,7 @@ def test_a_font_is_taken_and_the_users_own_settings_win(results):
         ({"width": 0.5}, "between 2 and 20 inches, got 0.5"),
         ({"font_size": 0}, "font_size must be positive, got 0"),
         ({"font_size": math.inf}, "font_size must be positive, got inf"),
+        ({"font_size": 1e9}, "font_size must be at most 72 points, got 1000000000.0"),
         ({"palette": ["bleu"]}, "palette holds 'bleu', which is no colour"),
     ],
 )

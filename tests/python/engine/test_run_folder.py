@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The folder of a run: who may write into it, what it says of itself, what blocks it and what does not."""
 
+import errno
 import json
 import os
 import re
@@ -15,10 +16,14 @@ from transformers import AutoTokenizer
 
 import attnscope as asc
 from attnscope.engine.engine import Engine
+from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.provenance import _own_git_state
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError, FolderLocked, ResultsError
 from attnscope.results.folder_lock import FolderLock
+from attnscope.results.results import load
+from attnscope.results.store import Store
+from attnscope.study_api.unfinished import unfinished
 from folders import sentences, study
 
 
@@ -59,6 +64,17 @@ def test_a_study_that_may_exist_is_given_gone_on_with_or_refused(tmp_path, llama
     assert [unit.stat().st_mtime_ns for unit in units[1:]] == times[1:]
 
 
+def test_the_home_folder_in_a_study_is_that_of_the_user(tmp_path, llama, texts, monkeypatch):
+    """`output: ~/runs` made a folder called "~" where the process was."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    settings = study(tmp_path, llama, texts).model_copy(update={"output": "~/runs"})
+    assert run(settings).path == tmp_path / "home" / "runs" / "a"
+    assert run_shard(settings.model_copy(update={"name": "b"}), "1/1").run == tmp_path / "home/runs/b"
+    assert gather([tmp_path / "home/runs/b/parts/1-of-1"]).path == tmp_path / "home/runs/b"
+    assert not (tmp_path / "~").exists()
+
+
 def test_one_folder_one_writer(tmp_path, llama, texts):
     results = run(study(tmp_path, str(llama), str(texts)))
     with FolderLock(results.path), pytest.raises(FolderLocked, match="in use by process"):
@@ -72,12 +88,13 @@ def test_changed_texts_are_not_mixed_with_the_old(tmp_path, llama, texts):
         resume(results.path)
 
 
-@pytest.mark.parametrize("key", ["attnscope", "torch"])
+@pytest.mark.parametrize("key", ["attnscope", "torch", "transformers"])
 def test_numbers_of_two_versions_are_not_mixed(tmp_path, llama, texts, key):
     folder = run(study(tmp_path, llama, texts)).path
     file = folder / "provenance.json"
     facts = json.loads(file.read_text("utf-8"))
     file.write_text(json.dumps({**facts, key: "0.0.1"}), "utf-8")
+    assert isinstance(facts[key], str)
     with pytest.raises(
         ConfigError, match=rf"was begun elsewhere: {key} is 0\.0\.1 there, {re.escape(facts[key])} here"
     ):
@@ -100,6 +117,37 @@ def test_a_finished_study_is_not_given_for_other_texts(tmp_path, llama, texts):
     file.write_text(json.dumps(facts), "utf-8")
     texts.unlink()
     assert run(settings, exist_ok=True)["heads"].equals(first["heads"])
+
+
+def test_a_run_that_ends_among_its_tables_is_read_from_its_units(tmp_path, llama, texts, monkeypatch):
+    """The tables that were written passed for all of it: a report had the first three of ten."""
+    finished = run(study(tmp_path, llama, texts))
+    settings = study(tmp_path, llama, texts).model_copy(update={"name": "b"})
+    written = []
+
+    def gather(store, units, table, path):
+        if len(written) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        written.append(table)
+        gather_table(store, units, table, path)
+
+    gather_table = Store.gather
+    monkeypatch.setattr(Store, "gather", gather)
+    with pytest.raises(OSError, match="Input/output error"):
+        run(settings)
+    monkeypatch.undo()
+    stopped = load(tmp_path / "runs" / "b")
+    assert [file.stem for file in sorted(stopped.path.glob("tables/*"))] == written
+    assert stopped.provenance["state"] == "interrupted"
+    assert stopped.tables() == finished.tables()
+    assert stopped["heads"].equals(finished["heads"])
+    assert "this run is not finished" in unfinished(stopped)
+    for table in stopped.path.glob("tables/*"):
+        table.write_bytes((finished.path / "tables" / "heads.parquet").read_bytes())  # of before
+    assert load(stopped.path)[written[0]].equals(finished[written[0]])
+    resume(stopped.path)
+    assert unfinished(load(stopped.path)) == ""
+    assert load(stopped.path)["heads"].equals(finished["heads"])
 
 
 def test_provenance_says_what_made_the_numbers(tmp_path, llama, texts):

@@ -12,7 +12,7 @@ import torch
 import attnscope as asc
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_study import resume, run
-from attnscope.errors import ConfigError, ResultsError
+from attnscope.errors import ConfigError, OtherModel, ResultsError
 from attnscope.models import LoadError, loading
 from folders import model_folder, study
 
@@ -221,14 +221,33 @@ def test_a_model_of_the_hub_that_has_moved_is_not_mixed_with_the_old(tmp_path, m
     branch.write_text("a" * 40, "utf-8")
     first = run(study(tmp_path, "me/tiny", texts))
     assert first.provenance["models"]["me/tiny"]["commit"] == "a" * 40
-    shutil.rmtree(min(first.path.glob("units/*")))
+    moved = rf"me/tiny: the hub has commit {'b' * 40} now, .* measured commit {'a' * 40}"
     branch.write_text("b" * 40, "utf-8")
-    with pytest.raises(
-        ConfigError, match=rf"me/tiny: the hub has commit {'b' * 40} now, .* measured commit {'a' * 40}"
-    ):
+    with pytest.raises(OtherModel, match=moved):
+        run(study(tmp_path, "me/tiny", texts), exist_ok=True)
+    branch.unlink()  # where the hub cannot be asked, what was measured stands
+    assert run(study(tmp_path, "me/tiny", texts), exist_ok=True)["heads"].equals(first["heads"])
+    branch.write_text("b" * 40, "utf-8")
+    shutil.rmtree(min(first.path.glob("units/*")))
+    with pytest.raises(OtherModel, match=moved):
         resume(first.path)
     branch.write_text("a" * 40, "utf-8")
     assert resume(first.path)["heads"].equals(first["heads"])
+
+
+def test_the_samples_of_a_run_are_texts_of_another(tmp_path, llama, texts):
+    """A column `text_unit` of the texts was stored beside that of the run, and no table could be read."""
+    first = run(study(tmp_path, llama, texts))
+    (tmp_path / "csv").mkdir()
+    samples = first["samples"].assign(__filename="a", __fragment_index=0, __batch_index=1)
+    samples["__last_in_fragment"] = True
+    samples.to_parquet(tmp_path / "csv" / "samples.parquet")
+    texts_again = {"path": str(tmp_path / "csv" / "samples.parquet"), "column": "text"}
+    again = run(study(tmp_path, llama, texts_again).model_copy(update={"name": "b"}))
+    added = [name for name in again["samples"] if name not in first["samples"]]
+    assert again["heads"].equals(first["heads"])
+    assert added == [f"source_{name}" for name in samples if name != "text"]
+    assert again["samples"]["source_text_unit"].tolist() == first["samples"]["text_unit"].tolist()
 
 
 def test_a_damaged_provenance_says_how_to_go_on(tmp_path, llama, texts):

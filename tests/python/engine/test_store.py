@@ -18,7 +18,7 @@ import pytest
 
 from attnscope.errors import DiskFull, FolderLocked
 from attnscope.results import folder_lock
-from attnscope.results.files import atomic_file, atomic_folder, write_bytes
+from attnscope.results.files import ABANDONED, atomic_file, atomic_folder, write_bytes
 from attnscope.results.folder_lock import FolderLock
 from attnscope.results.store import Store, repeating
 from folders import until
@@ -223,6 +223,19 @@ def test_atomic_file_leaves_the_old_content_when_writing_fails(tmp_path):
         file.write("new, but not bytes")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["table.parquet"]
+
+
+def test_what_a_killed_writer_left_of_a_file_goes_with_the_next_of_its_name(tmp_path):
+    """A figure that was killed while it was written stayed beside the others, under a hidden name."""
+    abandoned, recent, foreign = (
+        tmp_path / name for name in (".depth.pdf.17.tmp", ".depth.pdf.18.tmp", ".other.pdf.17.tmp")
+    )
+    for leftover in (abandoned, recent, foreign):
+        leftover.write_bytes(b"half")
+    for leftover in (abandoned, foreign):
+        os.utime(leftover, (0, os.stat(recent).st_mtime - 1.1 * ABANDONED))
+    write_bytes(tmp_path / "depth.pdf", b"whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [recent.name, foreign.name, "depth.pdf"]
 
 
 def test_no_room_is_an_error_in_words_and_leaves_nothing_behind(store, tmp_path):

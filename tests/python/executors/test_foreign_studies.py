@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -16,8 +17,10 @@ from foreign import NAMES, settings
 from safetensors.numpy import load_file
 
 import attnscope as asc
+from attnscope.config.run_config import ModelSource
 from attnscope.engine.run_study import resume, run
-from attnscope.errors import ConfigError
+from attnscope.errors import ConfigError, OtherModel
+from attnscope.models import checkpoints, loading
 from attnscope.results.results import load
 from attnscope.study_api.study import study_class
 from folders import Launcher, table_bytes
@@ -27,6 +30,34 @@ from folders import Launcher, table_bytes
 def finished(uninterrupted):
     """Uninterrupted runs, one of each study, when asked for."""
     return lambda name: load(uninterrupted(name))
+
+
+def test_weights_that_are_read_from_the_hub_are_not_mixed_with_those_of_another_commit(
+    inputs, tmp_path, monkeypatch
+):
+    """A stage that reads the files of a checkpoint, and loads no model, did not look at their commits."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    for module in (checkpoints, loading):
+        monkeypatch.setattr(module, "hub_answers", lambda: False)
+    place = tmp_path / "cache" / "models--me--growing"
+    (place / "refs").mkdir(parents=True)
+    steps = ("step0", "step2", "step10")
+    for at, step in enumerate(steps):
+        (place / "refs" / step).write_text(f"{at:040x}", "utf-8")
+        (place / "snapshots" / f"{at:040x}").parent.mkdir(exist_ok=True)
+        (place / "snapshots" / f"{at:040x}").symlink_to(inputs[0] / step)
+    study = settings("weight_changes", ("unused",), tmp_path).model_copy(
+        update={"models": [ModelSource(path="me/growing", revisions=[*steps])]}
+    )
+    first = run(study, progress=False)
+    commits = {title: facts["commit"] for title, facts in first.provenance["models"].items()}
+    assert commits == {f"me/growing {step}": f"{at:040x}" for at, step in enumerate(steps)}
+    shutil.rmtree(max(first.path.glob("units/000001-*")))
+    (place / "refs" / "step0").write_text(f"{2:040x}", "utf-8")
+    with pytest.raises(OtherModel, match=rf"me/growing step0: the hub has commit {2:040x} now"):
+        resume(first.path, progress=False)
+    (place / "refs" / "step0").write_text(f"{0:040x}", "utf-8")
+    assert resume(first.path, progress=False)["changes"].equals(first["changes"])
 
 
 def test_a_list_of_names_imports_no_study(installed):

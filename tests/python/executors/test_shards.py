@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError, FolderLocked, ResultsError
 from attnscope.models import LoadError
 from attnscope.results.folder_lock import FolderLock
+from attnscope.study_api.study import study_class
 from folders import sentences, table_bytes
 
 STUDY = "token_likelihood"
@@ -336,6 +338,34 @@ def test_a_checkpoint_that_a_shard_cannot_load_is_tried_by_the_gathering(
     assert [entry["checkpoint"] for entry in elsewhere.provenance["skipped"]] == ["growing step2"]
     assert re.search(r"on cuda, and the device here is cpu", elsewhere.provenance["skipped"][0]["reason"])
     assert table_bytes(gather([last.run], progress=False).path) == table_bytes(uninterrupted(STUDY))
+
+
+def test_what_a_shard_made_without_a_checkpoint_is_made_again_where_the_gathering_loads_it(
+    inputs, tmp_path, monkeypatch
+):
+    """Units of other checkpoints that read the run kept their numbers of before, without a word."""
+    study = study_class(STUDY)
+    stages = study.stages
+
+    def over_the_run(self, units):
+        return [
+            replace(stage, within="run") if stage.name == "ranks" else stage for stage in stages(self, units)
+        ]
+
+    monkeypatch.setattr(study, "stages", over_the_run)
+    load = held.load_model
+
+    def poor(checkpoint, **options):
+        if checkpoint.step == 2:
+            raise LoadError(f"{checkpoint.title}: not enough memory")
+        return load(checkpoint, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(held, "load_model", poor)
+        last = done(settings(STUDY, inputs, tmp_path / "runs"), 1)
+        assert len(list(last.run.glob("parts/*/units/*-*/ranks.parquet"))) == 2
+    of_one_process = run(settings(STUDY, inputs, tmp_path / "one"), progress=False)
+    assert table_bytes(gather([last.run], progress=False).path) == table_bytes(of_one_process.path)
 
 
 @pytest.mark.slow

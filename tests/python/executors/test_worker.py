@@ -135,6 +135,21 @@ def test_a_checkpoint_that_no_node_can_load_is_skipped_as_in_one_process(inputs,
     assert by_workers.provenance["skipped"] == local.provenance["skipped"]
 
 
+def test_what_is_skipped_strands_once_when_no_worker_is_left(inputs, tmp_path):
+    """The driver of a cluster skipped the same checkpoint for ever."""
+    engine = Engine(prepare(settings("moved_positions", inputs, tmp_path)), progress=False)
+    engine.folder.mkdir()
+    engine.store.open({unit.id: unit.folder for unit in engine.plan.units})
+    schedule = Schedule(engine)
+    unit = schedule.next("worker", "poor")
+    assert schedule.done("worker") is unit
+    assert schedule.refused(unit, "poor", "no memory", {"poor", "rich"}) is None
+    outcomes = list(schedule.stranded(set()))
+    assert [(outcome.unit, outcome.skipped) for outcome in outcomes] == [(unit, "no memory")]
+    engine.plan.leave_out([unit.checkpoint], "no memory")
+    assert list(schedule.stranded(set())) == []
+
+
 def test_a_worker_says_which_files_it_does_not_have(inputs, tmp_path):
     home = series(tmp_path / "growing", steps=(0, 2))
     engine = Engine(prepare(settings("moved_positions", (home, inputs[1]), tmp_path)), progress=False)

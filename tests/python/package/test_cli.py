@@ -4,6 +4,7 @@
 import csv
 import json
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from attnscope.config.run_config import RunConfig, models_in
 from attnscope.config.study_folders import studies
 from attnscope.errors import ConfigError
 from attnscope.metrics.discovery import registry
+from attnscope.plots.style import font_settings
 from attnscope.results.results import Results
 from attnscope.study_api.study import study_class
 from folders import model_folder, sentences, series
@@ -116,6 +118,7 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path, monkeypatch):
         ),
         (["tables"], "DIR"),
         (["compare", "a", "b", "--against", "gpt2"], "--against is of --published PAPER, got 'gpt2'"),
+        (["compare", "a", "--published", "p", "--table", "graphs"], "--table is of two runs, got 'graphs'"),
         (["figures", "runs/a", "--label", "entropy"], "--label: expected OLD=NEW, got 'entropy'"),
     ],
 )
@@ -255,6 +258,21 @@ def test_answers_that_a_full_disk_takes_not_are_an_error_of_one_line(arguments):
     assert done.stderr.splitlines()[0].startswith("attnscope: error: [Errno 28] No space left")
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["metrics", "--json"]])
+def test_answers_to_a_closed_output_are_an_error_of_one_line(arguments):
+    """Answers were lost where standard output is closed, and the command ended with 0."""
+    command = shlex.join([sys.executable, "-m", "attnscope", *arguments])
+    done = subprocess.run(f"{command} >&-", shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "attnscope: error: standard output: is closed\n")
+
+
+def test_messages_to_a_closed_output_do_not_go_into_the_answer(tmp_path):
+    """They went to standard output, in front of the JSON."""
+    command = shlex.join([sys.executable, "-m", "attnscope", "tables", str(tmp_path / "no"), "--json"])
+    done = subprocess.run(f"{command} 2>&-", shell=True, stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
 @pytest.mark.parametrize("column", ["no", "7", "a: b"])
 def test_a_column_of_a_file_s_texts_is_taken_by_the_letter(call, inputs, tmp_path, column):
     (tmp_path / "texts.csv").write_text("other,no,7,a: b\nx,the cat sat,the cat sat,the cat sat\n", "utf-8")
@@ -301,6 +319,14 @@ def test_a_figure_that_fails_is_named_and_costs_nothing_else(call, inputs, tmp_p
     assert "metric_maps.pdf" in out
     code, _, err = call("figures", tmp_path / "a", "depth")
     assert (code, err.strip()) == (3, message)
+
+
+def test_a_font_that_is_missing_is_a_message_of_one_line(call, finished, tmp_path):
+    """Python's own warning named a file and a line of typer."""
+    font_settings.cache_clear()  # which warns once
+    code, _, err = call("figures", finished / "a", "depth", "-o", tmp_path, "--font", "Quatsch")
+    assert (code, len(err.splitlines())) == (0, 1)
+    assert err.startswith("attnscope: warning: figures: there is no font 'Quatsch'")
 
 
 def test_published_numbers_of_another_study_are_refused_in_a_line(call, finished, tmp_path):

@@ -264,6 +264,17 @@ def test_the_manual_of_python_is_a_source():
     assert all(6 <= len(sentence.text.split()) <= 50 for sentence in sentences)
 
 
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    """Their texts had one `source`, and the rows of both were numbered from 0."""
+    places = [tmp_path / "a" / "texts.txt", tmp_path / "b" / "texts.txt", tmp_path / "b" / "others.txt"]
+    for place in places:
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("a cat\n", "utf-8")
+    sources = [TextSource(path=place) for place in [*places, places[0]]]
+    named = [sentence.source for sentence in read_sentences(sources)]
+    assert named == ["a/texts.txt", "b/texts.txt", "others.txt", "a/texts.txt"]
+
+
 def test_columns_of_the_sources_get_one_type_and_a_free_name(tmp_path):
     rows = [
         {"text": "a", "score": 1, "layer": 3, "tokens": "x", "bos": True, "mixed": 1},

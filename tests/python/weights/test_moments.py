@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Streaming second moments: whole batches, any order, sketches, intervals, files, bad input."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import attnscope as asc
+from attnscope.errors import ResultsError
 from attnscope.metrics.weights.moments import participation, sketch_rank
 
 
@@ -99,6 +103,50 @@ def test_the_state_and_the_file_hold_everything(tmp_path):
     assert loaded.has(1, "o", "out")
     assert not loaded.has(1, "o")
     assert list(moments.only(1).state()) == ["1/o/out/2/5"]
+
+
+def test_a_file_that_is_damaged_or_holds_something_else_is_no_moments(tmp_path):
+    file = tmp_path / "moments.safetensors"
+    filled().save(file)
+    content, state = file.read_bytes(), filled().state()
+    for damaged in (b"", b"junk" * 9, content[: len(content) // 2]):
+        file.write_bytes(damaged)
+        with pytest.raises(ResultsError, match=r"moments\.safetensors holds no moments that can be read"):
+            asc.Moments.load(file)
+    name, packed = next(iter(state.items()))
+    settings = {"moments": '{"rank": null, "seed": 0}'}
+    for tensors, metadata in (
+        (state, None),
+        (state, {"moments": "[]"}),
+        (state, {"moments": '{"rank": 2, "seed": 0}'}),
+        ({name: packed[:-1].clone()}, settings),
+        ({name: packed.half()}, settings),
+        ({"weight": packed}, settings),
+    ):
+        save_file(tensors, file, metadata)
+        with pytest.raises(ResultsError, match=r"moments\.safetensors holds no moments that can be read"):
+            asc.Moments.load(file)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        asc.Moments.load(tmp_path / "none")
+
+
+def test_moments_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "moments.safetensors"
+    filled().save(file)
+    before = file.read_bytes()
+
+    def interrupted(tensors, place, metadata):
+        Path(place).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("safetensors.torch.save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        filled().save(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["moments.safetensors"]
+    assert file.read_bytes() == before
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="cannot be written"):
+        filled().save(tmp_path / "no" / "file")
 
 
 def test_jackknife_intervals_cover_the_truth():

@@ -97,7 +97,7 @@ class Schedule:
         """Yield outcomes of units whose checkpoints none of these nodes can load."""
         for group in list(self._groups.values()):
             refused = self._refused.get(group[0].checkpoint, {})
-            if refused and set(nodes) <= set(refused):
+            if refused and set(nodes) <= set(refused) and self._engine.is_pending(group[0]):
                 yield Outcome(group[0], skipped=next(reversed(refused.values())))
 
     def _give_up(self, unit: Unit) -> None:

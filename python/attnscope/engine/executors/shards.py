@@ -294,9 +294,13 @@ def gather(
     engine = Engine(prepare(settings, folder=target), progress=progress, say=say)
     with engine.open_run(resume=True, refuse=refuse) as (facts, lock):
         skipped = merge_shards(engine, parts, facts)
-        # what no shard could load is no reason to measure on another device than theirs
+        # what no shard could load is no reason to measure on another device than theirs; a stored unit is
+        # only done again where it has read less than there is now
         engine.executor = LocalExecutor(
-            lambda unit: unit.checkpoint is None or unit.checkpoint.title in skipped, (LoadError, OtherModel)
+            lambda unit: (
+                unit.checkpoint is None or unit.checkpoint.title in skipped or unit.id in engine.store
+            ),
+            (LoadError, OtherModel),
         )
         missing = [
             unit
@@ -343,7 +347,7 @@ def merge_shards(engine: Engine, parts: Sequence[Path], facts: dict[str, Any]) -
             engine.refuse_other_models(provenance.get("models", {}))
             skipped |= {entry["checkpoint"] for entry in provenance.get("skipped", ())}
             engine.machines = {**provenance.get("machines", {}), **engine.machines}
-            engine.total.models = {**provenance.get("models", {}), **engine.total.models}
+            engine.total.add({"models": provenance.get("models", {})})
         folders_by_part = {part: set(os.listdir(part / "units")) for part in parts}
         for unit in engine.plan.units:
             where = [part for part, names in folders_by_part.items() if unit.folder in names]

@@ -12,6 +12,8 @@ from torch import Tensor
 
 #: Tokens whose products are summed together before they are added to those of a group.
 _TOKENS = 1024
+#: Numbers that `MomentSums.counts` holds.
+COUNTS = 4
 #: Columns of a block of a symmetric product, at least.
 _COLUMNS = 128
 
@@ -25,7 +27,7 @@ class MomentSums:
         second: Σ x xᵀ [d, d], of which what is on and above the diagonal counts, or all of it times the
             sketch's directions [d, p].
         centred: the same of x less the mean of its text.
-        counts: tokens, Σ‖x‖², Σ‖x − mean‖², max ‖x‖², [4].
+        counts: tokens, Σ‖x‖², Σ‖x − mean‖², max ‖x‖², [4] (`COUNTS`).
     """
 
     total: Tensor
@@ -49,8 +51,8 @@ class MomentSums:
     @classmethod
     def unpacked(cls, packed: Tensor, d: int) -> MomentSums:
         """Return the sums of d numbers from the vector of `packed`."""
-        columns = (len(packed) - 4 - d) // (2 * d)
-        counts, total, products = packed[:4], packed[4 : 4 + d], packed[4 + d :]
+        columns = (len(packed) - COUNTS - d) // (2 * d)
+        counts, total, products = packed[:COUNTS], packed[COUNTS : COUNTS + d], packed[COUNTS + d :]
         second, centred = products[: d * columns], products[d * columns :]
         return cls(total, second.view(d, columns), centred.view(d, columns), counts.clone())
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +20,9 @@ import torch
 from torch import Tensor
 
 from attnscope._nearest import nearest
+from attnscope.errors import ResultsError
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.weights.moment_sums import MomentBatch, MomentSums
+from attnscope.metrics.weights.moment_sums import COUNTS, MomentBatch, MomentSums
 
 #: What matrices of one site read: site -> roles.
 READERS: Mapping[str, tuple[str, ...]] = {
@@ -31,6 +34,10 @@ _SITE_OF = {role: site for site, roles in READERS.items() for role in roles}
 _RANK = torch.finfo(torch.float64).eps
 
 Key = tuple[int, str, str]
+#: The name of sums in a `state`: layer, site, side, group, width.
+_STATE_NAME = re.compile(
+    r"(?P<layer>\d+)/(?P<site>[^/]+)/(?P<side>in|out)/(?P<group>-?\d+)/(?P<width>[1-9]\d*)"
+)
 
 
 @shown_by_shape
@@ -181,31 +188,68 @@ class Moments:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor], *, rank: int | None = None, seed: int = 0) -> Moments:
-        """Moments of a `state`."""
+        """Moments of a `state`.
+
+        Raises:
+            ValueError: what is no state of moments with this rank.
+        """
         moments = cls(rank, seed)
         for name, packed in state.items():
-            layer, site, side, group, d = name.split("/")
-            moments.store_sums((int(layer), site, side), int(group), MomentSums.unpacked(packed, int(d)))
+            match = _STATE_NAME.fullmatch(name)
+            width = int(match[5]) if match else 0
+            columns = width if rank is None else min(rank, width)
+            length = COUNTS + width + 2 * width * columns
+            if match is None or packed.shape != (length,) or packed.dtype != torch.float64:
+                raise ValueError(
+                    f"Moments: {name!r:.80} of {packed.dtype} and shape {tuple(packed.shape)} is no sum of "
+                    f"moments with rank {rank}"
+                )
+            key = (int(match[1]), match[2], match[3])
+            moments.store_sums(key, int(match[4]), MomentSums.unpacked(packed, width))
         return moments
 
     def save(self, path: str | Path) -> None:
-        """Write the sums to a safetensors file."""
+        """Write the sums to a safetensors file, whole or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
+        path = Path(path)
         settings = json.dumps({"rank": self.rank, "seed": self.seed})
-        save_file(
-            {name: tensor.contiguous() for name, tensor in self.state().items()}, path, {"moments": settings}
-        )
+        tensors = {name: tensor.contiguous() for name, tensor in self.state().items()}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            save_file(tensors, temporary, {"moments": settings})
+            os.replace(temporary, path)
+        except SafetensorError as error:
+            raise OSError(f"Moments.save: {path} cannot be written: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Moments:
-        """Read moments that `save` wrote."""
-        from safetensors import safe_open
+        """Read moments that `save` wrote.
 
-        with safe_open(path, "pt") as file:
-            settings = json.loads(file.metadata()["moments"])
-            names = list(file.keys())
-            return cls.from_state({name: file.get_tensor(name) for name in names}, **settings)
+        Raises:
+            FileNotFoundError: no such file.
+            ResultsError: the file is damaged, or holds something else.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        if not Path(path).exists():
+            raise FileNotFoundError(f"Moments.load: there is no file {path}")
+        try:
+            with safe_open(path, "pt") as file:
+                settings = json.loads((file.metadata() or {}).get("moments", "null"))
+                if not isinstance(settings, dict) or {*settings} != {"rank", "seed"}:
+                    raise ValueError("it has no rank and no seed of moments")
+                names = list(file.keys())
+                return cls.from_state({name: file.get_tensor(name) for name in names}, **settings)
+        except (SafetensorError, OSError, ValueError, TypeError) as error:
+            raise ResultsError(f"Moments.load: {path} holds no moments that can be read: {error}") from error
 
     def has(self, layer: int, role: str, side: str = "in") -> bool:
         """Return True if that site has sums."""
