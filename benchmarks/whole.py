@@ -41,6 +41,8 @@ METRICS = {
 # The analysis may take this share of the forward pass.
 SHARES = {33: 0.04, 64: 0.08, 128: 0.2, 512: 1.0}
 FAST_SHARES = {33: 0.04, 64: 0.08, 128: 0.2, 512: 1.5}
+# Passes of single texts in the time of `analyze`, which reads several texts in one pass.
+TABLES = {1: 0.7, 16: 1.3}
 
 
 def gpt2(longest: int) -> Any:
@@ -73,6 +75,31 @@ def agree_fast(peer: str, ours: dict[str, Any], theirs: Any) -> None:
         return
     for name, bound in (("attention_entropy", 1e-5), ("fiedler_value", 1e-6)):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=bound, atol=1e-12, err_msg=name)
+
+
+def single_passes(model: Any, texts: list[torch.Tensor]) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [model(ids[None], use_cache=False).logits for ids in texts]
+
+
+def agree_in_rows(peer: str, ours: asc.Results, theirs: list[torch.Tensor]) -> None:
+    """Tables have a row for each head of each text; the forward pass knows no numbers."""
+    rows = len(ours["heads"])
+    assert rows == LAYERS * HEADS * len(theirs), f"{peer}: {rows} rows of {len(theirs)} texts"
+
+
+def compare_tables(benchmark: Benchmark, model: Any, count: int, n: int) -> None:
+    """`analyze` of some texts of up to n tokens, to tables, against passes of single texts."""
+    texts = [torch.arange(n - k % 9) * (k + 3) % 50000 for k in range(count)]
+    benchmark.compare(
+        f"tables of {count} text(s) n={n}",
+        count,
+        lambda: asc.analyze(model, texts, METRICS, progress=False),
+        {"forward passes": lambda: single_passes(model, texts)},
+        agree=agree_in_rows,
+        target=TABLES[count],
+        facts={"n": n, "texts": count},
+    )
 
 
 def main() -> None:
@@ -111,6 +138,8 @@ def main() -> None:
                 against=peer,
                 facts={"n": n, "share": FAST_SHARES[n], "heads": LAYERS * HEADS, "precision": "fast"},
             )
+    for count in TABLES:
+        compare_tables(benchmark, model, count, 33)
     benchmark.finish()
 
 

@@ -507,7 +507,9 @@ def lengths_argument(
         return None
     values = integers_argument(function, name, lengths)
     broadcast = expanded(f"{function}: {name}", values, leading, "do not broadcast to the leading shape")
-    if len(outside := values[(values < least) | (values > n)]):
+    smallest, largest = (end.item() for end in values.aminmax()) if values.numel() else (n, n)
+    if smallest < least or largest > n:
+        outside = values[(values < least) | (values > n)]
         raise ValueError(f"{function}: {name} must lie between {least} and n = {n}, got {outside[0]}")
     return broadcast.contiguous()
 

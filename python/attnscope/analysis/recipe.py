@@ -34,7 +34,7 @@ from attnscope.metrics.request import Metrics, keyed_options, metric_names, name
 from attnscope.metrics.selected_queries import is_mean_of_rows, rows_of
 from attnscope.metrics.signatures import options_of
 from attnscope.metrics.support import LayerSupport, measure_layer
-from attnscope.metrics.thresholds import THRESHOLDS, first_equal, resolve_thresholds
+from attnscope.metrics.thresholds import THRESHOLDS, first_equal_of_maps, levels_of_maps
 from attnscope.results.schema import HEAD_KEYS
 from attnscope.study_api.forward import Batch, head_mean
 
@@ -279,7 +279,7 @@ def place(
         if quantity not in measured.values:
             continue
         name, table = quantity.name, table_of(quantity)
-        values = np.ma.MaskedArray(measured.values[quantity].numpy(), ~measured.defined[quantity].numpy())
+        values = _numbers_of(measured, quantity)
         if quantity.kind == "position" and name.endswith("_position") and not quantity.axes:
             texts = np.array(batch.tokens_at(values), dtype=object)
             values_by_table["heads"][name.removesuffix("position") + "token"] = texts
@@ -303,11 +303,31 @@ def place(
     if graphs := values_by_table["graphs"]:
         thresholds, graph_columns = _align_entries(graphs)
         spread = {key: np.repeat(values, len(thresholds)) for key, values in of_maps.items()}
-        levels = np.concatenate([resolve_thresholds(thresholds, n) for n in lengths])
+        levels = levels_of_maps(thresholds, lengths.tolist()).ravel()
         rows = _once_each(thresholds, lengths, {**spread, "threshold": levels}, graph_columns)
         yield "graphs", {**keys, **rows}
     if vectors := values_by_table["vectors"]:
         yield "vectors", {**keys, **_entries_of_maps(vectors, of_maps, measured.size, batch)}
+
+
+def _numbers_of(measured: Measured, quantity: Quantity) -> Any:
+    """Return the numbers of a quantity as an array: without a value floats are NaN, all others hidden."""
+    values = measured.values[quantity].numpy()
+    if values.dtype.kind == "f":
+        return values
+    hidden = ~measured.defined[quantity].numpy()
+    return np.ma.MaskedArray(values, hidden) if hidden.any() else values
+
+
+def _absent(count: int, entries: int, dtype: Any) -> Any:
+    """Return an array [count, entries] without a value: NaN for floats, hidden entries for all others."""
+    if dtype.kind == "f":
+        return np.full((count, entries), np.nan, dtype)
+    return np.ma.MaskedArray(np.zeros((count, entries), dtype), mask=True)
+
+
+def _is_absent(values: Any) -> Any:
+    return np.isnan(values) if values.dtype.kind == "f" else np.ma.getmaskarray(values)
 
 
 def _once_each(
@@ -317,16 +337,16 @@ def _once_each(
 
     Metrics may have other thresholds, so that one of the rows holds what another lacks.
     """
-    first = np.array([first_equal(thresholds, n) for n in lengths])
+    first = first_equal_of_maps(thresholds, lengths.tolist())
     once = first == np.arange(len(thresholds))
     if once.all():
         return {**keys, **columns}
     for at, place in np.argwhere(~once):
         row, first_row = at * len(thresholds) + place, at * len(thresholds) + first[at, place]
         for values in columns.values():
-            if np.ma.getmaskarray(values)[first_row]:
+            if _is_absent(values[first_row : first_row + 1])[0]:
                 values[first_row] = values[row]
-    return {name: np.ma.asanyarray(values)[once.ravel()] for name, values in {**keys, **columns}.items()}
+    return {name: values[once.ravel()] for name, values in {**keys, **columns}.items()}
 
 
 def _entries_of_maps(
@@ -362,13 +382,14 @@ def _align_entries(parts: Mapping[str, tuple[Sequence[Any], Any]]) -> tuple[list
     """Return all entries along the last axes, and the columns over them, flat; entries that a column lacks
     are absent.
     """
-    places = list(dict.fromkeys(at for entries, _ in parts.values() for at in entries))
+    places = {at: None for entries, _ in parts.values() for at in entries}
+    place_of = {at: place for place, at in enumerate(places)}
     columns = {}
     for column, (entries, values) in parts.items():
-        aligned = np.ma.MaskedArray(np.zeros((len(values), len(places)), values.dtype), mask=True)
-        aligned[:, [places.index(entry) for entry in entries]] = values
+        aligned = _absent(len(values), len(places), values.dtype)
+        aligned[:, [place_of[entry] for entry in entries]] = values
         columns[column] = aligned.ravel()
-    return places, columns
+    return list(places), columns
 
 
 def named_recipe(

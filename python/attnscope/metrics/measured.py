@@ -199,13 +199,17 @@ def _measured(
         and (heads is not None or not reads_layers(quantity))
         and defined_on(quantity, maps.shape, bool(places.cross))
     ]
-    map_lengths = None if lengths is None else lengths[:, None]
+    map_lengths = None
+    if lengths is not None and bool((lengths != maps.shape[-1]).any()):
+        map_lengths = lengths[:, None]
     plan = _plan_for(tuple(answerable), full_results, int(maps.shape[-1]), precision)
     with shared_pass():
         results = MeasurementRun(plan, sites, map_lengths, "measure_quantities", held, places).results()
         # of scores, -inf is a key that is not visible
         judged = (name for name in sites if name in MAPS and name != "scores")
         finite = {name: _finite(sites[name], map_lengths, places) for name in judged}
+    # values of maps that are all finite are NaN already where there are none
+    not_all_finite = {name: of_maps for name, of_maps in finite.items() if not bool(of_maps.all())}
     values: dict[Quantity, Tensor] = {}
     defined: dict[Quantity, Tensor] = {}
     answers = dict(zip(answerable, results[: len(answerable)], strict=True))
@@ -218,7 +222,7 @@ def _measured(
                 else numbers
             )
             values[quantity], defined[quantity] = _where_defined(
-                quantity, numbers, finite.get(quantity.needs[0])
+                quantity, numbers, not_all_finite.get(quantity.needs[0])
             )
         elif not quantity.axes:
             shape = maps.shape[:1] if quantity.scope == "layer" else maps.shape[:2]
@@ -259,9 +263,10 @@ def _where_defined(quantity: Quantity, values: Tensor, finite: Tensor | None) ->
         defined = values >= 0
     else:
         defined = torch.ones(values.shape, dtype=torch.bool, device="cpu")
-    if finite is not None:
-        finite = finite.all(-1) if quantity.scope == "layer" else finite
-        defined &= finite.reshape(*finite.shape, *[1] * (values.ndim - finite.ndim))
+    if finite is None:
+        return values, defined
+    finite = finite.all(-1) if quantity.scope == "layer" else finite
+    defined &= finite.reshape(*finite.shape, *[1] * (values.ndim - finite.ndim))
     if values.dtype.is_floating_point:
         values = torch.where(defined, values, torch.nan)
     return values, defined

@@ -123,7 +123,8 @@ class MaskRules:
 
 def _rule_of(description: dict[str, Any]) -> MaskRule | None:
     """Return the rule of a mask, None where its function is no rule of this module."""
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+    from transformers import masking_utils
+    from transformers.masking_utils import causal_mask_function
 
     queries, keys = int(description["q_length"]), int(description["kv_length"])
     offsets = (int(description.get("q_offset", 0)), int(description.get("kv_offset", 0)))
@@ -133,7 +134,8 @@ def _rule_of(description: dict[str, Any]) -> MaskRule | None:
     function = description.get("mask_function", causal_mask_function)
     if function is causal_mask_function:
         return MaskRule(True, None, real)
-    if function is bidirectional_mask_function:
+    # transformers 4 has no function of that name, and its masks are looked at below
+    if function is getattr(masking_utils, "bidirectional_mask_function", None):
         return MaskRule(False, None, real)
     window = description.get("local_size")
     batch = int(description["batch_size"])

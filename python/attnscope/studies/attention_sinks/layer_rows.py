@@ -22,7 +22,7 @@ from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.measured import Measured
 from attnscope.metrics.quantity import Quantity, Site
 from attnscope.metrics.signatures import reads_layers
-from attnscope.metrics.thresholds import first_equal, resolve_thresholds
+from attnscope.metrics.thresholds import first_equal_of_maps, levels_of_maps
 from attnscope.results.schema import head_means_of
 from attnscope.studies.supports import LayerVisibility, keys_of
 from attnscope.study_api.forward import Batch, head_mean
@@ -221,10 +221,10 @@ def write_rows(
         elif table == "graphs":
             levels = len(thresholds)
             rows = {key: np.repeat(value, levels) if np.ndim(value) else value for key, value in keys.items()}
-            rows["threshold"] = np.concatenate([resolve_thresholds(thresholds, n) for n in lengths])
+            rows["threshold"] = levels_of_maps(thresholds, lengths.tolist()).ravel()
             rows |= {} if control else {"support": np.repeat(seen, levels)}
             # k/n may be one of the numbers for a text of some length, which is one row then
-            once = np.concatenate([np.equal(first_equal(thresholds, n), range(levels)) for n in lengths])
+            once = (first_equal_of_maps(thresholds, lengths.tolist()) == np.arange(levels)).ravel()
             if not once.all():
                 rows = {
                     key: np.asarray(value)[once] if np.ndim(value) else value for key, value in rows.items()
