@@ -21,10 +21,17 @@ from torch import Tensor, nn
 from attnscope.arguments.modules import model_hint
 from attnscope.capture import module_tracing
 from attnscope.capture.capture_plan import CapturePlan
-from attnscope.capture.edits.edit import ACTIVE, CACHE
-from attnscope.capture.implementation import attention_outputs, capture_eager_weights, configs, implementation
+from attnscope.capture.edits.edit import ACTIVE
+from attnscope.capture.implementation import (
+    attention_outputs,
+    capture_eager_weights,
+    configs,
+    implementation,
+    original_implementations,
+)
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.layer import Layer
+from attnscope.capture.module_tracing import CACHE
 from attnscope.capture.preservation import Effects, preserved, remember
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.sites import HOOKS, HOOKS_ONLY, INTERFACE, OUTPUTS
@@ -102,11 +109,12 @@ def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Captur
     try:
         plan = None
         tokens = trial_inputs(model) if trials.on_tokens and not modalities else None
-        if tokens is not None:
-            plan = _make(model, tokens, real=False)
-            trials.on_tokens = plan is not None
-        if plan is None and batch is not None:
-            plan = _make(model, batch, real=True)
+        with original_implementations(model):
+            if tokens is not None:
+                plan = _make(model, tokens, real=False)
+                trials.on_tokens = plan is not None
+            if plan is None and batch is not None:
+                plan = _make(model, batch, real=True)
     except RuntimeError:
         if batch is None or not modalities or (plan := trials.plans.get(frozenset())) is None:
             raise

@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.module_tracing import takes
+from attnscope.capture.module_tracing import CACHE, cached_tokens, takes
 from attnscope.capture.visibility import visible_entries
+from attnscope.models.architecture import is_cross, text_modules
 
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
-
-#: What versions of transformers call the argument that holds the keys and values of earlier passes.
-CACHE = ("cache", "past_key_values")
 
 
 def cache_name(model: nn.Module) -> str:
@@ -83,8 +81,7 @@ class PassPosition:
         if torch.is_tensor(mask) and mask.ndim == 2:
             self.mask = mask.to(torch.bool)
         elif outermost or self.mask.shape[0] != batch:
-            cache: Any = next((kwargs[name] for name in CACHE if kwargs.get(name) is not None), None)
-            past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
+            past = cached_tokens(kwargs)
             real = torch.ones(batch, past + n, dtype=torch.bool, device=tokens.device)
             pairs = next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask
             if torch.is_tensor(pairs) and pairs.ndim == 4:  # made ahead, for a cache of fixed size
@@ -214,20 +211,25 @@ class Applied:
 
     Attributes:
         edit: the edit.
+        model: that is edited.
+        depth: number of its layers.
         count: how often it acted.
         where: the state of the pass under way.
     """
 
-    def __init__(self, edit: Any, model: nn.Module) -> None:
+    def __init__(self, edit: Any, model: nn.Module, depth: int = 0) -> None:
         self.edit = edit
         self.model = model
+        self.depth = depth
         self.count = 0
         self.where = PassPosition()
-        self._modules = {id(module) for module in model.modules()}
+        self._of_text = {
+            id(module) for name, module in text_modules(model).items() if not is_cross(module, name)
+        }
 
-    def owns(self, module: nn.Module) -> bool:
-        """Return True if the module belongs to the edited model."""
-        return id(module) in self._modules
+    def mixes_tokens(self, module: nn.Module) -> bool:
+        """Return True if an attention module's queries and keys are tokens of the edited model's text."""
+        return id(module) in self._of_text
 
     @property
     def live(self) -> bool:
@@ -280,7 +282,7 @@ class BaseEdit:
 
     @contextmanager
     def _installed(self, model: nn.Module, architecture: Structure) -> Iterator[Applied]:
-        applied = Applied(self, model)
+        applied = Applied(self, model, architecture.depth)
         handles: list[Any] = []
         token = ACTIVE.set((*ACTIVE.get(), applied))
         try:

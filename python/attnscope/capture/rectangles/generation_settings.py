@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attnscope.capture.edits.edit import CACHE
+from attnscope.capture.module_tracing import CACHE
 from attnscope.models.architecture import name_pattern
 from attnscope.models.inputs.generation_options import first_attribute, generation_option
 from attnscope.models.inputs.prompt_learning import VirtualTokens, virtual_tokens
