@@ -16,7 +16,11 @@ from weight_models import FAMILIES, tiny
 ENCODERS = ("bert", "roberta", "distilbert", "modernbert")
 CAUSAL = [name for name in FAMILIES if name not in ENCODERS]
 #: Constant factors and bounds of logits, which the map leaves out; small logits make a bound linear.
-FACTORS = {"cohere": lambda c: c.logit_scale, "granite": lambda c: 1 / c.logits_scaling}
+FACTORS = {
+    "cohere": lambda c: c.logit_scale,
+    "cohere2_moe": lambda c: c.logit_scale,
+    "granite": lambda c: 1 / c.logits_scaling,
+}
 
 
 def last_state(model, ids):
