@@ -373,7 +373,8 @@ class Recorder:
         )
         if not builder.is_selected:
             return
-        batch, queries = builder.size = leaving.shape[0], leaving.shape[1]
+        # towers of pictures hand on the patches of all pictures in one row, without an axis of samples
+        batch, queries = builder.size = leaving.shape[:2] if leaving.ndim > 2 else (1, len(leaving))
         builder.total = self.blocks_only.heads.get(core or "", 0) if self.blocks_only else 0
         if builder.total:
             builder.layer.heads = tuple(
