@@ -173,6 +173,18 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             interleave_moe_layer_step=2,
         ),
     ),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        "Qwen3_5MoeForCausalLM",
+        _decoder(shared_expert_intermediate_size=40, **_HEAD, **_EXPERTS, **_LINEAR),
+    ),
+    "vaultgemma": ("VaultGemmaConfig", "VaultGemmaForCausalLM", _decoder(**_HEAD)),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", "Glm4MoeLiteForCausalLM", _decoder(**_LATENT, **_GLM_EXPERTS)),
+    "bamba": (
+        "BambaConfig",
+        "BambaForCausalLM",
+        _decoder(attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=12, mamba_d_state=4),
+    ),
     "cohere2_moe": (
         "Cohere2MoeConfig",
         "Cohere2MoeForCausalLM",

@@ -463,8 +463,16 @@ def _read(
         norm_offset=family.norm_offset,
         layer_norm=layer_norm,
         project_out=outside["project_out"],
-        rotary="" if settings.get("alibi") else family.rotary,
+        rotary=_rotary_of(settings, family),
     )
+
+
+def _rotary_of(settings: Mapping[str, Any], family: Family) -> str:
+    """Return which dimensions of a head turn together; latent attention has a setting for it."""
+    if settings.get("alibi"):
+        return ""
+    interleaved = settings.get("rope_interleave")
+    return family.rotary if interleaved is None else "interleaved" if interleaved else "half"
 
 
 def _in_order(entry: WeightEntry) -> tuple[Any, ...]:

@@ -201,20 +201,25 @@ FAMILIES: Mapping[str, Family] = {
         }
     ),
     "laguna": Family(_fused("self_attn.g_proj", "q_gate")),
-    "qwen3_next": _LINEAR_ATTENTION,
-    "qwen3_5_text": _LINEAR_ATTENTION,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LINEAR_ATTENTION),
     "gemma": _ONE_PLUS_GAIN,
     "gemma2": _ONE_PLUS_GAIN,
     "gemma3_text": _ONE_PLUS_GAIN,
+    "vaultgemma": _ONE_PLUS_GAIN,
     "nemotron": Family(norm_offset=1.0, layer_norm=True),
     **dict.fromkeys(("gptj", "glm", "glm4", "helium", "ernie4_5", "ernie4_5_moe"), _INTERLEAVED),
     "deepseek_v2": _INTERLEAVED,
     "deepseek_v3": _INTERLEAVED,
+    "roformer": _INTERLEAVED,
     **dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), Family(rotary="interleaved", layer_norm=True)),
     "olmo": Family(layer_norm=True),
     **dict.fromkeys(("gpt_neo", "opt", "xglm", "biogpt", "distilbert", "jamba"), _NO_ROTARY),
     **dict.fromkeys(
-        ("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "roberta"),
+        (
+            *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"),
+            *("megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "xlm-roberta"),
+            "xlm-roberta-xl",
+        ),
         _NO_ROTARY,
     ),
 }

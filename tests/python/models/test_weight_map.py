@@ -121,6 +121,22 @@ def test_the_dimensions_that_turn_together_are_those_of_the_models_code(name):
     assert asc.weight_map(model).rotary == {1: "interleaved", half: "half"}[partner]
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "laguna", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_queries_have_the_rows_that_the_output_projection_reads(name):
+    """A gate that is stored with the queries is none of them; each acts at its own token alone."""
+    result = asc.weight_map(tiny(name))
+    layers = [entry.layer for entry in result if entry.role == "q"]
+    assert layers
+    for layer in layers:
+        assert result[layer, "q"].shape[0] == result[layer, "o"].shape[1]
+
+
+@pytest.mark.parametrize(("interleaved", "rotary"), [(True, "interleaved"), (False, "half")])
+def test_latent_attention_says_how_it_rotates(interleaved, rotary):
+    model = tiny("glm4_moe_lite", rope_interleave=interleaved)
+    assert asc.weight_map(model).rotary == rotary
+
+
 @pytest.mark.parametrize(
     ("name", "model_type", "tensor", "layout"),
     [
