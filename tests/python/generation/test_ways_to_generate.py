@@ -333,6 +333,20 @@ def test_one_written_token_stands_behind_a_prompt(options):
     assert [layer.answer_start.tolist() for layer in layers] == [[7, 7]] * 2
 
 
+def test_a_vocabulary_head_called_decoder_writes_no_rows():
+    """The prompt ended with its first piece, since no layer of attention was one that writes."""
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "ModernBertDecoderConfig"):
+        pytest.skip("transformers has no such model")
+    sizes = {name: size for name, size in SMALL_DECODER.items() if name != "num_key_value_heads"}
+    config = transformers.ModernBertDecoderConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    torch.manual_seed(0)
+    model = transformers.ModernBertDecoderForCausalLM(config).eval()
+    for options in ({"prefill_chunk_size": 3}, {"max_new_tokens": 1}):
+        layers, _, _ = generated(model, prompt(), **options)
+        assert [layer.answer_start.tolist() for layer in layers] == [[7, 7]] * 2
+
+
 def test_one_written_token_of_a_decoder_has_its_name():
     """The decoder was taken for the encoder, which reads other tokens than those that are written."""
     shape = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}

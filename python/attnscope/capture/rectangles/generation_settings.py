@@ -71,7 +71,9 @@ def _name_of_decoder(model: nn.Module) -> str:
     for module in model.modules():
         lookup: Any = getattr(module, "get_decoder", None)
         if callable(lookup):
-            decoder = lookup()
+            decoder: Any = lookup()
+            if isinstance(decoder, nn.Module) and not any(decoder.children()):
+                continue  # a vocabulary head of that name (ModernBERT)
             return next((name_pattern(name) for name, part in model.named_modules() if part is decoder), "")
     return ""
 
