@@ -127,19 +127,11 @@ def test_heads_that_are_none(heads):
         HideKeys([0], heads=heads)
 
 
-def picture_inputs(name):
-    """A model of pictures and text, and what it takes for a text behind a picture."""
-    model, processor = media_models.PICTURE_AND_TEXT[name]()
-    place = processor.boi_token if name == "gemma3" else processor.image_token
-    inputs = processor(images=media_models.picture(), text=f"{place} a cat is on", return_tensors="pt")
-    return model, {key: value for key, value in inputs.items() if key != "labels"}
-
-
 @pytest.mark.parametrize("change", [HideKeys([1]), SubtractRead([1]), LimitWindow(2)])
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3"])
 def test_keys_of_a_text_are_none_of_its_picture(name, change):
     """A tower of pictures has keys and layers of its own, also where it is first tried inside the edit."""
-    model, inputs = picture_inputs(name)
+    model, inputs = media_models.with_picture(name)
     base, edited = (
         layers_of(model, inputs, ("attention", "head_output"), neutral)
         for neutral in (LimitWindow(64), change)
@@ -158,7 +150,7 @@ def test_keys_of_a_text_are_none_of_its_picture(name, change):
 @pytest.mark.parametrize("name", ["llava", "smolvlm"])
 def test_layers_of_an_edit_are_those_of_the_text_whatever_the_model_was_tried_on(name):
     """Inputs with a picture show its tower's blocks first."""
-    model, inputs = picture_inputs(name)
+    model, inputs = media_models.with_picture(name)
     change = AddDirection(0, torch.randn(32, generator=torch.Generator().manual_seed(0)), "all")
     with torch.no_grad(), edit(model, change):
         expected = model(**inputs).logits

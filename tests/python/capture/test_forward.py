@@ -314,10 +314,7 @@ def test_a_block_is_one_layer_under_edits_of_the_softmax(edit):
 
 def test_states_of_patches_in_one_row_have_one_shape_with_and_without_their_attention():
     """A tower that packs the patches of all pictures hands on states without an axis of samples."""
-    model, processor = media_models.PICTURE_AND_TEXT["qwen2_vl"]()
-    inputs = processor(
-        images=media_models.picture(), text=f"{processor.image_token} a cat", return_tensors="pt"
-    )
+    model, inputs = media_models.with_picture("qwen2_vl")
     states = []
     for sites in (("block_output",), ("block_output", "attention")):
         with forward(model, inputs, Forward(sites=sites)) as run:

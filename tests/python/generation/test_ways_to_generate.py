@@ -333,7 +333,8 @@ def test_one_written_token_stands_behind_a_prompt(options):
     assert [layer.answer_start.tolist() for layer in layers] == [[7, 7]] * 2
 
 
-def test_a_vocabulary_head_called_decoder_writes_no_rows():
+@pytest.mark.parametrize("options", [{"max_new_tokens": 1}, {"prefill_chunk_size": 3}])
+def test_a_vocabulary_head_called_decoder_writes_no_rows(options):
     """The prompt ended with its first piece, since no layer of attention was one that writes."""
     transformers = pytest.importorskip("transformers")
     if not hasattr(transformers, "ModernBertDecoderConfig"):
@@ -342,9 +343,10 @@ def test_a_vocabulary_head_called_decoder_writes_no_rows():
     config = transformers.ModernBertDecoderConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     torch.manual_seed(0)
     model = transformers.ModernBertDecoderForCausalLM(config).eval()
-    for options in ({"prefill_chunk_size": 3}, {"max_new_tokens": 1}):
-        layers, _, _ = generated(model, prompt(), **options)
-        assert [layer.answer_start.tolist() for layer in layers] == [[7, 7]] * 2
+    if "prefill_chunk_size" in options and transformers.__version__.startswith("4."):
+        pytest.skip("the model's cache knows no pieces before transformers 5")
+    layers, _, _ = generated(model, prompt(), **options)
+    assert [layer.answer_start.tolist() for layer in layers] == [[7, 7]] * 2
 
 
 def test_one_written_token_of_a_decoder_has_its_name():
