@@ -73,7 +73,6 @@ class PassPosition:
         batch, n = tokens.shape[:2]
         if outermost:
             self._before = (not self.is_step, self.mask.shape[1]) if self.mask.numel() else None
-            self._is_in_pieces = _reads_prompt_in_pieces()
             self.root = module
             self.calls.clear()
             self.offsets.clear()
@@ -91,6 +90,8 @@ class PassPosition:
                     real[:, :past] = self.mask.to(real.device)
             self.mask = real
         self.past = max(0, self.mask.shape[1] - n)
+        if outermost:
+            self._is_in_pieces = _reads_prompt_in_pieces(self.mask.shape[1])
 
     @property
     def is_step(self) -> bool:
@@ -193,16 +194,22 @@ class PassPosition:
         return count
 
 
-def _reads_prompt_in_pieces() -> bool:
-    """Return True inside the part of transformers' `generate` that reads a prompt in more than one piece.
+def _reads_prompt_in_pieces(tokens: int) -> bool:
+    """Return True inside transformers' `generate` where a pass reads a piece of the prompt.
 
-    Nothing that a model is given tells a piece of one token from a step.
+    Nothing that a model is given tells a piece of one token from a step. Before transformers 5 the last token
+    of a prompt in pieces is read where steps are.
+
+    Args:
+        tokens: that were read with this pass.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_code.co_name.startswith("_prefill"):
-            return len(frame.f_locals.get("input_chunks", ())) > 1
+        if frame.f_code.co_name.startswith("_prefill") and len(frame.f_locals.get("input_chunks", ())) > 1:
+            return True
+        if frame.f_code.co_name == "generate" and "input_ids_length" in frame.f_locals:
+            return tokens <= int(frame.f_locals["input_ids_length"])
     return False
 
 
