@@ -33,7 +33,7 @@ from attnscope.capture.visibility import float_mask
 
 @dataclass
 class _Held:
-    """Who holds a configuration.
+    """The holder of a configuration.
 
     Attributes:
         original: its implementation without a run.

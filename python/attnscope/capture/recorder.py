@@ -374,7 +374,8 @@ class Recorder:
         if not builder.is_selected:
             return
         # towers of pictures hand on the patches of all pictures in one row, without an axis of samples
-        batch, queries = builder.size = leaving.shape[:2] if leaving.ndim > 2 else (1, len(leaving))
+        states = leaving if leaving.ndim > 2 else leaving[None]
+        batch, queries = builder.size = states.shape[0], states.shape[1]
         builder.total = self.blocks_only.heads.get(core or "", 0) if self.blocks_only else 0
         if builder.total:
             builder.layer.heads = tuple(

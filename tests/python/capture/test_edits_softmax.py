@@ -138,9 +138,9 @@ def test_keys_of_a_text_are_none_of_its_picture(name, change):
     )
     is_text = ["language_model" in layer.stack for layer in base]
     assert is_text == [False, False, True, True]
-    same = [torch.equal(a.head_output, b.head_output) for a, b in zip(edited, base, strict=True)]
-    assert same[:2] == [True, True]
-    assert not same[3]
+    is_equal = [torch.equal(a.head_output, b.head_output) for a, b in zip(edited, base, strict=True)]
+    assert is_equal[:2] == [True, True]
+    assert not is_equal[3]
     for layer, before in zip(edited[:2], base[:2], strict=True):
         assert torch.equal(layer.attention, before.attention)
     if isinstance(change, HideKeys):

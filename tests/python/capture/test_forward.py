@@ -320,6 +320,6 @@ def test_states_of_patches_in_one_row_have_one_shape_with_and_without_their_atte
         with forward(model, inputs, Forward(sites=sites)) as run:
             states.append([layer.block_output for layer in run])
     assert [tuple(state.shape) for state in states[1][:2]] == [(1, 32, 32)] * 2
-    for alone, beside in zip(*states, strict=True):
-        assert alone.shape == beside.shape
-        torch.testing.assert_close(alone, beside, rtol=0, atol=1e-5)
+    for without_attention, beside in zip(*states, strict=True):
+        assert without_attention.shape == beside.shape
+        torch.testing.assert_close(without_attention, beside, rtol=0, atol=1e-5)

@@ -49,7 +49,7 @@ def _heads_argument(name: str, heads: Any) -> tuple[int | tuple[int, int], ...]:
     """
     try:
         return tuple(
-            _whole(head)
+            _whole_number(head)
             if getattr(head, "ndim", 0) == 0 and not isinstance(head, (tuple, list))
             else _pair(head)
             for head in heads
@@ -59,11 +59,11 @@ def _heads_argument(name: str, heads: Any) -> tuple[int | tuple[int, int], ...]:
 
 
 def _pair(numbers: Any) -> tuple[int, int]:
-    layer, head = map(_whole, numbers)
+    layer, head = map(_whole_number, numbers)
     return layer, head
 
 
-def _whole(number: Any) -> int:
+def _whole_number(number: Any) -> int:
     if isinstance(number, (bool, np.bool_)):  # a flag is no number, though Python counts with it
         raise TypeError
     return operator.index(number)
