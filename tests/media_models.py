@@ -270,6 +270,19 @@ PICTURE_AND_TEXT = {
 }
 
 
+def with_picture(name: str) -> tuple[Any, dict[str, Any]]:
+    """Return a model of pictures and text, and what it takes for a text behind a picture."""
+    import pytest
+    import transformers
+
+    if not hasattr(transformers, "CLIPImageProcessorPil"):
+        pytest.skip(f"transformers {transformers.__version__} has no processors of this kind")
+    model, processor = PICTURE_AND_TEXT[name]()
+    place = processor.boi_token if name == "gemma3" else processor.image_token
+    inputs = processor(images=picture(), text=f"{place} a cat is on", return_tensors="pt")
+    return model, {key: value for key, value in inputs.items() if key != "labels"}
+
+
 def whisper() -> tuple[Any, Any]:
     """Return a speech recogniser of one second: 100 frames of a filter bank, 50 of the encoder."""
     import transformers as t

@@ -50,6 +50,13 @@ def _gpt(**changes: Any) -> dict[str, Any]:
 _HEAD = {"head_dim": 16}
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_STATE = {"mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False}
+_LOCAL_JAMBA = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 0,
+}
 _GLM_EXPERTS = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
@@ -165,6 +172,36 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             intermediate_size_mlp=72,
             interleave_moe_layer_step=2,
         ),
+    ),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        "Qwen3_5MoeForCausalLM",
+        _decoder(shared_expert_intermediate_size=40, **_HEAD, **_EXPERTS, **_LINEAR),
+    ),
+    "vaultgemma": ("VaultGemmaConfig", "VaultGemmaForCausalLM", _decoder(**_HEAD)),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", "Glm4MoeLiteForCausalLM", _decoder(**_LATENT, **_GLM_EXPERTS)),
+    "bamba": (
+        "BambaConfig",
+        "BambaForCausalLM",
+        _decoder(attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=12, mamba_d_state=4),
+    ),
+    "cohere2_moe": (
+        "Cohere2MoeConfig",
+        "Cohere2MoeForCausalLM",
+        _decoder(num_experts=4, num_experts_per_tok=2, head_dim=12),
+    ),
+    "helium": ("HeliumConfig", "HeliumForCausalLM", _decoder(head_dim=12)),
+    "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", _decoder(head_dim=12)),
+    "aria": ("AriaTextConfig", "AriaTextForCausalLM", _decoder(moe_num_experts=4, moe_topk=2)),
+    "laguna": (
+        "LagunaConfig",
+        "LagunaForCausalLM",
+        _decoder(head_dim=12, shared_expert_intermediate_size=40, **_EXPERTS),
+    ),
+    "jamba": (
+        "JambaConfig",
+        "JambaForCausalLM",
+        _decoder(num_hidden_layers=4, attn_layer_period=2, attn_layer_offset=1, **_STATE, **_LOCAL_JAMBA),
     ),
     "qwen3_next": (
         "Qwen3NextConfig",

@@ -68,7 +68,7 @@ def installed(
     if not edits:
         yield []
         return
-    architecture = structure_of(model, batch)
+    architecture = structure_of(model, batch).of_text()
     applied: dict[int, Applied] = {}
     with ExitStack() as stack:
         for place in sorted(range(len(edits)), key=lambda i: not getattr(edits[i], "outermost", False)):

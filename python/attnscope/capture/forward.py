@@ -20,13 +20,13 @@ from attnscope._evaluation import differentiable
 from attnscope.arguments.modules import module_argument
 from attnscope.capture import module_tracing, preflight
 from attnscope.capture.editing import check, installed, needs_interface, require_interface
-from attnscope.capture.edits.edit import CACHE, BaseEdit, Edit
+from attnscope.capture.edits.edit import BaseEdit, Edit
 from attnscope.capture.edits.states import AddDirection
 from attnscope.capture.gradient import FORWARD, Gradient, backward, check_precision, differentiating, tangents
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
-from attnscope.capture.module_tracing import resolve_indices
+from attnscope.capture.module_tracing import CACHE, resolve_indices
 from attnscope.capture.outputs import Outputs
 from attnscope.capture.preflight import structure_of
 from attnscope.capture.preservation import preserved_run

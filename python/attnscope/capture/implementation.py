@@ -33,9 +33,19 @@ from attnscope.capture.visibility import float_mask
 
 @dataclass
 class _Held:
+    """The holder of a configuration.
+
+    Attributes:
+        original: its implementation without a run.
+        owner: the thread that runs and edits belong to.
+        depth: how many of them hold it.
+        set_aside: how many of these do not count, because a trial gave it its original back.
+    """
+
     original: str | None
     owner: int
     depth: int = 0
+    set_aside: int = 0
 
 
 # Whose run the code of this context belongs to: the thread that a run's layers go to, also in its worker.
@@ -110,8 +120,9 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
                         "begin a second run of the model in the loop's own thread, or after the loop",
                         UserWarning,
                     )
-        for current in (c._attn_implementation_internal for c in held_configs if id(c) in _held):
-            if current != name:
+        for config in held_configs:
+            current, held = config._attn_implementation_internal, _held.get(id(config))
+            if held is not None and held.depth > held.set_aside and current != name:
                 raise RuntimeError(
                     f"capture: {type(model).__name__} is being run with attention {current!r} further up in "
                     f"this thread; finish that run before one with {name!r}"
@@ -133,10 +144,33 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
             for config in held_configs:
                 held = _held[id(config)]
                 held.depth -= 1
-                if held.depth == 0:
+                if held.depth == held.set_aside:
                     config._attn_implementation_internal = held.original
+                if held.depth == 0:
                     del _held[id(config)]
             _condition.notify_all()
+
+
+@contextmanager
+def original_implementations(model: nn.Module) -> Iterator[None]:
+    """Run a model inside the block as it is without the runs and edits of this thread, which hold it on.
+
+    For trials of a model, which may begin inside an edit.
+    """
+    with _condition:
+        holds = [(config, _held[id(config)]) for config in configs(model) if id(config) in _held]
+        holds = [(config, held) for config, held in holds if held.owner == run_owner()]
+        before = [(config._attn_implementation_internal, held.set_aside) for config, held in holds]
+        for config, held in holds:
+            config._attn_implementation_internal = held.original
+            held.set_aside = held.depth
+    try:
+        yield
+    finally:
+        with _condition:
+            for (config, held), (name, set_aside) in zip(holds, before, strict=True):
+                config._attn_implementation_internal = name
+                held.set_aside = set_aside
 
 
 def _waits_for(waiting: int, thread: int) -> bool:

@@ -20,8 +20,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from attnscope.models.architecture import has_matrices, has_norm
+from attnscope.models.architecture import has_matrices, has_norm, text_config
 from attnscope.models.layer_numbers import LayerNumbers
+
+#: What versions of transformers call the argument that holds the keys and values of earlier passes.
+CACHE = ("cache", "past_key_values")
 
 
 def indices_argument(function: str, name: str, chosen: Any) -> list[int] | None:
@@ -66,6 +69,12 @@ def takes(model: nn.Module, argument: str) -> bool:
     return argument in inspect.signature(model.forward).parameters
 
 
+def cached_tokens(inputs: Mapping[str, Any]) -> int:
+    """Return how many tokens of earlier passes the cache among the inputs of a pass holds."""
+    cache: Any = next((inputs[name] for name in CACHE if inputs.get(name) is not None), None)
+    return int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
+
+
 def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of the module by name."""
     if not args:
@@ -93,12 +102,16 @@ class TokenMasks:
         self._modules = modules
         # By name of the (sub)model that was given them; None where it reads no tokens.
         self._masks: dict[str, Tensor | None] = {}
+        # The same of tokens that came without any mask: which of them are no padding for certain.
+        self._unmasked: dict[str, Tensor | None] = {}
 
     def enter(self, name: str, inputs: Mapping[str, Any]) -> None:
         """Take the mask of a (sub)model that begins; the outermost one begins the pass."""
         if not name:
             self._masks.clear()
+            self._unmasked.clear()
         mask = inputs.get("attention_mask")
+        self._unmasked[name] = _real_without_mask(self._modules[name], inputs)
         if torch.is_tensor(mask) and mask.ndim == 2:
             self._masks[name] = mask
         elif name and reads_tokens(self._modules[name], inputs):
@@ -108,17 +121,48 @@ class TokenMasks:
 
     def of(self, name: str) -> Tensor | None:
         """Return the mask [B, n] of the tokens that a module reads, from the nearest model around it."""
+        return self._nearest(self._masks, name)
+
+    def unmasked(self, name: str) -> Tensor | None:
+        """Return which of the tokens [B, n] that a module reads are real though no mask says it; None under
+        a mask.
+
+        The layers of a sparse attention may leave a token to no query, which makes no padding of it.
+        """
+        return None if self.of(name) is not None else self._nearest(self._unmasked, name)
+
+    def _nearest(self, masks: Mapping[str, Tensor | None], name: str) -> Tensor | None:
+        """Return the mask of the nearest model around a module."""
         parts = name.split(".")
         for cut in range(len(parts), -1, -1):
             model = ".".join(parts[:cut])
-            if model not in self._masks:
+            if model not in masks:
                 continue
             # the mask that is given to an encoder and a decoder is the encoder's
             of_decoder = any("decoder" in part for part in parts[cut:])
             if of_decoder and takes(self._modules[model], "decoder_input_ids"):
                 return None
-            return self._masks[model]
+            return masks[model]
         return None
+
+
+def _real_without_mask(module: nn.Module, inputs: Mapping[str, Any]) -> Tensor | None:
+    """Return which tokens [B, n] of a (sub)model, those of its cache first, are no padding for certain.
+
+    None where a mask says it, and where the model is given no tokens. Some models take their padding from the
+    tokens, where it is one of them like any other.
+    """
+    tokens = next(
+        (t for t in (inputs.get("input_ids"), inputs.get("inputs_embeds")) if torch.is_tensor(t)), None
+    )
+    if inputs.get("attention_mask") is not None or tokens is None or tokens.ndim < 2:
+        return None
+    past = cached_tokens(inputs)
+    real = torch.ones(tokens.shape[0], past + tokens.shape[1], dtype=torch.bool, device=tokens.device)
+    padding = getattr(text_config(getattr(module, "config", None)), "pad_token_id", None)
+    if tokens.ndim == 2 and isinstance(padding, int):
+        real[:, past:] = tokens != padding
+    return real
 
 
 @contextmanager

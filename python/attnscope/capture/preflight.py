@@ -21,14 +21,22 @@ from torch import Tensor, nn
 from attnscope.arguments.modules import model_hint
 from attnscope.capture import module_tracing
 from attnscope.capture.capture_plan import CapturePlan
-from attnscope.capture.edits.edit import ACTIVE, CACHE
-from attnscope.capture.implementation import attention_outputs, capture_eager_weights, configs, implementation
+from attnscope.capture.edits.edit import ACTIVE
+from attnscope.capture.implementation import (
+    attention_outputs,
+    capture_eager_weights,
+    configs,
+    implementation,
+    original_implementations,
+)
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.layer import Layer
+from attnscope.capture.module_tracing import CACHE
 from attnscope.capture.preservation import Effects, preserved, remember
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.sites import HOOKS, HOOKS_ONLY, INTERFACE, OUTPUTS
 from attnscope.capture.softmax_watch import SoftmaxWatch
+from attnscope.capture.stream import autocast_dtypes
 from attnscope.models.architecture import (
     Parts,
     Structure,
@@ -69,7 +77,8 @@ class _Trials:
 
     Attributes:
         signature: of the model when it was tried.
-        plans: by the names of the images, sounds and the like among the inputs; none for tokens.
+        plans: by the names of the images, sounds and the like among the inputs, none for tokens, and by what
+            autocast casts to, under which the model computes otherwise.
         on_tokens: False for a model that trial tokens say nothing about.
         refusal: why the model is not captured any more; empty while it is.
     """
@@ -96,24 +105,26 @@ def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Captur
     check_not_refused(model)
     trials = _trials_of(model)
     modalities = frozenset(filter(None, (_modality(name, value) for name, value in (batch or {}).items())))
-    if (plan := trials.plans.get(modalities)) is not None:
+    casts = frozenset(f"{kind} as {dtype}" for kind, dtype in autocast_dtypes().items())
+    if (plan := trials.plans.get(modalities | casts)) is not None:
         return plan
     token = ACTIVE.set(())  # edits further up are no part of the model
     try:
         plan = None
         tokens = trial_inputs(model) if trials.on_tokens and not modalities else None
-        if tokens is not None:
-            plan = _make(model, tokens, real=False)
-            trials.on_tokens = plan is not None
-        if plan is None and batch is not None:
-            plan = _make(model, batch, real=True)
+        with original_implementations(model):
+            if tokens is not None:
+                plan = _make(model, tokens, real=False)
+                trials.on_tokens = plan is not None
+            if plan is None and batch is not None:
+                plan = _make(model, batch, real=True)
     except RuntimeError:
-        if batch is None or not modalities or (plan := trials.plans.get(frozenset())) is None:
+        if batch is None or not modalities or (plan := trials.plans.get(casts)) is None:
             raise
     finally:
         ACTIVE.reset(token)
     if plan is not None:
-        trials.plans[modalities] = plan
+        trials.plans[modalities | casts] = plan
     return plan
 
 
@@ -267,6 +278,7 @@ def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> Capture
     name = type(model).__name__
 
     def attempt(label: str, **options: Any) -> _Pass | None:
+        effect = Effects()
         try:
             with preserved(model) as effect:
                 return _run(model, inputs, **options)

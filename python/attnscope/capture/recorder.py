@@ -144,7 +144,10 @@ class Recorder:
                 )
 
     def _valid(self, builder: LayerBuilder, keys: int, mask: Tensor | None, device: torch.device) -> Tensor:
-        """Return which keys are real: by the mask of the tokens where it fits, else of the attention."""
+        """Return which keys are real: by the mask of the tokens where it fits, else of the attention.
+
+        Without a mask of the tokens they are all real that are no padding by their ids.
+        """
         batch = builder.size[0]
         tokens = self.token_masks.of(builder.name)
         if builder.layer.cross:  # its queries are the tokens
@@ -157,13 +160,21 @@ class Recorder:
                 return real
         if mask is None or mask.ndim != 4:
             return torch.ones(batch, keys, dtype=torch.bool, device=device)
-        for stored_mask, valid in self._masks:
+        valid = self._seen_keys(mask, keys, batch).to(device)
+        unmasked = None if builder.layer.cross else self.token_masks.unmasked(builder.name)
+        if unmasked is None or unmasked.shape != (batch, builder.layer.key_offset + keys):
+            return valid
+        return valid | unmasked[:, builder.layer.key_offset :].to(device)
+
+    def _seen_keys(self, mask: Tensor, keys: int, batch: int) -> Tensor:
+        """Return which keys a mask shows to a query, bool [B, k]; the layers of a stack share theirs."""
+        for stored_mask, seen in self._masks:
             if stored_mask is mask:
-                return valid
+                return seen
         visible = visible_entries(mask[..., :keys])
-        valid = visible.flatten(1, 2).any(1).expand(batch, -1).contiguous().to(device)
-        self._masks = [*self._masks[-3:], (mask, valid)]
-        return valid
+        seen = visible.flatten(1, 2).any(1).expand(batch, -1).contiguous()
+        self._masks = [*self._masks[-3:], (mask, seen)]
+        return seen
 
     def _contradicts(self, mask: Tensor | None, real: Tensor) -> bool:
         """Return True if a layer hides other keys than the mask of the tokens, which others of it obey.
@@ -362,7 +373,9 @@ class Recorder:
         )
         if not builder.is_selected:
             return
-        batch, queries = builder.size = leaving.shape[0], leaving.shape[1]
+        # towers of pictures hand on the patches of all pictures in one row, without an axis of samples
+        states = leaving if leaving.ndim > 2 else leaving[None]
+        batch, queries = builder.size = states.shape[0], states.shape[1]
         builder.total = self.blocks_only.heads.get(core or "", 0) if self.blocks_only else 0
         if builder.total:
             builder.layer.heads = tuple(

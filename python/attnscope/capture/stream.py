@@ -32,6 +32,12 @@ class Abandoned(BaseException):
     """Raised in the worker when nobody waits for its layers; no Exception, so that no model swallows it."""
 
 
+def autocast_dtypes() -> dict[str, torch.dtype]:
+    """Return the dtypes that this thread's passes are cast to, by the kind of device."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+
+
 class Stream:
     """The hand-over between one worker and one consumer."""
 
@@ -114,8 +120,7 @@ class Stream:
         """Run ``forward`` in a worker, inside ``around()``, and yield the layers that the recorder emits."""
         recorder.raise_if_abandoned = self.raise_if_abandoned
         # This thread's settings, which torch keeps per thread.
-        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+        autocast = autocast_dtypes()
         owner = run_owner()
         cuda = torch.cuda.current_stream() if torch.cuda.is_available() else None
 

@@ -161,6 +161,22 @@ def text_config(config: Any) -> Any:
         return config.get_text_config(encoder=True)
 
 
+def text_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that read a model's text, by name: all but those of towers of pictures and sounds,
+    which have a configuration of another kind.
+    """
+    modules = named_modules(model, every_name=True)
+    kinds: dict[str, type] = {}  # of the configuration nearest around each module
+    for name, module in modules.items():
+        config = getattr(module, "config", None)
+        kinds[name] = (
+            type(config) if hasattr(config, "to_dict") else kinds.get(name.rpartition(".")[0], object)
+        )
+    root = next((m.config for m in modules.values() if hasattr(getattr(m, "config", None), "to_dict")), None)
+    text = type(text_config(root))
+    return {name: module for name, module in modules.items() if kinds[name] is text} or modules
+
+
 @overload
 def largest_setting(config: Any, name: str) -> int | None: ...
 
@@ -201,7 +217,9 @@ def blocks(model: nn.Module, modules: Mapping[str, nn.Module], cores: Sequence[s
     lists = list(dict.fromkeys(block.rpartition(".")[0] for block in cores))
     if not lists:
         total = depth(model)
-        lists = [n for n, m in modules.items() if isinstance(m, nn.ModuleList) and len(m) == total][:1]
+        names = text_modules(model)
+        fitting = (n for n, m in modules.items() if isinstance(m, nn.ModuleList) and len(m) == total)
+        lists = [name for name in fitting if name in names][:1]
     return [f"{name}.{child}" for name in lists for child, _ in modules[name].named_children()]
 
 
@@ -254,6 +272,7 @@ class Structure:
     ) -> None:
         self.model = model
         heads = heads or {}
+        self._parts, self._heads = parts, heads
         self.heads = {core: heads[s] for core in parts if (s := name_pattern(core)) in heads}
         self.modules = named_modules(model)
         self.layers: list[tuple[Parts, str | None, int]] = []
@@ -268,6 +287,12 @@ class Structure:
         if len(self.layers) == 1:  # one block that runs as often as there are layers
             part, core, _ = self.layers[0]
             self.layers = [(part, core, call) for call in range(depth(model))]
+
+    def of_text(self) -> Structure:
+        """Return the blocks that read the text alone; all of them where none does."""
+        names = text_modules(self.model)
+        parts = {core: part for core, part in self._parts.items() if core in names}
+        return Structure(self.model, parts or self._parts, self._heads)
 
     def by_block(self) -> tuple[dict[str, Parts], dict[str, tuple[int, str | None]]]:
         """Return the parts by attention module (by block without one), and each block's number and attention
@@ -438,8 +463,16 @@ def _read(
         norm_offset=family.norm_offset,
         layer_norm=layer_norm,
         project_out=outside["project_out"],
-        rotary="" if settings.get("alibi") else family.rotary,
+        rotary=_rotary_of(settings, family),
     )
+
+
+def _rotary_of(settings: Mapping[str, Any], family: Family) -> str:
+    """Return which dimensions of a head turn together; latent attention has a setting for it."""
+    if settings.get("alibi"):
+        return ""
+    interleaved = settings.get("rope_interleave")
+    return family.rotary if interleaved is None else "interleaved" if interleaved else "half"
 
 
 def _in_order(entry: WeightEntry) -> tuple[Any, ...]:

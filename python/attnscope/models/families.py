@@ -99,14 +99,17 @@ COMMON: Mapping[str, NameRule] = _claims(
         "shared_down": "shared_mlp.output_linear",
         "shared_router": "mlp.shared_expert_gate",
         # linear attention: no queries and keys that meet in a softmax
-        "mixer_in": "linear_attn.in_proj_qkvz linear_attn.in_proj_qkv",
         "mixer_gates": "linear_attn.in_proj_ba",
         "mixer_z": "linear_attn.in_proj_z",
         "mixer_a": "linear_attn.in_proj_a",
         "mixer_b": "linear_attn.in_proj_b",
-        "mixer_out": "linear_attn.out_proj",
-        # a convolution over tokens is no matrix
-        "": "linear_attn.conv1d",
+        # state-space layers: what they read and write, and the step sizes and states inside
+        "mixer_in": "linear_attn.in_proj_qkvz linear_attn.in_proj_qkv mamba.in_proj",
+        "mixer_x": "mamba.x_proj",
+        "mixer_dt": "mamba.dt_proj",
+        "mixer_out": "linear_attn.out_proj mamba.out_proj",
+        # a convolution over tokens is no matrix, nor are the decays of a state
+        "": "linear_attn.conv1d mamba.conv1d mamba.A_log",
     }
 ) | {
     f"{place}.{name}": NameRule(means)
@@ -190,21 +193,35 @@ FAMILIES: Mapping[str, Family] = {
         },
         rotary="interleaved",
     ),
-    "qwen3_next": _LINEAR_ATTENTION,
-    "qwen3_5_text": _LINEAR_ATTENTION,
+    "aria_text": Family(
+        {
+            f"mlp.experts.{name}": NameRule(means, transposed=True)
+            for means, names in {"halves": ("gate_up_proj", "fc1"), "down": ("down_proj", "fc2")}.items()
+            for name in names  # in memory and in files
+        }
+    ),
+    "laguna": Family(_fused("self_attn.g_proj", "q_gate")),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LINEAR_ATTENTION),
     "gemma": _ONE_PLUS_GAIN,
     "gemma2": _ONE_PLUS_GAIN,
     "gemma3_text": _ONE_PLUS_GAIN,
+    "vaultgemma": _ONE_PLUS_GAIN,
     "nemotron": Family(norm_offset=1.0, layer_norm=True),
-    "gptj": _INTERLEAVED,
-    "glm": _INTERLEAVED,
-    "glm4": _INTERLEAVED,
+    **dict.fromkeys(("gptj", "glm", "glm4", "helium", "ernie4_5", "ernie4_5_moe"), _INTERLEAVED),
     "deepseek_v2": _INTERLEAVED,
     "deepseek_v3": _INTERLEAVED,
-    "cohere": Family(rotary="interleaved", layer_norm=True),
-    "cohere2": Family(rotary="interleaved", layer_norm=True),
+    "roformer": _INTERLEAVED,
+    **dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), Family(rotary="interleaved", layer_norm=True)),
     "olmo": Family(layer_norm=True),
-    **dict.fromkeys(("gpt_neo", "opt", "xglm", "biogpt", "bert", "roberta", "distilbert"), _NO_ROTARY),
+    **dict.fromkeys(("gpt_neo", "opt", "xglm", "biogpt", "distilbert", "jamba"), _NO_ROTARY),
+    **dict.fromkeys(
+        (
+            *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"),
+            *("megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "xlm-roberta"),
+            "xlm-roberta-xl",
+        ),
+        _NO_ROTARY,
+    ),
 }
 
 #: Settings of a configuration under the names that the families give them.

@@ -195,6 +195,11 @@ def test_padding_with_segments_leaves_the_numbers_of_the_layer(side):
         ({"input_ids": IDS, "token_type_ids": SEGMENTS}, {}, "LlamaModel takes no token_type_ids"),
         ({"tokens": [[1, 2]]}, {}, "a mapping of inputs needs input_ids, .* got tokens|which column"),
         (
+            {"inputs": IDS, "attention_mask": IDS},
+            {},
+            "a mapping of inputs needs input_ids, .* got inputs, att",
+        ),
+        (
             {"input_ids": IDS, "attention_mask": torch.ones(1, 4)},
             {},
             r"attention_mask must have shape \(1, 9\)",

@@ -102,6 +102,32 @@ def test_a_compiled_model_and_a_compiled_module():
     assert gap(maps_of(other), expected) < 1e-6
 
 
+@pytest.mark.parametrize("cast_first", [True, False])
+def test_maps_under_autocast_and_without_it_do_not_depend_on_which_came_first(cast_first):
+    """A trial under autocast says nothing about passes without it."""
+    model = tiny_llama()
+    eager = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="eager").eval()
+    eager.load_state_dict(model.state_dict())
+    for cast in (cast_first, not cast_first):
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast), asc.capture(model) as recording:
+            maps = [layer.attention for layer in recording.run(**INPUTS)]
+            with torch.no_grad():
+                expected = eager(**INPUTS, output_attentions=True).attentions
+        assert recording.tier == (2 if cast else 1)
+        assert gap(maps, expected) < 1e-6
+
+
+def test_ctrl_c_before_a_trial_is_no_other_error(monkeypatch):
+    from attnscope.capture import preflight
+
+    def interrupted(model):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(preflight, "preserved", interrupted)
+    with pytest.raises(KeyboardInterrupt), asc.capture(tiny_llama()):
+        pass
+
+
 class Tagged(torch.Tensor):
     """A tensor of another class, as libraries of quantisation and of sharding make them."""
 

@@ -4,9 +4,10 @@
 import pytest
 import torch
 
+import media_models
 import models
-from attnscope.capture import capture, edit
-from attnscope.capture.edits import HideKeys, LimitWindow, SubtractRead
+from attnscope.capture import Forward, capture, edit, forward
+from attnscope.capture.edits import AddDirection, HideKeys, LimitWindow, SubtractRead
 from models import SOFTMAX, changed, layers_of, out
 from models import kept_with_inputs as kept
 
@@ -99,6 +100,78 @@ def test_hidden_keys_of_some_heads_layers_and_queries():
         strict=True,
     ):
         assert torch.equal(a.attention, b.attention)
+
+
+def test_layers_of_heads_count_from_both_ends():
+    """A layer that the model lacks is an error: nothing would be hidden, without a word."""
+    model, inputs = kept("llama", "left")
+    sites = ("attention",)
+    from_front, from_end = (
+        layers_of(model, inputs, sites, HideKeys([1], heads=[pair])) for pair in ((2, 3), [-1, -1])
+    )
+    for front, end in zip(from_front, from_end, strict=True):
+        assert torch.equal(front.attention, end.attention)
+    assert not from_end[-1].attention[0, 3, 2:, 1].any()
+    for change in (HideKeys, SubtractRead):
+        for layer in (3, -4):
+            with (
+                pytest.raises(ValueError, match=f"{change.__name__}: layer {layer} of LlamaForCausalLM"),
+                edit(model, change([1], heads=[(layer, 0)])),
+            ):
+                out(model, inputs)
+
+
+@pytest.mark.parametrize("heads", [[(0, 1, 2)], [0.5], ["a"], [True], 1, [(0, "a")]])
+def test_heads_that_are_none(heads):
+    with pytest.raises(ValueError, match=r"HideKeys: heads must be numbers or pairs \(layer, head\), got"):
+        HideKeys([0], heads=heads)
+
+
+@pytest.mark.parametrize("change", [HideKeys([1]), SubtractRead([1]), LimitWindow(2)])
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3"])
+def test_keys_of_a_text_are_none_of_its_picture(name, change):
+    """A tower of pictures has keys and layers of its own, also where it is first tried inside the edit."""
+    model, inputs = media_models.with_picture(name)
+    base, edited = (
+        layers_of(model, inputs, ("attention", "head_output"), neutral)
+        for neutral in (LimitWindow(64), change)
+    )
+    is_text = ["language_model" in layer.stack for layer in base]
+    assert is_text == [False, False, True, True]
+    is_equal = [torch.equal(a.head_output, b.head_output) for a, b in zip(edited, base, strict=True)]
+    assert is_equal[:2] == [True, True]
+    assert not is_equal[3]
+    for layer, before in zip(edited[:2], base[:2], strict=True):
+        assert torch.equal(layer.attention, before.attention)
+    if isinstance(change, HideKeys):
+        assert not any(layer.attention[:, :, 2:, 1].any() for layer in edited[2:])
+
+
+@pytest.mark.parametrize("name", ["llava", "smolvlm"])
+def test_layers_of_an_edit_are_those_of_the_text_whatever_the_model_was_tried_on(name):
+    """Inputs with a picture show its tower's blocks first."""
+    model, inputs = media_models.with_picture(name)
+    change = AddDirection(0, torch.randn(32, generator=torch.Generator().manual_seed(0)), "all")
+    with torch.no_grad(), edit(model, change):
+        expected = model(**inputs).logits
+    with forward(model, inputs, Forward(sites=("logits",), edits=(change,))) as run:
+        assert torch.equal(run.outputs.logits, expected)
+    with torch.no_grad():
+        assert not torch.equal(model(**inputs).logits, expected)
+
+
+def test_keys_of_a_cross_attention_are_none_of_the_text():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, add_cross_attention=True)
+    model = GPT2LMHeadModel(config).eval()
+    ids = torch.randint(3, 64, (1, 9), generator=torch.Generator().manual_seed(1))
+    inputs = {"input_ids": ids, "encoder_hidden_states": torch.randn(1, 5, 32)}
+    edited = layers_of(model, inputs, ("attention",), HideKeys([1]))
+    assert [layer.cross for layer in edited] == [False, True] * 2
+    for layer in edited:
+        assert bool(layer.attention[:, :, 2:, 1].any()) is layer.cross
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "bert", "gpt_oss", "t5"])

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+import transformers
 from transformers import DynamicCache
 
 import models
@@ -166,7 +167,11 @@ def test_the_prompt_behind_a_filled_cache_is_changed(change, cached):
     [
         (AddDirection(1, torch.ones(96)), "a pass of 4 tokens behind 4 in the cache may be a piece"),
         (SetState(1, torch.ones(96), "all"), "a pass of 4 tokens behind 4 in the cache may be a piece"),
-        (AddLogits(torch.ones(models.VOCABULARY), "first"), "a pass of 4 tokens behind 4 in the cache"),
+        # before transformers 5 pieces but the last pass the model's hooks by
+        (
+            AddLogits(torch.ones(models.VOCABULARY), "first"),
+            "a pass of (4 tokens behind 4|one token behind 8)",
+        ),
         (SetState(1, torch.ones(96), [-2], steps="all"), "the prompt is read in pieces, whose last tokens"),
         (HideKeys([-2]), "the prompt is read in pieces, whose last tokens"),
     ],
@@ -203,6 +208,8 @@ def test_a_last_piece_of_one_token_is_no_step(change, words):
         model.generate(**inputs, **options, prefill_chunk_size=8)
     with edit(model, change):
         at_once = model.generate(**inputs, **options)
+    if transformers.__version__.startswith("4."):
+        return  # the last token is always a piece of its own
     with edit(model, change):  # all of it in the first piece
         assert torch.equal(model.generate(**inputs, **options, prefill_chunk_size=9), at_once)
 

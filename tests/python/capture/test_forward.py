@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import attnscope as asc
+import media_models
 import models
 from attnscope.capture import Forward, forward
 from attnscope.capture.edits import AddDirection, HideKeys, SetEmbedding, SubtractRead
@@ -309,3 +310,16 @@ def test_a_block_is_one_layer_under_edits_of_the_softmax(edit):
     model = models.tiny("llama")
     with forward(model, models.text(model), Forward(sites=("hidden",), edits=(edit,))) as run:
         assert [(layer.index, layer.stack) for layer in run] == [(i, "model.layers.*") for i in range(3)]
+
+
+def test_states_of_patches_in_one_row_have_one_shape_with_and_without_their_attention():
+    """A tower that packs the patches of all pictures hands on states without an axis of samples."""
+    model, inputs = media_models.with_picture("qwen2_vl")
+    states = []
+    for sites in (("block_output",), ("block_output", "attention")):
+        with forward(model, inputs, Forward(sites=sites)) as run:
+            states.append([layer.block_output for layer in run])
+    assert [tuple(state.shape) for state in states[1][:2]] == [(1, 32, 32)] * 2
+    for without_attention, beside in zip(*states, strict=True):
+        assert without_attention.shape == beside.shape
+        torch.testing.assert_close(without_attention, beside, rtol=0, atol=1e-5)

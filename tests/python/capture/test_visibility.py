@@ -271,3 +271,33 @@ def test_a_support_that_the_maps_contradict_is_unknown_and_said():
     layer.mask = torch.where(full.tril(), 0.0, -1000.0)
     with pytest.warns(UserWarning, match="entries inside of it are 0"):
         assert layer.visibility.support == "auto"
+
+
+def test_a_token_that_a_sparse_layer_leaves_to_no_query_is_no_padding():
+    """Queries look at four keys each: without a mask of the tokens all of them are real, in each step too."""
+    models.needs_configuration("DeepseekV32Config")
+    from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "v_head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16}
+    heads |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "first_k_dense_replace": 1}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    sparse = {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 16}
+    config = DeepseekV32Config(
+        vocab_size=64, num_hidden_layers=2, pad_token_id=0, **sizes, **heads, **experts, **sparse
+    )
+    model = DeepseekV32ForCausalLM(config).eval()
+    ids = torch.randint(3, 64, (2, 12), generator=torch.Generator().manual_seed(1))
+    unseen = 0
+    with capture(model) as recording:
+        for layer in recording.run(input_ids=ids):
+            unseen += int((layer.attention.sum((1, 2)) == 0).sum())
+            assert layer.lengths.tolist() == [12, 12]
+        assert unseen > 0
+        options = {"max_new_tokens": 3, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
+        for layer in recording.generate(input_ids=ids, **options):
+            assert layer.lengths.tolist() == [12 + layer.step] * 2
+        for layer in recording.assembled():
+            assert layer.lengths.tolist() == [14, 14]
+            assert layer.answer_start.tolist() == [12, 12]

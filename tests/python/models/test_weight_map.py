@@ -2,6 +2,7 @@
 """weight_map on every family: files and modules agree, values are the model's, wrong maps are found out."""
 
 import dataclasses
+import inspect
 import json
 
 import pytest
@@ -16,6 +17,8 @@ from weight_models import FAMILIES, tiny
 
 transformers = pytest.importorskip("transformers")
 
+#: Parts of the names of parameters with two axes or more that are no matrices.
+NO_MATRICES = ("bias", "conv1d", "A_log")
 #: Families whose norm before the unembedding is of the head, or holds no numbers.
 WITHOUT_GAIN = ("bert", "roberta", "distilbert", "olmo")
 
@@ -97,9 +100,41 @@ def test_every_weight_of_a_block_is_in_one_entry(name):
     inside = sum(
         parameter.numel()
         for tensor, parameter in model.named_parameters()
-        if place_of(tensor) and parameter.ndim > 1 and "bias" not in tensor and "conv1d" not in tensor
+        if place_of(tensor) and parameter.ndim > 1 and not any(word in tensor for word in NO_MATRICES)
     )
     assert listed == inside
+
+
+@pytest.mark.parametrize("name", ["llama", "cohere", "cohere2_moe", "helium", "ernie4_5", "glm4", "laguna"])
+def test_the_dimensions_that_turn_together_are_those_of_the_models_code(name):
+    """The model's own rotation of a unit vector has its other part in the partner's dimension."""
+    model = tiny(name)
+    rotate = inspect.getmodule(type(model)).apply_rotary_pos_emb
+    states = torch.zeros(1, 5, model.config.hidden_size)
+    options = {"layer_type": "full_attention"} if name == "laguna" else {}
+    cos, sin = model.model.rotary_emb(states, position_ids=torch.arange(5)[None], **options)
+    unit = torch.zeros(1, 1, 5, cos.shape[-1])
+    unit[..., 0] = 1
+    turned = rotate(unit, unit, cos, sin)[0][0, 0, 3]
+    partner = int(turned[1:].abs().argmax()) + 1
+    half = cos.shape[-1] // 2
+    assert asc.weight_map(model).rotary == {1: "interleaved", half: "half"}[partner]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "laguna", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_queries_have_the_rows_that_the_output_projection_reads(name):
+    """A gate that is stored with the queries is none of them; each acts at its own token alone."""
+    result = asc.weight_map(tiny(name))
+    layers = [entry.layer for entry in result if entry.role == "q"]
+    assert layers
+    for layer in layers:
+        assert result[layer, "q"].shape[0] == result[layer, "o"].shape[1]
+
+
+@pytest.mark.parametrize(("interleaved", "rotary"), [(True, "interleaved"), (False, "half")])
+def test_latent_attention_says_how_it_rotates(interleaved, rotary):
+    model = tiny("glm4_moe_lite", rope_interleave=interleaved)
+    assert asc.weight_map(model).rotary == rotary
 
 
 @pytest.mark.parametrize(

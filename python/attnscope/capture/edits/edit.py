@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.module_tracing import takes
+from attnscope.capture.module_tracing import CACHE, cached_tokens, takes
 from attnscope.capture.visibility import visible_entries
+from attnscope.models.architecture import is_cross, text_modules
 
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
-
-#: What versions of transformers call the argument that holds the keys and values of earlier passes.
-CACHE = ("cache", "past_key_values")
 
 
 def cache_name(model: nn.Module) -> str:
@@ -75,7 +73,6 @@ class PassPosition:
         batch, n = tokens.shape[:2]
         if outermost:
             self._before = (not self.is_step, self.mask.shape[1]) if self.mask.numel() else None
-            self._is_in_pieces = _reads_prompt_in_pieces()
             self.root = module
             self.calls.clear()
             self.offsets.clear()
@@ -83,8 +80,7 @@ class PassPosition:
         if torch.is_tensor(mask) and mask.ndim == 2:
             self.mask = mask.to(torch.bool)
         elif outermost or self.mask.shape[0] != batch:
-            cache: Any = next((kwargs[name] for name in CACHE if kwargs.get(name) is not None), None)
-            past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
+            past = cached_tokens(kwargs)
             real = torch.ones(batch, past + n, dtype=torch.bool, device=tokens.device)
             pairs = next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask
             if torch.is_tensor(pairs) and pairs.ndim == 4:  # made ahead, for a cache of fixed size
@@ -94,6 +90,8 @@ class PassPosition:
                     real[:, :past] = self.mask.to(real.device)
             self.mask = real
         self.past = max(0, self.mask.shape[1] - n)
+        if outermost:
+            self._is_in_pieces = _reads_prompt_in_pieces(self.mask.shape[1])
 
     @property
     def is_step(self) -> bool:
@@ -196,16 +194,22 @@ class PassPosition:
         return count
 
 
-def _reads_prompt_in_pieces() -> bool:
-    """Return True inside the part of transformers' `generate` that reads a prompt in more than one piece.
+def _reads_prompt_in_pieces(tokens: int) -> bool:
+    """Return True inside transformers' `generate` where a pass reads a piece of the prompt.
 
-    Nothing that a model is given tells a piece of one token from a step.
+    Nothing that a model is given tells a piece of one token from a step. Before transformers 5 the last token
+    of a prompt in pieces is read where steps are.
+
+    Args:
+        tokens: that were read with this pass.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_code.co_name.startswith("_prefill"):
-            return len(frame.f_locals.get("input_chunks", ())) > 1
+        if frame.f_code.co_name.startswith("_prefill") and len(frame.f_locals.get("input_chunks", ())) > 1:
+            return True
+        if frame.f_code.co_name == "generate" and "input_ids_length" in frame.f_locals:
+            return tokens <= int(frame.f_locals["input_ids_length"])
     return False
 
 
@@ -214,20 +218,25 @@ class Applied:
 
     Attributes:
         edit: the edit.
+        model: that is edited.
+        depth: number of its layers.
         count: how often it acted.
         where: the state of the pass under way.
     """
 
-    def __init__(self, edit: Any, model: nn.Module) -> None:
+    def __init__(self, edit: Any, model: nn.Module, depth: int = 0) -> None:
         self.edit = edit
         self.model = model
+        self.depth = depth
         self.count = 0
         self.where = PassPosition()
-        self._modules = {id(module) for module in model.modules()}
+        self._of_text = {
+            id(module) for name, module in text_modules(model).items() if not is_cross(module, name)
+        }
 
-    def owns(self, module: nn.Module) -> bool:
-        """Return True if the module belongs to the edited model."""
-        return id(module) in self._modules
+    def mixes_tokens(self, module: nn.Module) -> bool:
+        """Return True if an attention module's queries and keys are tokens of the edited model's text."""
+        return id(module) in self._of_text
 
     @property
     def live(self) -> bool:
@@ -280,7 +289,7 @@ class BaseEdit:
 
     @contextmanager
     def _installed(self, model: nn.Module, architecture: Structure) -> Iterator[Applied]:
-        applied = Applied(self, model)
+        applied = Applied(self, model, architecture.depth)
         handles: list[Any] = []
         token = ACTIVE.set((*ACTIVE.get(), applied))
         try:

@@ -7,10 +7,12 @@ is never left without a key by two edits of which each would leave it one.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +21,10 @@ from attnscope.capture.edits.edit import ACTIVE, Applied, BaseEdit
 from attnscope.capture.visibility import PLACES, float_mask, visible_entries
 from attnscope.models.layer_numbers import running_number
 
-Heads = Sequence[int] | Sequence[tuple[int, int]] | None
+if TYPE_CHECKING:
+    from attnscope.models.architecture import Structure
+
+Heads = Sequence[int | tuple[int, int]] | None
 
 
 class Call(NamedTuple):
@@ -36,6 +41,34 @@ class Call(NamedTuple):
     hidden: Tensor
 
 
+def _heads_argument(name: str, heads: Any) -> tuple[int | tuple[int, int], ...]:
+    """Return numbers of heads and pairs (layer, head) as whole numbers.
+
+    Raises:
+        ValueError: what is neither.
+    """
+    try:
+        return tuple(
+            _whole_number(head)
+            if getattr(head, "ndim", 0) == 0 and not isinstance(head, (tuple, list))
+            else _pair(head)
+            for head in heads
+        )
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: heads must be numbers or pairs (layer, head), got {heads!r}") from None
+
+
+def _pair(numbers: Any) -> tuple[int, int]:
+    layer, head = map(_whole_number, numbers)
+    return layer, head
+
+
+def _whole_number(number: Any) -> int:
+    if isinstance(number, (bool, np.bool_)):  # a flag is no number, though Python counts with it
+        raise TypeError
+    return operator.index(number)
+
+
 class Attended(NamedTuple):
     """The changes of one call: the mask to add, and the entries whose values are not read."""
 
@@ -50,6 +83,17 @@ class _OfKeys(BaseEdit):
     skip_queries: Sequence[int] = ()
     of_softmax: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.heads is not None:
+            object.__setattr__(self, "heads", _heads_argument(self.name, self.heads))
+
+    def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
+        """See `BaseEdit`."""
+        for pair in self.heads or ():
+            if isinstance(pair, tuple) and architecture.depth:
+                architecture.layer(self.name, pair[0])
+        return super().hooks(model, architecture, applied)
+
     def entries(self, call: Call, applied: Applied) -> Tensor | None:
         """Return the entries that the edit is about, bool [B, h or 1, q, k]; None where it is about none."""
         device = call.keys.device
@@ -58,13 +102,15 @@ class _OfKeys(BaseEdit):
             chosen = torch.zeros(call.heads, dtype=torch.bool, device=device)
             for pair in self.heads:
                 layer, head = pair if isinstance(pair, tuple) else (call.layer, pair)
-                if layer == call.layer:
+                if call.layer in (layer, layer + applied.depth):
                     if not -call.heads <= head < call.heads:
-                        raise ValueError(f"{self.name}: head {head} of layer {layer}, which has {call.heads}")
+                        raise ValueError(
+                            f"{self.name}: head {head} of layer {call.layer}, which has {call.heads}"
+                        )
                     chosen[head] = True
         self._check_keys(call, applied)
-        keys = self._columns(self.keys, call.keys, applied)
-        queries = ~self._columns(self.skip_queries, call.queries, applied)
+        keys = self._columns("keys", self.keys, call.keys, applied)
+        queries = ~self._columns("skip_queries", self.skip_queries, call.queries, applied)
         applied.count += 1
         if not bool(chosen.any()):
             return None
@@ -74,9 +120,11 @@ class _OfKeys(BaseEdit):
             & keys.to(device)[:, None, None, :]
         )
 
-    def _columns(self, positions: Sequence[int] | Tensor, columns: Tensor, applied: Applied) -> Tensor:
+    def _columns(
+        self, argument: str, positions: Sequence[int] | Tensor, columns: Tensor, applied: Applied
+    ) -> Tensor:
         where = applied.where
-        flags = as_tensor(self.name, "keys", positions)
+        flags = as_tensor(self.name, argument, positions)
         total = where.mask.shape[1]
         if flags.dtype != torch.bool:
             flagged = where.columns(self.name, flags, cached=True)
@@ -86,7 +134,7 @@ class _OfKeys(BaseEdit):
             flagged &= where.mask
         else:
             raise ValueError(
-                f"{self.name}: keys must have shape {tuple(where.mask.shape)}, got {tuple(flags.shape)}"
+                f"{self.name}: {argument} must have shape {tuple(where.mask.shape)}, got {tuple(flags.shape)}"
             )
         columns = columns.to(flagged.device)
         return flagged[:, columns.clamp(max=total - 1)] & (columns < total)
@@ -109,7 +157,7 @@ class HideKeys(_OfKeys):
 
     Attributes:
         keys: positions counted from each sample's first real token, or bool [B, n] in the input's columns.
-        heads: numbers of heads, in every layer, or pairs (layer, head); None for all.
+        heads: numbers of heads, in every layer, or pairs (layer, head), also from the end; None for all.
         skip_queries: positions of queries that still see them.
     """
 
@@ -120,7 +168,7 @@ class SubtractRead(_OfKeys):
 
     Attributes:
         keys: positions counted from each sample's first real token, or bool [B, n] in the input's columns.
-        heads: numbers of heads, in every layer, or pairs (layer, head); None for all.
+        heads: numbers of heads, in every layer, or pairs (layer, head), also from the end; None for all.
         skip_queries: positions of queries that still read them.
     """
 
@@ -155,11 +203,13 @@ class LimitWindow(BaseEdit):
 
 
 def active(module: nn.Module) -> list[Applied]:
-    """Return the edits of the softmax's argument that the running code and this module are inside of."""
+    """Return the edits of the softmax's argument that the running code is inside of and that are about this
+    module.
+    """
     return [
         applied
         for applied in ACTIVE.get()
-        if getattr(applied.edit, "of_softmax", False) and applied.owns(module)
+        if getattr(applied.edit, "of_softmax", False) and applied.mixes_tokens(module)
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attnscope.capture.edits.edit import CACHE
+from attnscope.capture.module_tracing import CACHE
 from attnscope.models.architecture import name_pattern
 from attnscope.models.inputs.generation_options import first_attribute, generation_option
 from attnscope.models.inputs.prompt_learning import VirtualTokens, virtual_tokens
@@ -71,7 +71,9 @@ def _name_of_decoder(model: nn.Module) -> str:
     for module in model.modules():
         lookup: Any = getattr(module, "get_decoder", None)
         if callable(lookup):
-            decoder = lookup()
+            decoder: Any = lookup()
+            if isinstance(decoder, nn.Module) and not any(decoder.children()):
+                continue  # a vocabulary head of that name (ModernBERT)
             return next((name_pattern(name) for name, part in model.named_modules() if part is decoder), "")
     return ""
 

@@ -237,9 +237,12 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_table(value: Any) -> bool:
-    """Return True for tables of pandas, pyarrow, polars and datasets, and for columns of texts by name."""
+    """Return True for tables of pandas, pyarrow, polars and datasets, and for columns of texts by name.
+
+    Tensors by name are the inputs of a model, whatever it calls them, and hold no texts.
+    """
     if isinstance(value, Mapping):
-        columns = list(value.values())
+        columns = [values for values in value.values() if not isinstance(values, Tensor)]
         plain = not set(MAIN) & set(value) and not _is_message(value)
         return plain and any(isinstance(values, (list, tuple)) or _is_series(values) for values in columns)
     return _column_names(value) is not None
