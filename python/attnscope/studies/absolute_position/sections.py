@@ -27,7 +27,7 @@ from attnscope.studies.absolute_position.sections_precursor import write_leakage
 from attnscope.studies.absolute_position.tables import Fingerprint, RemovedArm
 from attnscope.studies.stated_verdicts import with_verdicts
 from attnscope.studies.stored_options import stored_options
-from attnscope.study_api.number_text import counted, interval, number, rounded
+from attnscope.study_api.number_text import counted, estimate_text, number, rounded
 from attnscope.study_api.rows import first_as, rows_as
 from attnscope.study_api.selection import where, without
 
@@ -77,8 +77,8 @@ def _residuals(rows: pd.DataFrame) -> str:
     base = where(rows, arm="base", input="windows").sort_values("layer")
     above = base[base["residual_low"] > 0]
     cells = ", ".join(
-        f"{number(value)} {interval(low, high)}"
-        for value, low, high in zip(
+        estimate_text(*parts)
+        for parts in zip(
             *(base[name] for name in ("residual", "residual_low", "residual_high")), strict=True
         )
     )
@@ -131,9 +131,7 @@ def _shared(results: Results, model: str) -> str:
     if rows is None or rows.empty:
         return "fewer than three initialisations tell nothing of what they share"
     columns = (rows["residual_shared"], rows["residual_shared_low"], rows["residual_shared_high"])
-    cells = ", ".join(
-        f"{number(value)} {interval(low, high)}" for value, low, high in zip(*columns, strict=True)
-    )
+    cells = ", ".join(estimate_text(*parts) for parts in zip(*columns, strict=True))
     out = rows[(columns[1] > 0) | (columns[2] < 0)]["layer"]
     layers = ", ".join(map(str, out))
     judged = (

@@ -36,7 +36,7 @@ from attnscope.studies.overall import statistic_of
 from attnscope.studies.stated_verdicts import claim_of, with_verdicts
 from attnscope.studies.stored_options import stored_options
 from attnscope.study_api.claims import CONTRADICTED, SUPPORTED, UNDECIDED, ClaimRow
-from attnscope.study_api.number_text import counted, interval, number
+from attnscope.study_api.number_text import counted, estimate_text, number
 from attnscope.study_api.selection import where
 
 SENTENCES = CLAIMS.sentences
@@ -95,8 +95,8 @@ def within_words(associations: pd.DataFrame, alpha: float, claim: ClaimRow | Non
         CONTRADICTED: f"within texts, {subject} falls with its likelihood",
         UNDECIDED: f"within texts, it is undecided whether {subject} rises with its likelihood",
     }.get(claim.verdict, f"whether {subject} rises with its likelihood is not testable here")
-    value = "" if math.isnan(claim.value) else f", mean over layers ρ {number(claim.value)} "
-    value += "" if math.isnan(claim.value) else interval(claim.low, claim.high)
+    estimate = estimate_text(claim.value, claim.low, claim.high)
+    value = "" if math.isnan(claim.value) else f", mean over layers ρ {estimate}"
     return f"{words}{value}; by layer, it {layers}; {strongest}."
 
 
@@ -301,7 +301,7 @@ def _write_swap(page: Page) -> None:
             [
                 NamedSentence(
                     model,
-                    f"a word costs {number(nats)} {interval(low, high)} nats more away from home, over "
+                    f"a word costs {estimate_text(nats, low, high)} nats more away from home, over "
                     f"{counted(pairs, 'pair')}; below {least_nats:g} nats the exchange tests nothing.",
                 )
                 for model, nats, low, high, pairs in zip(

@@ -29,7 +29,7 @@ from attnscope.studies.absolute_position.figures.declared import ARMS, figure
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.tables import ResidualOfHead
 from attnscope.studies.stored_options import stored_options
-from attnscope.study_api.number_text import interval_text, rounded
+from attnscope.study_api.number_text import estimate_text, rounded
 from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import where
 
@@ -218,7 +218,8 @@ def score_split(results: Results, options: Options) -> Drawn:
     for line in (-noise, noise):
         if abs(line) < largest:
             bar.ax.axhline(line, color=INK, linewidth=1.2)
-    ends = interval_text(row_of_head.residual_low, row_of_head.residual_high, rounded)
+    ends = (row_of_head.residual_low, row_of_head.residual_high)
+    variance = estimate_text(row_of_head.residual, *ends, rounded)
     pattern = ": nothing of the picture is told from noise"
     if row_of_head.residual > 0:
         part = rounded(row_of_head.residual / row_of_head.plain, ".2f")
@@ -226,7 +227,7 @@ def score_split(results: Results, options: Options) -> Drawn:
     return captioned(
         figure_,
         "Mean over texts, row constants removed, key 0 left out; lines on the bar: the noise of a cell, "
-        f"{rounded(noise)}. Unbiased variance {rounded(row_of_head.residual)} nats² {ends}, not corrected "
+        f"{rounded(noise)}. Unbiased variance {variance} nats², not corrected "
         f"for noise {rounded(row_of_head.plain)}{pattern}.",
         subject,
     )
