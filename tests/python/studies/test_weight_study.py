@@ -7,6 +7,7 @@ import random
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -164,6 +165,24 @@ def test_training_is_concentrated_and_noise_is_not(results):
     inputs = of(results, "fractions", "noise", tested=True, subspace="inputs")
     assert (inputs["p_adjusted"] > 0.001).all()
     assert any("neither pathway is concentrated" in sentence for sentence in findings(results))
+
+
+def test_a_text_that_is_given_twice_counts_once(results, home, tmp_path):
+    """Intervals leave out a group of texts at a time: of twice the texts they were shorter."""
+    rows = [line for line in (home / "texts.jsonl").read_text("utf-8").splitlines() for _ in range(2)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(rows), "utf-8")
+    settings = study(home, tmp_path, "base", "tuned", options={"rank_one": {"texts": 6, "directions": 2}})
+    texts = [settings.texts[0].model_copy(update={"path": str(tmp_path / "texts.jsonl")})]
+    twice = run(settings.model_copy(update={"texts": texts}), say=lambda text: None)
+    for name, model in (("fractions", "tuned"), ("moments", "base"), ("gains", "tuned")):
+        # the error of an identity is rounding of the first text of each block
+        once, again = (
+            table.drop(columns="identity_error", errors="ignore").reset_index(drop=True)
+            for table in (of(results, name, model), twice.table(name))
+        )
+        pd.testing.assert_frame_equal(once, again, rtol=1e-6, atol=1e-9)
+    of_run = twice.table("rank_one").set_index(["layer", "role", "direction", "sample"]).sort_index()
+    assert sorted({sample for *_, sample in of_run.index}) == [0, 2, 4]
 
 
 def test_changes_of_rank_one_are_as_the_closed_form_says(results):

@@ -31,8 +31,11 @@ Classes = dict[str, tuple[Tensor, Tensor]]
 
 
 def measure(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
-    """Write `rank_one` of the first texts of a base; means over the directions of each class."""
+    """Write `rank_one` of the first texts of a base, equal ones once; means over the directions of each
+    class.
+    """
     chosen = options.rank_one
+    repeated = {text.sentence.sample for text in unit.inputs if text.is_repeated}
     assert unit.checkpoint is not None
     if not chosen or int(unit.inputs[0].sentence.sample) >= chosen.texts:
         return
@@ -61,7 +64,7 @@ def measure(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
                 classes = _reading(draw, inputs, matrices[layer, role].shape[0], options)
             for batch in run.batches():
                 for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
-                    if sample < chosen.texts:
+                    if sample < chosen.texts and sample not in repeated:
                         keys = {"sample": sample, "layer": layer, "role": role}
                         measure_text(
                             run, model, torch.as_tensor(ids, device="cpu").long(), keys, classes, chosen.size

@@ -33,10 +33,12 @@ def title_of(checkpoint: Checkpoint) -> str:
 
 
 def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
-    """Add the unit's texts to the moments of its checkpoint, or of its random-weight control."""
+    """Add the unit's texts, equal ones once, to the moments of its checkpoint or random-weight control."""
     loaded = run.model()
     model = loaded.model
-    first = int(unit.inputs[0].sentence.sample)
+    repeated = {text.sentence.sample for text in unit.inputs if text.is_repeated}
+    distinct = [text.sentence.sample for text in unit.inputs if not text.is_repeated]
+    first = int(distinct[0] if distinct else unit.inputs[0].sentence.sample)
     gradients = options.gradients and not unit.variant
     if gradients and next(model.parameters()).dtype.itemsize < 4:
         model = upcast(model, run, unit.title, str(loaded.dtype))
@@ -52,6 +54,8 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     summed = {unit.variant: Moments(rank), **({"foreign": Moments(rank)} if foreign else {})}
     for batch in run.batches():
         for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
+            if sample in repeated:
+                continue
             _check_length(int(sample), len(ids), options)
             tokens = torch.as_tensor(ids, device="cpu")
             if gradients and sample == first:
