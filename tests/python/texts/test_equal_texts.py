@@ -218,3 +218,17 @@ def test_a_comparison_of_runs_takes_equal_texts_as_one():
     copy_differs = first.compare(run_of([1.0, 5.0, 1.0, 1.5])).set_index("metric").loc["entropy"]
     assert (copy_differs["mean_difference"], copy_differs["max_difference"]) == (0.0, 0.5)
     assert not copy_differs["equal"]
+
+
+@pytest.mark.usefixtures("unarranged", "unpictured")
+def test_the_sentences_at_the_top_of_a_report_count_equal_texts_once(tmp_path):
+    """They counted each text, where the tables below them count it once."""
+    places = {"model": "m", "revision": "", "step": -1, "layer": 0, "protocol": "exact", "n_tokens": 4}
+    heads = pd.DataFrame(
+        {**places, "sample": [0, 0, 1, 1, 2, 2], "head": [0, 1] * 3, "sink_share": [0.2, 0.1] + [0.8, 0.1] * 2}
+    )
+    samples = heads[["model", "revision", "step", "sample"]].drop_duplicates()
+    samples = samples.assign(text_unit=[0, 1, 1], text=["a", "b", "b"], group="text", n_tokens=4)
+    results = asc.Results({"samples": samples, "heads": heads}, study={"study": "attention_sinks"})
+    page = asc.report(results, tmp_path / "report.html").read_text("utf-8")
+    assert "L0H0, gives it 0.500, uniform" in page
