@@ -196,6 +196,17 @@ def test_sentences_are_of_one_checkpoint_of_a_model_without_steps(results):
     assert list(map(str, lines[0])) == list(map(str, lines[1]))
 
 
+def test_sentences_over_several_input_sets_say_so(results):
+    """Tables and figures are of each input set, the sentences of all texts."""
+    tables = {name: results.table(name) for name in ("samples", "phases", "uncertainty_variants")}
+    once = findings(Results(tables))
+    halves = tables["samples"].assign(group=np.where(tables["samples"]["sample"] % 2, "texts", "copies"))
+    apart = findings(Results({**tables, "samples": halves}))
+    name = tables["samples"]["model"].iloc[0]
+    beginning = f"{name}: over the texts of all 2 input sets, "
+    assert [str(line) for line in apart] == [str(line).replace(f"{name}: ", beginning) for line in once]
+
+
 @pytest.mark.parametrize(("heads", "middle"), [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (8, 3)])
 def test_the_middling_head_has_as_many_below_as_above(results, heads, middle):
     """The middling head was one too low of an odd number of heads: the narrowest of three."""
