@@ -69,6 +69,15 @@ def test_a_share_of_0_is_in_the_drawn_mean(results):
     np.testing.assert_allclose(lines["layer 1"].get_ydata(), expected, rtol=1e-12)
 
 
+def test_correlations_of_entropies_over_training_stand_beside_their_null(results):
+    """A number of a whole text had no line of shuffled rows, as those of heads have."""
+    drawn = draw(results, ["phases"])["phases"]
+    (ax,) = (ax for ax in drawn.axes if "entropies" in ax.get_title(loc="left"))
+    (line,) = (line for line in ax.get_lines() if line.get_gid() == "row_permutation")
+    nulls = results.variants("uncertainty").query("metric == 'rho'")
+    np.testing.assert_allclose(line.get_ydata(), nulls.groupby("step")["value"].mean(), rtol=1e-12)
+
+
 def test_points_of_uncertainty_lie_above_both_bounds(results):
     drawn = draw(results, ["uncertainty"])["uncertainty"]
     left, right = drawn.axes[:2]
