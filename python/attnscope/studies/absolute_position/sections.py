@@ -146,8 +146,8 @@ def _readers(results: Results, model: str) -> list[str]:
     table = optional(results, "fingerprints")
     if table is None:
         return []
-    rows = where(last_step(table), model=model, arm="base")
-    if rows.empty or rows["a0"].isna().all():
+    rows = where(last_step(table), model=model, arm="base").dropna(subset="a0")
+    if rows.empty:
         return []
     reader = stored_options(results, PositionOptions).reader
     best = first_as(Fingerprint, rows.sort_values("a0", ascending=False))

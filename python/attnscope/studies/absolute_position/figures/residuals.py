@@ -140,7 +140,8 @@ def residual_maps(results: Results, options: Options) -> Drawn:
     titles = {"residual": "residual (nats²)", "sink_advantage": "advantage of key 0 (nats)"}
     columns = with_values(table, "position", tuple(titles))
     alpha = stored_options(results, PositionOptions).alpha
-    certain = table[(table["p_adjusted"] <= alpha) & table["residual"].notna()]
+    tested = table[table["p_adjusted"].notna() & table["residual"].notna()]
+    certain = tested[tested["p_adjusted"] <= alpha]
     layers, heads = table["layer"].nunique(), table["head"].nunique()
     height = min(6.5, 1.3 + 0.24 * layers)
     width = min(options.width, 2.4 + 0.5 * heads)
@@ -165,7 +166,7 @@ def residual_maps(results: Results, options: Options) -> Drawn:
     return captioned(
         figure_,
         f"Dots: heads whose residual is above 0 (sign flips of groups of texts, Benjamini–Hochberg, "
-        f"{alpha:g}): {len(certain)} of {len(table)}. What is negative or below a thousandth of the largest "
+        f"{alpha:g}): {len(certain)} of {len(tested)}. What is negative or below a thousandth of the largest "
         "has the darkest colour."
         if "residual" in columns
         else "No head has a residual.",
