@@ -78,9 +78,7 @@ def _residuals(rows: pd.DataFrame) -> str:
     above = base[base["residual_low"] > 0]
     cells = ", ".join(
         estimate_text(*parts)
-        for parts in zip(
-            *(base[name] for name in ("residual", "residual_low", "residual_high")), strict=True
-        )
+        for parts in zip(*(base[name] for name in ("residual", "residual_low", "residual_high")), strict=True)
     )
     layers = ", ".join(str(layer) for layer in above["layer"])
     place = (
