@@ -203,8 +203,8 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
     return captioned(
         figure_,
         f"Derivatives along the whole mean difference, means over {count} prompts of each contrast; dotted "
-        "edges: range of differences of exchanged labels. Above 0: towards the other bucket means towards refusal, or "
-        "towards entropy.",
+        "edges: range of differences of exchanged labels. Above 0: towards the other bucket means towards "
+        "refusal, or towards entropy.",
         "" if "refusal_slope" in labels else "The refusal's words have no token of their own here.",
         subject,
     )
