@@ -23,6 +23,7 @@ import torch
 from attnscope.arguments.number_lists import number_array
 from attnscope.arguments.scalars import flag
 from attnscope.statistics._arguments import check_draws, label_numbers
+from attnscope.statistics.resamples import reach_tail
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -237,7 +238,7 @@ def _interval(
 
     count = drawn.shape[-1]
     estimate = float(value(np.ones(count)))
-    if not np.isfinite(estimate) or count < 5:
+    if not np.isfinite(estimate) or count < 5 or not reach_tail(len(drawn), (1 - confidence) / 2):
         return estimate, np.nan, np.nan
     tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
     values = value(drawn)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from attnscope.arguments import scalars
 from attnscope.statistics._arguments import Vector, check_draws, label_numbers, table_argument, vector
-from attnscope.statistics.resamples import COUNTED, all_draws, quantiles_by_chance
+from attnscope.statistics.resamples import COUNTED, all_draws, quantiles_by_chance, reach_tail
 from attnscope.statistics.rounding import least_spread, varies
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ def bootstrap(
 
     Returns:
         Interval; all NaN without values, low and high NaN below five, where more draws than a tail holds have
-        no value and, of a mean, where a value is infinite. Equal numbers have an interval of no width: it
+        no value, where a tail holds less than one draw (2000 draws reach to a confidence of .999) and, of a
+        mean, where a value is infinite. Equal numbers have an interval of no width: it
         says that none differs, not that none could. Where one in ten differs, ten are equal in .35 of cases.
 
     Raises:
@@ -264,9 +265,10 @@ def _of_draws(
 
 
 def _lacks_tails(drawn: Vector, chances: Vector | None, confidence: float) -> bool:
-    """Return True if more draws than a tail holds have no value."""
+    """Return True if more draws than a tail holds have no value, or the random draws do not reach a tail."""
+    tail = (1 - confidence) / 2
     undefined = float(np.average(np.isnan(drawn), weights=chances))
-    return undefined > (1 - confidence) / 2 + 1e-12
+    return undefined > tail + 1e-12 or (chances is None and not reach_tail(len(drawn), tail))
 
 
 def _percentiles(values: Vector, chances: Vector | None, confidence: float) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from attnscope.arguments.number_lists import number_array
 from attnscope.arguments.scalars import flag
 from attnscope.statistics._arguments import Vector, check_draws
 from attnscope.statistics.intervals import FEWEST
-from attnscope.statistics.resamples import COUNTED, all_draws, counts_of, quantiles_by_chance
+from attnscope.statistics.resamples import COUNTED, all_draws, counts_of, quantiles_by_chance, reach_tail
 from attnscope.statistics.rounding import least_spread, varies
 
 
@@ -107,6 +107,8 @@ def _of_means(
     t[fixed] = 0.0
     # many such draws leave the tails unknown
     unknown = np.average(np.isnan(t), axis=1, weights=chances) > tail + 1e-12
+    if chances is None and not reach_tail(t.shape[1], 1 - confidence if together else tail):
+        unknown |= ~fixed
     t[unknown] = 0.0
     if together:
         largest = np.nanmax(np.abs(t), axis=0, initial=0.0)

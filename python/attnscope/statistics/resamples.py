@@ -40,6 +40,17 @@ def all_draws(count: int) -> tuple[npt.NDArray[np.int64], Vector]:
     return places, np.array(orders) / count**count
 
 
+def reach_tail(draws: int, tail: float) -> bool:
+    """Return True if a tail of this chance holds at least one of some random draws.
+
+    Beyond the outermost draw nothing is known.
+
+    >>> reach_tail(2000, 0.025), reach_tail(2000, 0.0001)
+    (True, False)
+    """
+    return draws * tail >= 1 - _ROUNDED * draws
+
+
 def counts_of(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return how often each draw holds each sample, [draws, samples]."""
     return np.asarray((places[:, :, None] == np.arange(places.shape[1])).sum(1))
