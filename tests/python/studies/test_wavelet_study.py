@@ -374,10 +374,20 @@ def test_a_model_without_rope_and_an_encoder(tmp_path):
         study(tmp_path, model_folder(tmp_path / "bert", "bert", bos=False), texts), say=messages.append
     )
     assert "harmonics" not in results.tables()
-    assert any("no RoPE" in text for text in messages + results.provenance["notes"])
+    assert any("no harmonics" in text for text in messages + results.provenance["notes"])
     heads = results.table("heads")
     assert heads["low_band"].notna().all()
     assert set(results.table("baselines")["support"]) == {"full"}
+
+
+def test_a_model_whose_queries_are_out_of_reach_has_no_harmonics(tmp_path):
+    """It has RoPE and hands out maps alone: nothing of it was measured."""
+    texts = sentences(tmp_path / "t.txt", 2, shortest=44)
+    folder = model_folder(tmp_path / "falcon", "falcon")
+    results = run(study(tmp_path, folder, texts, prefixes=[]), say=lambda text: None)
+    assert "harmonics" not in results.tables()
+    assert any("FalconForCausalLM: no harmonics" in note for note in results.provenance["notes"])
+    assert results.table("heads")["low_band"].notna().all()
 
 
 def test_published_values_stand_beside_their_own_models():
