@@ -425,6 +425,19 @@ def test_one_model_makes_no_pair(home, tmp_path):
         run(study(home, tmp_path, "base"), say=lambda text: None)
 
 
+def test_gradients_of_a_model_without_a_vocabulary_head_are_refused_by_name(home, tmp_path):
+    """It was Python's own error about an attribute of what the model returns."""
+    shutil.copy(home / "texts.jsonl", tmp_path)
+    for name, seed in (("base", 0), ("tuned", 1)):
+        model = tiny("llama", seed=seed).model
+        model.save_pretrained(tmp_path / name)
+    with pytest.raises(LoadError, match=r"LlamaModel has no vocabulary head.*options\.gradients=false"):
+        asc.second_moments(model, [[5, 6, 7]], gradients=True)
+    settings = study(tmp_path, tmp_path / "r", "base", "tuned", options={"nulls": [], "rank_one": False})
+    with pytest.raises(LoadError, match="LlamaModel has no vocabulary head"):
+        run(settings, say=lambda text: None)
+
+
 def test_an_encoder_has_no_prediction_subspace_and_says_so(home, tmp_path):
     shutil.copy(home / "texts.jsonl", tmp_path)
     for name, seed in (("base", 0), ("tuned", 1)):
