@@ -120,6 +120,8 @@ def strongest_heads(page: Page, ranked: str = "") -> Table | None:
     )
     if "95 % interval" in frame:
         caption += " Intervals hold for all heads at once."
-    else:
+    elif frame["n"].astype(int).max() < FEWEST_TOGETHER:
         caption += f" Fewer than {FEWEST_TOGETHER} texts say too little for intervals of all heads at once."
+    else:
+        caption += " Too few of the texts differ for intervals of all heads at once."
     return Table("strongest", caption, frame, 2 if several else 1)

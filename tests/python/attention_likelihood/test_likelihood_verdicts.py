@@ -188,6 +188,22 @@ def test_an_effect_that_untrained_models_have_is_not_stated():
     assert "do as well" in line
 
 
+def test_numbers_that_there_are_none_of_are_no_part_of_a_sentence():
+    """A swap that no two texts could make gave "– of the attention"."""
+    rows = [{"model": "a", "draw": draw, "layer": 0, "estimate": 0.1, "slope": 0.2} for draw in (0, 1)]
+    between = pd.DataFrame(rows).assign(design="between", predictor="log_likelihood")
+    (line,) = sections._control(Stored(controls=between), "a", None)
+    assert line.endswith(
+        "by layer (0.200 to 0.200 per nat). Untrained models show this much; only more is evidence."
+    )
+    both = pd.concat([between, between.assign(design="within"), between.assign(design="swap")])
+    (line,) = sections._control(Stored(controls=both), "a", None)
+    assert (
+        "; that within texts 0.100 to 0.100 (0.200 to 0.200 share per nat); swap gives 0.100 to 0.100 of"
+        in line
+    )
+
+
 def test_without_a_claim_the_numbers_are_given_alone():
     run = Stored(overall=stored(statistics(swap=(0.2, 0.1, 0.3, 0.001))))
     assert sections._swap(run, "a", None)[0].endswith("at 8.00 nats (40 pairs).")

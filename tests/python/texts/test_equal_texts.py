@@ -224,9 +224,8 @@ def test_a_comparison_of_runs_takes_equal_texts_as_one():
 def test_the_sentences_at_the_top_of_a_report_count_equal_texts_once(tmp_path):
     """They counted each text, where the tables below them count it once."""
     places = {"model": "m", "revision": "", "step": -1, "layer": 0, "protocol": "exact", "n_tokens": 4}
-    heads = pd.DataFrame(
-        {**places, "sample": [0, 0, 1, 1, 2, 2], "head": [0, 1] * 3, "sink_share": [0.2, 0.1] + [0.8, 0.1] * 2}
-    )
+    shares = [0.2, 0.1, 0.8, 0.1, 0.8, 0.1]
+    heads = pd.DataFrame({**places, "sample": [0, 0, 1, 1, 2, 2], "head": [0, 1] * 3, "sink_share": shares})
     samples = heads[["model", "revision", "step", "sample"]].drop_duplicates()
     samples = samples.assign(text_unit=[0, 1, 1], text=["a", "b", "b"], group="text", n_tokens=4)
     results = asc.Results({"samples": samples, "heads": heads}, study={"study": "attention_sinks"})

@@ -127,17 +127,19 @@ def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
 
     def by_layer(rows: pd.DataFrame, column: str) -> str:
         means = rows.groupby("layer")[column].mean()
-        return f"{number(means.min())} to {number(means.max())}" if len(means) else "–"
+        return f"{number(means.min())} to {number(means.max())}"
 
     draws = counted(rows_of_model["draw"].nunique(), "initialisation")
-    return [
-        f"with random weights ({draws}) the paper's correlation "
-        f"over texts, inner attention and likelihood, is {by_layer(plain, 'estimate')} by layer "
-        f"({by_layer(plain, 'slope')} per nat), that within texts {by_layer(within, 'estimate')} "
-        f"({by_layer(within, 'slope')} share per nat); swap gives {by_layer(swap, 'estimate')} of the "
-        f"attention. "
-        "Untrained models show this much; only more is evidence."
+    parts = [
+        f"with random weights ({draws}) the paper's correlation over texts, inner attention and likelihood, "
+        f"is {by_layer(plain, 'estimate')} by layer ({by_layer(plain, 'slope')} per nat)"
     ]
+    if within["estimate"].notna().any():
+        slopes = by_layer(within, "slope")
+        parts.append(f"that within texts {by_layer(within, 'estimate')} ({slopes} share per nat)")
+    if swap["estimate"].notna().any():
+        parts.append(f"swap gives {by_layer(swap, 'estimate')} of the attention")
+    return [f"{'; '.join(parts)}. Untrained models show this much; only more is evidence."]
 
 
 def _write_claims(page: Page) -> None:
@@ -342,7 +344,7 @@ def _write_budget(page: Page) -> None:
             NamedSentence(
                 model,
                 f"mode {mode} puts one and the same first piece into {100 * share:.0f} % of the texts; "
-                "identity and likelihood cannot be told apart in this mode.",
+                "among these its identity and its likelihood cannot be told apart.",
             )
             for model, mode, share in commonest.reset_index().to_numpy().tolist()
         ]

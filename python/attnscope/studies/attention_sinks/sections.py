@@ -55,6 +55,9 @@ def findings(results: Results) -> list[str]:
     for series in dict.fromkeys(final["series"]):
         rows_of_series = where(final, series=series)
         table = estimate(rows_of_series, "sink_share", ["layer", "head"], together=True)
+        table = table.dropna(subset="mean")
+        if table.empty:
+            continue
         top = table.sort_values("mean", ascending=False).iloc[0]
         # layers of one model may see different keys
         layer = where(rows_of_series, layer=top["layer"])
