@@ -6,10 +6,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from attnscope.report.section import Page
 from attnscope.results.results import Results
-from attnscope.studies.attention_likelihood import sections, shifts
+from attnscope.studies.attention_likelihood import checks, sections, shifts
 from attnscope.studies.attention_likelihood.claims import CLAIMS, Evidence, swap_words
 from attnscope.studies.attention_likelihood.figures import FIGURES
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
@@ -308,3 +309,10 @@ def test_heads_without_a_panel_are_not_counted():
     ]
     drawn = FIGURES["likelihood_heads"](Results({"associations": pd.DataFrame(rows)}))
     assert "Dots: 3 of 6 heads" in drawn.caption
+
+
+def test_a_token_of_several_states_has_no_check_of_its_place():
+    """Blocks of Gemma 3n hand four streams of states on: the study ended in an IndexError."""
+    check = checks._placed([torch.zeros(4, 2, 5, 8)] * 2, [None, None], torch.zeros(2, 2))
+    assert check.value is None
+    assert "several states" in check.reason

@@ -146,6 +146,25 @@ def test_steps_of_recurrent_layers_are_whole_passes():
     torch.testing.assert_close(single, both, rtol=1e-3, atol=0)
 
 
+def test_a_model_without_forward_derivatives_is_sent_to_differences(monkeypatch):
+    """Experts that are multiplied in groups have none: it was torch's own error."""
+    from attnscope.capture.directions import sensitivity
+
+    def without(*arguments):
+        raise NotImplementedError("forward AD with _grouped_mm is not there. Please file an issue")
+
+    monkeypatch.setattr(sensitivity, "_exact", without)
+    model, inputs, directions = model_with_text("llama")
+    match = (
+        r"LlamaForCausalLM has an operation .* \(forward AD with _grouped_mm is not there\); method='differ"
+    )
+    with pytest.raises(NotImplementedError, match=match):
+        asc.sensitivity(model, inputs, 0, directions)
+    assert (
+        asc.sensitivity(model, inputs, 0, directions, method="difference").directional_fisher.isfinite().all()
+    )
+
+
 def test_expected_curvature_over_sampled_labels_is_the_fisher_information():
     """By all labels: Σ_y p_y d²(−log p_y) = Var_p(Ju), as the mean logit's curvature cancels."""
     model, inputs, directions = model_with_text("gpt2")

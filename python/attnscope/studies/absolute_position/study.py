@@ -117,6 +117,7 @@ def blocks_and_controls(units: Units, study: AbsolutePosition) -> Cut:
 @STAGES.stage(lambda units, study: units.checkpoints(), name="checks", writes=("checks", "encodings"))
 def check(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
     """Check identities of the model, and record how it tells positions apart."""
+    tier_of(run)  # a model of pictures ends here, by its name
     check_model(run)
     try:
         encodings.record(run, imposed(study.options))

@@ -10,7 +10,7 @@ from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
 from attnscope.models import LoadError
 from attnscope.studies.absolute_position.study import AbsolutePosition
-from folders import model_folder
+from folders import model_folder, tokenizer
 from position_study import settings
 
 #: What no test of a refusal needs.
@@ -80,6 +80,17 @@ def test_encoders_are_refused_by_name(folder, texts, tmp_path):
         run(quick, progress=False)
     with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
         dry_run(quick)
+
+
+def test_a_model_of_pictures_is_refused_by_name(texts, tmp_path):
+    """It ended in Python's own error about the weights of its embedding."""
+    from transformers import ViTConfig, ViTModel
+
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    ViTModel(ViTConfig(**shape, image_size=16, patch_size=4)).save_pretrained(tmp_path / "vit")
+    tokenizer().save_pretrained(tmp_path / "vit")
+    with pytest.raises(LoadError, match="vit: ViTModel takes no token ids"):
+        run(settings(tmp_path / "vit", texts, tmp_path, **QUICK), progress=False)
 
 
 def test_an_encoder_decoder_is_refused_before_anything_is_said_of_it(folder, texts, tmp_path):
