@@ -197,8 +197,8 @@ def test_numbers_that_there_are_none_of_are_no_part_of_a_sentence():
     assert line.endswith(
         "by layer (0.200 to 0.200 per nat). Untrained models show this much; only more is evidence."
     )
-    both = pd.concat([between, between.assign(design="within"), between.assign(design="swap")])
-    (line,) = sections._control(Stored(controls=both), "a", None)
+    designs = pd.concat([between, between.assign(design="within"), between.assign(design="swap")])
+    (line,) = sections._control(Stored(controls=designs), "a", None)
     assert (
         "; that within texts 0.100 to 0.100 (0.200 to 0.200 share per nat); swap gives 0.100 to 0.100 of"
         in line

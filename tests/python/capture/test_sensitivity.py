@@ -139,11 +139,11 @@ def test_steps_of_recurrent_layers_are_whole_passes():
         torch.testing.assert_close(outputs.logits[:, -1], expected.expand(size, -1))
     along = torch.randn(2, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    single, both = (
+    single, first_of_two = (
         asc.sensitivity(model, inputs, 1, directions, method="difference").directional_fisher[0, 0]
         for directions in (along[:1], along)
     )
-    torch.testing.assert_close(single, both, rtol=1e-3, atol=0)
+    torch.testing.assert_close(single, first_of_two, rtol=1e-3, atol=0)
 
 
 def test_a_model_without_forward_derivatives_is_sent_to_differences(monkeypatch):

@@ -61,8 +61,8 @@ def test_all_windows_are_read_where_samples_is_null(folder, texts):
         (line,) = AbsolutePosition(plan.settings).describe_plan(plan)
         windows[samples] = len({text.sentence.sample for unit in plan.units for text in unit.inputs})
         assert f"passes over {windows[samples]} windows" in line
-        wanted = "windows of 16 tokens, and up to 256 are wanted"
-        assert any(note.endswith(wanted) for note in plan.notes) == (samples == 256)
+        ending = "windows of 16 tokens, and up to 256 are wanted"
+        assert any(note.endswith(ending) for note in plan.notes) == (samples == 256)
     assert 16 < windows[None] == windows[256] < 256
     assert windows[3] == 3
 
