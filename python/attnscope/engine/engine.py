@@ -180,7 +180,7 @@ class Engine:
             try:
                 yield lock
             except LoadError:
-                if is_new and self.total.units == 0:
+                if is_new and not self._stored_tables(self._stored_units()):
                     remove(self.folder)
                 raise
 
@@ -188,11 +188,13 @@ class Engine:
         """Compute the missing units and write the tables."""
         started = time.monotonic()
         self.execute_units(facts, lock)
-        done = [unit.id for unit in self.plan.units if unit.id in self.store]
-        if not done:
+        done = self._stored_units()
+        # sums that stages hand on to later ones are no tables of the run
+        names = [name for name in self._stored_tables(done) if not name.startswith("reduced-")]
+        if not done or (self.plan.skipped and not names):  # a unit may be done, and have nothing to write
             raise LoadError(self.plan.reasons)
         try:
-            facts["tables"] = self._gather_tables(done)
+            facts["tables"] = self._gather_tables(done, names)
         except BaseException:
             with suppress(OSError):  # the error at hand says more
                 write_provenance(self, facts, "interrupted")
@@ -201,19 +203,18 @@ class Engine:
         write_provenance(self, facts, "finished")
         self._say_what_was_counted()
 
-    def _gather_tables(self, done: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Write the tables of stored units, and return the hash and the rows of each."""
+    def _gather_tables(self, done: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Write the tables of these names of stored units, and return the hash and the rows of each."""
         target = self.folder / "tables"
         make_folder(target)
         for folder in (self.folder, target):
             remove_leftovers(folder)
         written: dict[str, dict[str, Any]] = {}
-        for name in sorted({name for unit in done for name in self.store.rows(unit)}):
-            if not name.startswith("reduced-"):
-                file = target / f"{name}.parquet"
-                self.store.gather(done, name, file)
-                rows = sum(self.store.rows(unit).get(name, 0) for unit in done)
-                written[name] = {"sha256": hash_file(file), "rows": rows}
+        for name in names:
+            file = target / f"{name}.parquet"
+            self.store.gather(done, name, file)
+            rows = sum(self.store.rows(unit).get(name, 0) for unit in done)
+            written[name] = {"sha256": hash_file(file), "rows": rows}
         return written
 
     def _say_what_was_counted(self) -> None:
@@ -229,6 +230,14 @@ class Engine:
             self.say(
                 f"{metric}: {count} matrices have too few tokens or no row that varies; they have no value"
             )
+
+    def _stored_units(self) -> list[str]:
+        """Return the names of the stored units, in the order of the plan."""
+        return [unit.id for unit in self.plan.units if unit.id in self.store]
+
+    def _stored_tables(self, units: Sequence[str]) -> list[str]:
+        """Return the names of the tables that some units have rows of."""
+        return sorted({name for unit in units for name in self.store.rows(unit)})
 
     def execute_units(self, facts: dict[str, Any], lock: FolderLock) -> None:
         """Let the executor compute every missing unit, and store each."""

@@ -11,7 +11,7 @@ from attnscope.plots.figure import optional
 from attnscope.plots.selection import FEWEST_TOGETHER, averaged_columns, estimate, last_step
 from attnscope.report.section import Page, Section, Table, analysis
 from attnscope.results.summaries import uniform_value
-from attnscope.study_api.number_text import interval, number
+from attnscope.study_api.number_text import interval_text, number
 
 #: Title of a report and its note on intervals, where the study's sections declare no `TITLE` and `INTERVALS`.
 TITLE = "Attention study"
@@ -105,7 +105,7 @@ def strongest_heads(page: Page, ranked: str = "") -> Table | None:
                     **({page.apart: str(series)} if several else {}),
                     "head": f"L{row.layer}H{row.head}",
                     quantity(first).label: number(row.mean),
-                    "95 % interval": interval(row.low, row.high),
+                    "95 % interval": interval_text(row.low, row.high) or "–",
                     "uniform": number(uniform_value(layer, baselines, first)),
                     **{quantity(name).label: number(mean) for name, mean in beside.items()},
                     "n": str(row.samples),
@@ -120,6 +120,8 @@ def strongest_heads(page: Page, ranked: str = "") -> Table | None:
     )
     if "95 % interval" in frame:
         caption += " Intervals hold for all heads at once."
-    else:
+    elif frame["n"].astype(int).max() < FEWEST_TOGETHER:
         caption += f" Fewer than {FEWEST_TOGETHER} texts say too little for intervals of all heads at once."
+    else:
+        caption += " Too few of the texts differ for intervals of all heads at once."
     return Table("strongest", caption, frame, 2 if several else 1)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from attnscope.report.section import Page
 from attnscope.results.schema import CHECKPOINT_KEYS
-from attnscope.study_api.number_text import interval_text, number
+from attnscope.study_api.number_text import estimate_text, number
 
 #: Rows of the table of claims from which it is folded.
 LONGEST = 40
@@ -44,7 +44,7 @@ def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) 
     }
     values = zip(table["value"], table["low"], table["high"], strict=True)
     columns |= {
-        "value [95 %]": [f"{number(value)} {interval_text(*ends)}".rstrip() for value, *ends in values],
+        "value [95 %]": [estimate_text(*parts) for parts in values],
         "range": _ranges(table, "range_low", "range_high"),
         "border or null": [number(value) for value in table["null"]],
         "control, range": _ranges(table, "control_low", "control_high"),

@@ -15,7 +15,7 @@ from attnscope.results.schema import VARIANT_KEYS
 from attnscope.results.summaries import NULLS, null_value, uniform_value
 from attnscope.statistics import median_interval, per_sample
 from attnscope.statistics.intervals import FEWEST
-from attnscope.study_api.number_text import interval_text, number
+from attnscope.study_api.number_text import estimate_text, interval_text, number
 
 #: A column, or a column of the graphs and their threshold.
 Metric = str | tuple[str, float | None]
@@ -131,6 +131,6 @@ def _median(values: pd.Series) -> tuple[str, str]:
     if not FEWEST <= median.n < FEW:
         return "", ""
     return (
-        f"{number(median.estimate)} {interval_text(median.low, median.high)}",
+        estimate_text(median.estimate, median.low, median.high),
         f"{100 * median.coverage:.1f} %",
     )

@@ -218,7 +218,7 @@ def render(
     )
     others = _further_tables(page, shown | getattr(words, "WORKING", frozenset()))
     with naming_missing_columns(results, ("claims",)):
-        findings = words.findings(results) if hasattr(words, "findings") else []
+        findings = words.findings(page.results) if hasattr(words, "findings") else []
     home = getattr(results, "path", None)
 
     def existing_files(*files: str) -> list[str]:

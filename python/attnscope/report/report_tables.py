@@ -27,7 +27,7 @@ from typing import TypeVar
 import pandas as pd
 
 from attnscope.report.section import Page
-from attnscope.study_api.number_text import interval, interval_text, number
+from attnscope.study_api.number_text import estimate_text, interval_text, number
 from attnscope.study_api.rows import rows_as
 
 #: The cells of a column, one for each row.
@@ -56,10 +56,9 @@ def interval_cells(low: str = "low", high: str = "high", missing: str = "–") -
 
 
 def estimate_cells(column: str, low: str = "low", high: str = "high") -> Cells:
-    """Return cells of numbers followed by their intervals, a dash in the place of either that is missing."""
+    """Return cells of numbers followed by their intervals; alone without one, a dash for a missing number."""
     return lambda rows: [
-        f"{number(value)} {interval(*ends)}"
-        for value, *ends in zip(rows[column], rows[low], rows[high], strict=True)
+        estimate_text(*parts) for parts in zip(rows[column], rows[low], rows[high], strict=True)
     ]
 
 

@@ -492,7 +492,9 @@ def null_value(
     table = _baseline_rows(frame, baselines, kind, metric, threshold)
     if table is None or "scope" not in table:
         return float("nan")
-    table = table[table["scope"] == "heads"]
+    # a number of a whole text, such as a correlation over its heads, has no other scope
+    scope = "heads" if (table["scope"] == "heads").any() else "whole"
+    table = table[table["scope"] == scope]
     # the model with random weights belongs to a whole series, shuffled rows to their own checkpoint
     checkpoint = ("model",) if kind == "random_weights" else CHECKPOINT_KEYS
     keys = [key for key in (*checkpoint, "group", "n_tokens") if key in frame and key in table]

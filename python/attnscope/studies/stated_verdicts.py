@@ -9,7 +9,7 @@ from typing import Any
 from attnscope.plots.figure import optional
 from attnscope.plots.selection import last_step
 from attnscope.study_api.claims import ClaimRow
-from attnscope.study_api.number_text import interval_text, number
+from attnscope.study_api.number_text import estimate_text
 from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import where
 
@@ -43,4 +43,4 @@ def _decided(claim: ClaimRow) -> str:
     """Return the estimate that decided a claim, with its interval; "" where there is none."""
     if math.isnan(claim.value):
         return ""
-    return f", {number(claim.value)} {interval_text(claim.low, claim.high)}".rstrip()
+    return f", {estimate_text(claim.value, claim.low, claim.high)}"

@@ -2,9 +2,9 @@
 """Numbers and intervals as a person writes them, the same in claims, figures and reports.
 
 Example:
-    >>> from attnscope.study_api.number_text import interval, number
-    >>> number(0.49123), interval(0.25, 1.5), interval(float("nan"), float("nan"))
-    ('0.491', '[0.250, 1.50]', '–')
+    >>> from attnscope.study_api.number_text import estimate_text, number
+    >>> number(0.49123), estimate_text(0.5, 0.25, 1.5), estimate_text(0.5, float("nan"), float("nan"))
+    ('0.491', '0.500 [0.250, 1.50]', '0.500')
 """
 
 from __future__ import annotations
@@ -73,9 +73,20 @@ def interval_text(low: Any, high: Any, form: Callable[[Any], str] | None = None)
     return "" if pd.isna(low) or pd.isna(high) else f"[{form(low)}, {form(high)}]"
 
 
-def interval(low: float, high: float, form: Callable[[Any], str] | None = None) -> str:
-    """Return an interval's ends in brackets, or a dash where there is none."""
-    return interval_text(low, high, form) or "–"
+def estimate_text(value: Any, low: Any, high: Any, form: Callable[[Any], str] | None = None) -> str:
+    """Return a number followed by its interval; alone where it has none, so that no dash reads as a range.
+
+    Args:
+        value: an en dash where it is missing.
+        low: end of the interval.
+        high: likewise.
+        form: writes a number; None takes `number`.
+
+    >>> estimate_text(0.5, 0.25, 1.5), estimate_text(-2, -3, -1, two_places), estimate_text(math.nan, 0, 1)
+    ('0.500 [0.250, 1.50]', '−2.00 [−3.00, −1.00]', '–')
+    """
+    form = form or number
+    return form(value) if pd.isna(value) else f"{form(value)} {interval_text(low, high, form)}".rstrip()
 
 
 def counted(count: Any, noun: str, nouns: str = "") -> str:

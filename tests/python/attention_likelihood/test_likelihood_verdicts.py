@@ -6,10 +6,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from attnscope.report.section import Page
 from attnscope.results.results import Results
-from attnscope.studies.attention_likelihood import sections, shifts
+from attnscope.studies.attention_likelihood import checks, sections, shifts
 from attnscope.studies.attention_likelihood.claims import CLAIMS, Evidence, swap_words
 from attnscope.studies.attention_likelihood.figures import FIGURES
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
@@ -188,6 +189,22 @@ def test_an_effect_that_untrained_models_have_is_not_stated():
     assert "do as well" in line
 
 
+def test_numbers_that_there_are_none_of_are_no_part_of_a_sentence():
+    """A swap that no two texts could make gave "– of the attention"."""
+    rows = [{"model": "a", "draw": draw, "layer": 0, "estimate": 0.1, "slope": 0.2} for draw in (0, 1)]
+    between = pd.DataFrame(rows).assign(design="between", predictor="log_likelihood")
+    (line,) = sections._control(Stored(controls=between), "a", None)
+    assert line.endswith(
+        "by layer (0.200 to 0.200 per nat). Untrained models show this much; only more is evidence."
+    )
+    designs = pd.concat([between, between.assign(design="within"), between.assign(design="swap")])
+    (line,) = sections._control(Stored(controls=designs), "a", None)
+    assert (
+        "; that within texts 0.100 to 0.100 (0.200 to 0.200 share per nat); swap gives 0.100 to 0.100 of"
+        in line
+    )
+
+
 def test_without_a_claim_the_numbers_are_given_alone():
     run = Stored(overall=stored(statistics(swap=(0.2, 0.1, 0.3, 0.001))))
     assert sections._swap(run, "a", None)[0].endswith("at 8.00 nats (40 pairs).")
@@ -292,3 +309,10 @@ def test_heads_without_a_panel_are_not_counted():
     ]
     drawn = FIGURES["likelihood_heads"](Results({"associations": pd.DataFrame(rows)}))
     assert "Dots: 3 of 6 heads" in drawn.caption
+
+
+def test_a_token_of_several_states_has_no_check_of_its_place():
+    """Blocks of Gemma 3n hand four streams of states on: the study ended in an IndexError."""
+    check = checks._placed([torch.zeros(4, 2, 5, 8)] * 2, [None, None], torch.zeros(2, 2))
+    assert check.value is None
+    assert "several states" in check.reason

@@ -127,6 +127,44 @@ def test_cached_steps_are_whole_passes(name):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-9, equal_nan=True)
 
 
+def test_steps_of_recurrent_layers_are_whole_passes():
+    """Each step wrote its states over those of the cache, and the next one began there."""
+    model = models.tiny("jamba")
+    ids = torch.tensor([[5, 9, 3, 7, 11, 2]])
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits[:, -1]
+    steps = PromptSteps(model, ids[0])
+    for size in (1, 1, 2):
+        _, outputs = steps.step(size)
+        torch.testing.assert_close(outputs.logits[:, -1], expected.expand(size, -1))
+    along = torch.randn(2, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    single, first_of_two = (
+        asc.sensitivity(model, inputs, 1, directions, method="difference").directional_fisher[0, 0]
+        for directions in (along[:1], along)
+    )
+    torch.testing.assert_close(single, first_of_two, rtol=1e-3, atol=0)
+
+
+def test_a_model_without_forward_derivatives_is_sent_to_differences(monkeypatch):
+    """Experts that are multiplied in groups have none: it was torch's own error."""
+    from attnscope.capture.directions import sensitivity
+
+    def without(*arguments):
+        raise NotImplementedError("forward AD with _grouped_mm is not there. Please file an issue")
+
+    monkeypatch.setattr(sensitivity, "_exact", without)
+    model, inputs, directions = model_with_text("llama")
+    match = (
+        r"LlamaForCausalLM has an operation .* \(forward AD with _grouped_mm is not there\); method='differ"
+    )
+    with pytest.raises(NotImplementedError, match=match):
+        asc.sensitivity(model, inputs, 0, directions)
+    assert (
+        asc.sensitivity(model, inputs, 0, directions, method="difference").directional_fisher.isfinite().all()
+    )
+
+
 def test_expected_curvature_over_sampled_labels_is_the_fisher_information():
     """By all labels: Σ_y p_y d²(−log p_y) = Var_p(Ju), as the mean logit's curvature cancels."""
     model, inputs, directions = model_with_text("gpt2")

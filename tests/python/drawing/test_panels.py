@@ -161,12 +161,18 @@ ROWS = pd.DataFrame(
         (text_cells("mode"), ["lowest", "–"]),
         (text_cells("mode", ""), ["lowest", ""]),
         (interval_cells(), ["[0.250, 0.750]", "–"]),
-        (estimate_cells("estimate"), ["0.500 [0.250, 0.750]", "– –"]),
+        (estimate_cells("estimate"), ["0.500 [0.250, 0.750]", "–"]),
         (spread_cells("estimate"), ["0.500 (±0.250)", "–"]),
     ],
 )
 def test_cells_are_the_numbers_of_their_column(cells, expected):
     assert cells(ROWS) == expected
+
+
+def test_a_number_without_an_interval_stands_alone():
+    """A dash behind it would read as the beginning of a range."""
+    rows = ROWS.assign(low=np.nan, high=np.nan)
+    assert estimate_cells("estimate")(rows) == ["0.500", "–"]
 
 
 def test_keys_are_columns_or_cells_under_headings():

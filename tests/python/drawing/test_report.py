@@ -440,6 +440,11 @@ def test_the_first_page_ranks_heads_by_the_studys_quantity():
     few = strongest_heads(StudyPage(made.make_results(), {}), "sink_share")
     assert "95 % interval" not in few.frame
     assert "Fewer than 10 texts" in few.caption
+    heads = made.make_results(group="text").table("heads")
+    once = heads.assign(sink_share=(heads["sample"] == 0) * (0.2 + 0.1 * heads["head"]))
+    alike = strongest_heads(StudyPage(Results({"heads": once}), {}), "sink_share")
+    assert set(alike.frame["n"]) == {"12"}
+    assert "Too few of the texts differ" in alike.caption
 
 
 def test_a_table_has_its_caption_and_can_be_taken_along(tmp_path: Path) -> None:

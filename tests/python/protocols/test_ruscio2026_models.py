@@ -372,3 +372,24 @@ def test_bad_arguments(call, message):
     model = build_model("llama")
     with pytest.raises(ValueError, match=message):
         call(model, block_of(model, 0), prompts((5,))[1][0])
+
+
+def test_a_model_in_training_mode_is_evaluated():
+    """Dropout changed the numbers from call to call."""
+    b = unit()
+    inputs, _ = prompts()
+
+    def measured(model):
+        arguments = (model, inputs, block_of(model, 1), b)
+        return [
+            ruscio2026.fisher(*arguments),
+            ruscio2026.hessian(*arguments),
+            ruscio2026.jacobian(*arguments),
+            ruscio2026.grad_blockage(*arguments, [3, 4]),
+            ruscio2026.grad_alignment(*arguments),
+        ]
+
+    model = models.tiny("gpt2", implementation="eager", resid_pdrop=0.5).to(torch.float64)
+    expected = measured(model)
+    assert measured(model.train()) == pytest.approx(expected, rel=1e-9)
+    assert model.training

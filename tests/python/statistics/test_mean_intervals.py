@@ -11,6 +11,7 @@ import pytest
 import attnscope as asc
 from attnscope import statistics
 from attnscope.plots.selection import estimate
+from attnscope.statistics.detection import areas
 
 
 @pytest.mark.parametrize("repeated", [1, 2])
@@ -211,3 +212,28 @@ def test_one_mean_has_one_interval_whichever_function_is_asked(n):
     table = pd.DataFrame({"sample": np.arange(n), "layer": 0, "entropy": values[0]})
     drawn = estimate(table, "entropy", ["layer"]).iloc[0]
     np.testing.assert_allclose([drawn["low"], drawn["high"]], expected[0], rtol=1e-12)
+
+
+def test_a_tail_that_holds_less_than_one_draw_is_not_known():
+    """The extreme ones of 100 draws ended an interval of any confidence above .98."""
+    values = np.random.default_rng(0).normal(size=20)
+    clusters = np.arange(20) // 2
+    scores, labels = values, np.arange(20) % 2
+    for confidence, is_known in ((0.98, True), (0.99, False)):
+        how = {"confidence": confidence, "draws": 100}
+        intervals = [
+            statistics.bootstrap(values, **how)[1:3],
+            statistics.bootstrap(values, lambda drawn: np.median(drawn, axis=-1), **how)[1:3],
+            statistics.bootstrap(values, clusters=clusters, **how)[1:3],
+            [end[0] for end in statistics.mean_intervals([values], **how)],
+            areas({"auc": scores}, labels, clusters, **how)[["low", "high"]].iloc[0].tolist(),
+        ]
+        assert np.isfinite(intervals).all() == is_known
+        assert np.isfinite(intervals).any() == is_known
+    together = [
+        statistics.mean_intervals([values], confidence=c, draws=100, together=True) for c in (0.99, 0.995)
+    ]
+    assert [bool(np.isfinite(low[0])) for low, _ in together] == [True, False]
+    # equal numbers need no draw
+    assert statistics.bootstrap(np.ones(20), confidence=0.9999).low == 1.0
+    assert statistics.mean_intervals(np.ones((1, 20)), confidence=0.9999)[0].tolist() == [1.0]

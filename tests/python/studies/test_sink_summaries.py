@@ -16,6 +16,7 @@ from attnscope.protocols import ruscio2025
 from attnscope.results.results import Results
 from attnscope.statistics import emergence_splits, holm
 from attnscope.studies.attention_sinks.comparisons import _between_layers, against_control, emergence
+from attnscope.studies.attention_sinks.sections import findings
 from folders import model_folder, series, sink_study
 
 
@@ -341,3 +342,13 @@ def test_what_float32_rounds_is_in_no_family():
     assert [row["metric"] for row in rows] == ["sink_share"]
     control = pd.DataFrame({"sample": range(12), "value": norms[1]})
     assert np.isnan(against_control("row_permutation", pd.Series(norms[0]), control)["p_value"])
+
+
+def test_heads_without_a_value_are_none_of_those_that_attend_little():
+    """They were counted among all, and a series of such heads had a strongest one of no value."""
+    places = {"model": "m", "revision": "", "step": -1, "layer": 0, "protocol": "exact", "sample": 0}
+    heads = pd.DataFrame({**places, "head": [0, 1, 2], "sink_share": [0.5, 0.1, np.nan]})
+    (line,) = findings(Results({"heads": heads}))
+    assert "1 of 2 heads give the first key more than 0.3" in line
+    other = heads.assign(model="other", sink_share=np.nan)
+    assert len(findings(Results({"heads": pd.concat([heads, other])}))) == 1

@@ -69,6 +69,15 @@ def test_a_share_of_0_is_in_the_drawn_mean(results):
     np.testing.assert_allclose(lines["layer 1"].get_ydata(), expected, rtol=1e-12)
 
 
+def test_correlations_of_entropies_over_training_stand_beside_their_null(results):
+    """A number of a whole text had no line of shuffled rows, as those of heads have."""
+    drawn = draw(results, ["phases"])["phases"]
+    (ax,) = (ax for ax in drawn.axes if "entropies" in ax.get_title(loc="left"))
+    (line,) = (line for line in ax.get_lines() if line.get_gid() == "row_permutation")
+    nulls = results.variants("uncertainty").query("metric == 'rho'")
+    np.testing.assert_allclose(line.get_ydata(), nulls.groupby("step")["value"].mean(), rtol=1e-12)
+
+
 def test_points_of_uncertainty_lie_above_both_bounds(results):
     drawn = draw(results, ["uncertainty"])["uncertainty"]
     left, right = drawn.axes[:2]
@@ -194,6 +203,17 @@ def test_sentences_are_of_one_checkpoint_of_a_model_without_steps(results):
     lines = [findings(Results(tables, study=study)) for tables in (main, branches)]
     assert "shuffled rows" in str(lines[0][1])
     assert list(map(str, lines[0])) == list(map(str, lines[1]))
+
+
+def test_sentences_over_several_input_sets_say_so(results):
+    """Tables and figures are of each input set, the sentences of all texts."""
+    tables = {name: results.table(name) for name in ("samples", "phases", "uncertainty_variants")}
+    once = findings(Results(tables))
+    halves = tables["samples"].assign(group=np.where(tables["samples"]["sample"] % 2, "texts", "copies"))
+    apart = findings(Results({**tables, "samples": halves}))
+    name = tables["samples"]["model"].iloc[0]
+    beginning = f"{name}: over the texts of all 2 input sets, "
+    assert [str(line) for line in apart] == [str(line).replace(f"{name}: ", beginning) for line in once]
 
 
 @pytest.mark.parametrize(("heads", "middle"), [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (8, 3)])

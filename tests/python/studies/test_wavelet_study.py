@@ -14,7 +14,7 @@ from attnscope.capture import capture
 from attnscope.config.packaged_configs import packaged
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import run
-from attnscope.errors import ConfigError, MissingError
+from attnscope.errors import ConfigError, LoadError, MissingError
 from attnscope.plots import draw
 from attnscope.plots.selection import measured_heads
 from attnscope.published import compare_published, published_numbers
@@ -374,10 +374,29 @@ def test_a_model_without_rope_and_an_encoder(tmp_path):
         study(tmp_path, model_folder(tmp_path / "bert", "bert", bos=False), texts), say=messages.append
     )
     assert "harmonics" not in results.tables()
-    assert any("no RoPE" in text for text in messages + results.provenance["notes"])
+    assert any("no harmonics" in text for text in messages + results.provenance["notes"])
     heads = results.table("heads")
     assert heads["low_band"].notna().all()
     assert set(results.table("baselines")["support"]) == {"full"}
+
+
+def test_a_model_whose_queries_are_out_of_reach_has_no_harmonics(tmp_path):
+    """It has RoPE and hands out maps alone: nothing of it was measured."""
+    texts = sentences(tmp_path / "t.txt", 2, shortest=44)
+    folder = model_folder(tmp_path / "falcon", "falcon")
+    results = run(study(tmp_path, folder, texts, prefixes=[]), say=lambda text: None)
+    assert "harmonics" not in results.tables()
+    assert any("FalconForCausalLM: no harmonics" in note for note in results.provenance["notes"])
+    assert results.table("heads")["low_band"].notna().all()
+
+
+def test_a_model_without_attention_ends_the_run_with_the_reason(tmp_path):
+    """One stage had nothing to write, the next could not begin: the error was of a run to be resumed."""
+    texts = sentences(tmp_path / "t.txt", 2, shortest=44)
+    settings = study(tmp_path, model_folder(tmp_path / "mamba", "mamba"), texts)
+    with pytest.raises(LoadError, match=r"mamba: .*no attention"):
+        run(settings, say=lambda text: None)
+    assert not (tmp_path / "runs" / settings.name).exists()
 
 
 def test_published_values_stand_beside_their_own_models():

@@ -7,6 +7,7 @@ import random
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -164,6 +165,24 @@ def test_training_is_concentrated_and_noise_is_not(results):
     inputs = of(results, "fractions", "noise", tested=True, subspace="inputs")
     assert (inputs["p_adjusted"] > 0.001).all()
     assert any("neither pathway is concentrated" in sentence for sentence in findings(results))
+
+
+def test_a_text_that_is_given_twice_counts_once(results, home, tmp_path):
+    """Intervals leave out a group of texts at a time: of twice the texts they were shorter."""
+    rows = [line for line in (home / "texts.jsonl").read_text("utf-8").splitlines() for _ in range(2)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(rows), "utf-8")
+    settings = study(home, tmp_path, "base", "tuned", options={"rank_one": {"texts": 6, "directions": 2}})
+    texts = [settings.texts[0].model_copy(update={"path": str(tmp_path / "texts.jsonl")})]
+    twice = run(settings.model_copy(update={"texts": texts}), say=lambda text: None)
+    for name, model in (("fractions", "tuned"), ("moments", "base"), ("gains", "tuned")):
+        # the error of an identity is rounding of the first text of each block
+        once, again = (
+            table.drop(columns="identity_error", errors="ignore").reset_index(drop=True)
+            for table in (of(results, name, model), twice.table(name))
+        )
+        pd.testing.assert_frame_equal(once, again, rtol=1e-6, atol=1e-9)
+    of_run = twice.table("rank_one").set_index(["layer", "role", "direction", "sample"]).sort_index()
+    assert sorted({sample for *_, sample in of_run.index}) == [0, 2, 4]
 
 
 def test_changes_of_rank_one_are_as_the_closed_form_says(results):
@@ -404,6 +423,19 @@ def test_what_the_models_do_not_have(home, tmp_path, overrides, message):
 def test_one_model_makes_no_pair(home, tmp_path):
     with pytest.raises(LoadError, match="two checkpoints are needed to be compared, got one"):
         run(study(home, tmp_path, "base"), say=lambda text: None)
+
+
+def test_gradients_of_a_model_without_a_vocabulary_head_are_refused_by_name(home, tmp_path):
+    """It was Python's own error about an attribute of what the model returns."""
+    shutil.copy(home / "texts.jsonl", tmp_path)
+    for name, seed in (("base", 0), ("tuned", 1)):
+        model = tiny("llama", seed=seed).model
+        model.save_pretrained(tmp_path / name)
+    with pytest.raises(LoadError, match=r"LlamaModel has no vocabulary head.*options\.gradients=false"):
+        asc.second_moments(model, [[5, 6, 7]], gradients=True)
+    settings = study(tmp_path, tmp_path / "r", "base", "tuned", options={"nulls": [], "rank_one": False})
+    with pytest.raises(LoadError, match="LlamaModel has no vocabulary head"):
+        run(settings, say=lambda text: None)
 
 
 def test_an_encoder_has_no_prediction_subspace_and_says_so(home, tmp_path):

@@ -253,3 +253,16 @@ def test_texts_of_which_another_part_is_measured_are_not_equal():
     segments["token_type_ids"] = [[0, 0, 1], [0, 0, 1], [0, 1], [0, 1, 1], [0, 1]]
     results = asc.analyze(tiny("bert"), segments, "attention_entropy")
     assert results["samples"]["text_unit"].tolist() == [0, 0, 2, 3, 2]
+
+
+@pytest.mark.usefixtures("unarranged", "unpictured")
+def test_the_sentences_at_the_top_of_a_report_count_equal_texts_once(tmp_path):
+    """They counted each text, where the tables below them count it once."""
+    places = {"model": "m", "revision": "", "step": -1, "layer": 0, "protocol": "exact", "n_tokens": 4}
+    shares = [0.2, 0.1, 0.8, 0.1, 0.8, 0.1]
+    heads = pd.DataFrame({**places, "sample": [0, 0, 1, 1, 2, 2], "head": [0, 1] * 3, "sink_share": shares})
+    samples = heads[["model", "revision", "step", "sample"]].drop_duplicates()
+    samples = samples.assign(text_unit=[0, 1, 1], text=["a", "b", "b"], group="text", n_tokens=4)
+    results = asc.Results({"samples": samples, "heads": heads}, study={"study": "attention_sinks"})
+    page = asc.report(results, tmp_path / "report.html").read_text("utf-8")
+    assert "L0H0, gives it 0.500, uniform" in page

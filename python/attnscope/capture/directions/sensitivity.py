@@ -97,7 +97,8 @@ def sensitivity(
     Raises:
         ValueError: a model in half precision, directions of another width, of norm 0 or not finite, a layer
             or a token that the model does not have, a step outside (0, 1).
-        NotImplementedError: an encoder, whose last token is not what its output depends on.
+        NotImplementedError: an encoder, whose last token is not what its output depends on; with "jvp", a
+            model with an operation that has no forward-mode derivative, such as grouped experts.
 
     Example:
         With one block, an unembedding of one row (10, 0) and a norm that leaves the plane alone, moving
@@ -170,7 +171,15 @@ def sensitivity_of(
         size = layers[0].block_output[0, -1].double().norm()
         shift = (relative_step * size / lengths)[:, None] * shift
     slopes = _exact if method == "jvp" else _difference
-    z, dz, amplification = slopes(steps, layer, directions, None, depth, shift)
+    try:
+        z, dz, amplification = slopes(steps, layer, directions, None, depth, shift)
+    except NotImplementedError as error:
+        if method != "jvp":
+            raise
+        raise NotImplementedError(
+            f"sensitivity: {type(steps.model).__name__} has an operation without forward-mode derivatives "
+            f"({str(error).partition('.')[0]}); method='difference' needs none"
+        ) from error
     tokens = _refusal(refusal, z.shape[-1])
     p = z.softmax(-1)
     mean = (p * dz).sum(-1, keepdim=True)

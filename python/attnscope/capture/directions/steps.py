@@ -29,7 +29,8 @@ class PromptSteps:
     Args:
         model: of transformers, in evaluation mode, with causal attention.
         ids: [n], the prompt's tokens without padding.
-        cached: keep the prompt's other tokens in a cache; False runs the whole prompt each time.
+        cached: keep the prompt's other tokens in a cache; False runs the whole prompt each time. So do models
+            with recurrent layers, which write their states over those of the cache.
     """
 
     def __init__(self, model: nn.Module, ids: Tensor, *, cached: bool = True) -> None:
@@ -56,6 +57,8 @@ class PromptSteps:
         Returns:
             The layers and the outputs; logits are those of the last token [size, 1, V].
         """
+        if self._cached and keeps_recurrent_states(self._cache(1)):
+            self._cached = False
         declaration = Forward(
             sites=tuple(sites),
             layers=layers,
@@ -102,6 +105,14 @@ class PromptSteps:
         if size not in self._caches:
             self._caches = {1: self._caches[1], size: _expanded(self._caches[1], size)}
         return self._caches[size]
+
+
+def keeps_recurrent_states(cache: Any) -> bool:
+    """Return True if a cache holds states of recurrent layers, such as state-space ones.
+
+    A step changes them in place, and they are not repeated with the keys and values of other layers.
+    """
+    return any(hasattr(layer, "recurrent_states") for layer in getattr(cache, "layers", ()))
 
 
 def _expanded(cache: Any, size: int) -> Any:

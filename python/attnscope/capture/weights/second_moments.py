@@ -18,6 +18,7 @@ from attnscope._evaluation import differentiable, evaluating
 from attnscope.arguments import scalars
 from attnscope.arguments.tokenizers import tokenizer_argument
 from attnscope.capture.gradient import check_precision
+from attnscope.errors import LoadError
 from attnscope.metrics.weights.moments import Moments, site_of
 from attnscope.models.architecture import input_device, weight_map
 from attnscope.models.inputs.text_inputs import stream_ids
@@ -63,6 +64,7 @@ def second_moments(
     Raises:
         ValueError: no text, one with fewer than two tokens after `skip_first`, which have no spread about
             their mean, strings without a tokenizer, half precision with gradients.
+        LoadError: gradients of a model without a vocabulary head.
 
     Example:
         >>> import torch, attnscope as asc
@@ -203,6 +205,11 @@ class Tracer:
                 return list(traces.values()), {}
             with torch.enable_grad():
                 result = self.model(**inputs)
+            if getattr(result, "logits", None) is None:
+                raise LoadError(
+                    f"second_moments: {type(self.model).__name__} has no vocabulary head, whose loss has "
+                    "gradients; load it with its head, or take gradients=False (options.gradients=false)"
+                )
             loss = _loss(result.logits[0], inputs["input_ids"][0], labels, generator)
             sources = [*outputs.values(), *weights.values()]
             grads = torch.autograd.grad(loss, sources, allow_unused=True)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope._evaluation import evaluating
+
 
 def batches(function: str, inputs: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
     """Rows in batches, each as wide as its longest prompt."""
@@ -84,6 +86,13 @@ def moved(move: Tensor) -> Callable[[Tensor], Tensor]:
     return change
 
 
+def logits_of(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Logits [B, n, V] in the model's dtype; a model in training mode is evaluated, without dropout."""
+    with evaluating(model):
+        logits: Tensor = model(**batch).logits
+    return logits
+
+
 def last_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Logits [B, V] of the last column, in the model's dtype."""
-    return model(**batch).logits[:, -1]
+    """Logits [B, V] of the last column, as `logits_of` gives them."""
+    return logits_of(model, batch)[:, -1]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnscope.arguments.scalars import flag
 from attnscope.arguments.tokenizers import tokenizer_argument
-from attnscope.protocols.ruscio2026._batches import batches, direction_argument, hooked
+from attnscope.protocols.ruscio2026._batches import batches, direction_argument, hooked, logits_of
 
 #: Phrases whose last sub-tokens represent uncertainty.
 UNCERTAIN = (" I", " not", " unsure", " maybe", " depends", " unknown")
@@ -170,7 +170,7 @@ def _cosine(
             return leaf
 
         with torch.enable_grad(), hooked(block, keep):
-            value = of(model(**batch_inputs).logits, batch_inputs)
+            value = of(logits_of(model, batch_inputs), batch_inputs)
             (gradient,) = torch.autograd.grad(value, leaves[0])
         rows = torch.arange(len(gradient), device=gradient.device)
         at = batch_inputs["attention_mask"].long().sum(-1) - 1 if true_last else -1

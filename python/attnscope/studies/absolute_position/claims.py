@@ -24,7 +24,7 @@ from attnscope.studies.absolute_position.removals import ALL_REPLACEMENTS
 from attnscope.studies.absolute_position.tables import RemovedArm
 from attnscope.studies.overall import Statistic, statistic_of
 from attnscope.study_api.claims import ClaimSet, Control, Estimate, Untestable, above, below
-from attnscope.study_api.number_text import interval, number
+from attnscope.study_api.number_text import estimate_text, number
 from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import matching, where
 
@@ -242,12 +242,9 @@ def first_token_supplies(evidence: Evidence, options: Any) -> Estimate | Untesta
 def replaced_words(table: pd.DataFrame) -> str:
     """Return what replacements and controls remove, in words, from rows of `removed_arms`."""
     together = first_as(RemovedArm, where(table, arm=ALL_REPLACEMENTS))
-    words = [
-        f"energy {number(together.energy_removed)} "
-        f"{interval(together.energy_removed_low, together.energy_removed_high)}",
-        f"pattern {number(together.pattern_removed)} "
-        f"{interval(together.pattern_removed_low, together.pattern_removed_high)}",
-    ]
+    energy = (together.energy_removed, together.energy_removed_low, together.energy_removed_high)
+    pattern = (together.pattern_removed, together.pattern_removed_low, together.pattern_removed_high)
+    words = [f"energy {estimate_text(*energy)}", f"pattern {estimate_text(*pattern)}"]
     controls = where(table, kind="control")
     if len(controls):
         words.append(f"the same at other positions: energy up to {number(controls['energy_removed'].max())}")
@@ -333,8 +330,7 @@ def sink_follows_token(evidence: Evidence, options: Any) -> Estimate | Untestabl
     first, second_of_two = evidence.overall("first_as_read"), evidence.overall("second_of_two")
     words = (
         f"as read, position 0 gets {number(first.estimate if first else math.nan)}; BOS in the middle "
-        f"adds "
-        f"{number(moved.estimate)} {interval(moved.low, moved.high)} there"
+        f"adds {estimate_text(moved.estimate, moved.low, moved.high)} there"
     )
     if second_of_two is not None:
         words += f"; of two, the second gets {number(second_of_two.estimate)} more than the first"
@@ -369,7 +365,7 @@ def sink_stabilises(evidence: Evidence, options: Any) -> Estimate | Untestable:
         evidence.overall(name) for name in ("loss_without", "loss_of_another", "norm_without")
     )
     words = [
-        f"{label} {number(part.estimate)} {interval(part.low, part.high)}"
+        f"{label} {estimate_text(part.estimate, part.low, part.high)}"
         for label, part in (
             ("no BOS costs", without),
             ("another exchanged token costs", other),

@@ -27,7 +27,7 @@ from attnscope.studies.absolute_position.sections_precursor import write_leakage
 from attnscope.studies.absolute_position.tables import Fingerprint, RemovedArm
 from attnscope.studies.stated_verdicts import with_verdicts
 from attnscope.studies.stored_options import stored_options
-from attnscope.study_api.number_text import counted, interval, number, rounded
+from attnscope.study_api.number_text import counted, estimate_text, number, rounded
 from attnscope.study_api.rows import first_as, rows_as
 from attnscope.study_api.selection import where, without
 
@@ -77,10 +77,8 @@ def _residuals(rows: pd.DataFrame) -> str:
     base = where(rows, arm="base", input="windows").sort_values("layer")
     above = base[base["residual_low"] > 0]
     cells = ", ".join(
-        f"{number(value)} {interval(low, high)}"
-        for value, low, high in zip(
-            *(base[name] for name in ("residual", "residual_low", "residual_high")), strict=True
-        )
+        estimate_text(*parts)
+        for parts in zip(*(base[name] for name in ("residual", "residual_low", "residual_high")), strict=True)
     )
     layers = ", ".join(str(layer) for layer in above["layer"])
     place = (
@@ -131,9 +129,7 @@ def _shared(results: Results, model: str) -> str:
     if rows is None or rows.empty:
         return "fewer than three initialisations tell nothing of what they share"
     columns = (rows["residual_shared"], rows["residual_shared_low"], rows["residual_shared_high"])
-    cells = ", ".join(
-        f"{number(value)} {interval(low, high)}" for value, low, high in zip(*columns, strict=True)
-    )
+    cells = ", ".join(estimate_text(*parts) for parts in zip(*columns, strict=True))
     out = rows[(columns[1] > 0) | (columns[2] < 0)]["layer"]
     layers = ", ".join(map(str, out))
     judged = (
@@ -148,8 +144,8 @@ def _readers(results: Results, model: str) -> list[str]:
     table = optional(results, "fingerprints")
     if table is None:
         return []
-    rows = where(last_step(table), model=model, arm="base")
-    if rows.empty or rows["a0"].isna().all():
+    rows = where(last_step(table), model=model, arm="base").dropna(subset="a0")
+    if rows.empty:
         return []
     reader = stored_options(results, PositionOptions).reader
     best = first_as(Fingerprint, rows.sort_values("a0", ascending=False))

@@ -15,7 +15,8 @@ the run, `controls` (models with random weights), `depth` (encodings next to one
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnscope.capture import Forward, forward, preflight
@@ -61,10 +62,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from attnscope.capture import Layer
+    from attnscope.models import Encoder
     from attnscope.study_api.forward import Batch
     from attnscope.study_api.plan import Plan
     from attnscope.study_api.stage_run import StageRun
     from attnscope.study_api.units import Unit
+    from attnscope.texts.sentence import Sentence
 
 
 #: Windows of a source where nothing is said of `samples`; null takes all.
@@ -114,6 +117,7 @@ def blocks_and_controls(units: Units, study: AbsolutePosition) -> Cut:
 @STAGES.stage(lambda units, study: units.checkpoints(), name="checks", writes=("checks", "encodings"))
 def check(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
     """Check identities of the model, and record how it tells positions apart."""
+    tier_of(run)  # a model of pictures ends here, by its name
     check_model(run)
     try:
         encodings.record(run, imposed(study.options))
@@ -428,6 +432,25 @@ class AbsolutePosition(Study):
         usual = {"per": "window", "samples": WINDOWS}
         windows = [{**usual, **source} if isinstance(source, Mapping) else source for source in sources]
         return {**resolved, "texts": windows} if windows else resolved
+
+    def prepare_texts(
+        self, sentences: Sequence[Sentence], encoder: Encoder, model: str, plan: Plan
+    ) -> Sequence[Sentence]:
+        """Return the windows that are read differently, numbered from 0.
+
+        Sizes are products of different groups of texts: a window that is in two of them would bring its noise
+        into the product.
+        """
+        set_around = sum(map(len, encoder.frame()))
+        first: dict[Sequence[int], Sentence] = {}
+        for window in sentences:
+            ids = window.token_ids or ()
+            first.setdefault(ids[: max(0, len(ids) - set_around)], window)
+        if repeated := len(sentences) - len(first):
+            plan.notes.append(
+                f"{model}: {repeated} of {len(sentences)} windows repeat an earlier one and are left out"
+            )
+        return [replace(window, sample=number) for number, window in enumerate(first.values())]
 
     def describe_plan(self, plan: Plan) -> list[str]:
         """Return the passes over the windows, and the size of their sums on disk."""

@@ -147,6 +147,8 @@ def _placed(embedded: list[Tensor], versions: list[Version], spans: Tensor) -> C
     """Count the positions where the input [B, n, D] of the first layer is not that of the version's token."""
     if len(embedded) < len(versions):
         return Check("replaced_tokens", None, 0.0, "what enters the first layer cannot be captured")
+    if embedded[0].ndim != 3:
+        return Check("replaced_tokens", None, 0.0, "a token enters the first layer as several states")
     wrong = max(_misplaced(embedded, versions, at, spans) for at in range(len(versions)))
     return Check("replaced_tokens", float(wrong), 0.0)
 

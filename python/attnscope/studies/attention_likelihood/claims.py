@@ -31,7 +31,7 @@ from attnscope.study_api.claims import (
     above,
     below,
 )
-from attnscope.study_api.number_text import counted, interval, number
+from attnscope.study_api.number_text import counted, estimate_text, number
 from attnscope.study_api.rows import rows_as
 from attnscope.study_api.selection import where, without
 
@@ -269,8 +269,8 @@ def swap_words(swap: Statistic, nats: float, claim: ClaimRow | None) -> str:
     >>> words.partition(": ")[2].partition(": ")[2]
     'no effect found; one above 0.027 of the attention is excluded (5 pairs).'
     """
-    ends = interval(swap.low, swap.high)
-    numbers = f"swap: {number(swap.estimate)} {ends} of the word's attention at {number(nats)} nats"
+    estimate = estimate_text(swap.estimate, swap.low, swap.high)
+    numbers = f"swap: {estimate} of the word's attention at {number(nats)} nats"
     pairs = counted(swap.n, "pair")
     if claim is None:
         return f"{numbers} ({pairs})."

@@ -36,7 +36,7 @@ from attnscope.studies.overall import statistic_of
 from attnscope.studies.stated_verdicts import claim_of, with_verdicts
 from attnscope.studies.stored_options import stored_options
 from attnscope.study_api.claims import CONTRADICTED, SUPPORTED, UNDECIDED, ClaimRow
-from attnscope.study_api.number_text import counted, interval, number
+from attnscope.study_api.number_text import counted, estimate_text, number
 from attnscope.study_api.selection import where
 
 SENTENCES = CLAIMS.sentences
@@ -95,8 +95,8 @@ def within_words(associations: pd.DataFrame, alpha: float, claim: ClaimRow | Non
         CONTRADICTED: f"within texts, {subject} falls with its likelihood",
         UNDECIDED: f"within texts, it is undecided whether {subject} rises with its likelihood",
     }.get(claim.verdict, f"whether {subject} rises with its likelihood is not testable here")
-    value = "" if math.isnan(claim.value) else f", mean over layers ρ {number(claim.value)} "
-    value += "" if math.isnan(claim.value) else interval(claim.low, claim.high)
+    estimate = estimate_text(claim.value, claim.low, claim.high)
+    value = "" if math.isnan(claim.value) else f", mean over layers ρ {estimate}"
     return f"{words}{value}; by layer, it {layers}; {strongest}."
 
 
@@ -127,17 +127,19 @@ def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
 
     def by_layer(rows: pd.DataFrame, column: str) -> str:
         means = rows.groupby("layer")[column].mean()
-        return f"{number(means.min())} to {number(means.max())}" if len(means) else "–"
+        return f"{number(means.min())} to {number(means.max())}"
 
     draws = counted(rows_of_model["draw"].nunique(), "initialisation")
-    return [
-        f"with random weights ({draws}) the paper's correlation "
-        f"over texts, inner attention and likelihood, is {by_layer(plain, 'estimate')} by layer "
-        f"({by_layer(plain, 'slope')} per nat), that within texts {by_layer(within, 'estimate')} "
-        f"({by_layer(within, 'slope')} share per nat); swap gives {by_layer(swap, 'estimate')} of the "
-        f"attention. "
-        "Untrained models show this much; only more is evidence."
+    parts = [
+        f"with random weights ({draws}) the paper's correlation over texts, inner attention and likelihood, "
+        f"is {by_layer(plain, 'estimate')} by layer ({by_layer(plain, 'slope')} per nat)"
     ]
+    if within["estimate"].notna().any():
+        slopes = by_layer(within, "slope")
+        parts.append(f"that within texts {by_layer(within, 'estimate')} ({slopes} share per nat)")
+    if swap["estimate"].notna().any():
+        parts.append(f"swap gives {by_layer(swap, 'estimate')} of the attention")
+    return [f"{'; '.join(parts)}. Untrained models show this much; only more is evidence."]
 
 
 def _write_claims(page: Page) -> None:
@@ -301,7 +303,7 @@ def _write_swap(page: Page) -> None:
             [
                 NamedSentence(
                     model,
-                    f"a word costs {number(nats)} {interval(low, high)} nats more away from home, over "
+                    f"a word costs {estimate_text(nats, low, high)} nats more away from home, over "
                     f"{counted(pairs, 'pair')}; below {least_nats:g} nats the exchange tests nothing.",
                 )
                 for model, nats, low, high, pairs in zip(
@@ -342,7 +344,7 @@ def _write_budget(page: Page) -> None:
             NamedSentence(
                 model,
                 f"mode {mode} puts one and the same first piece into {100 * share:.0f} % of the texts; "
-                "identity and likelihood cannot be told apart in this mode.",
+                "among these its identity and its likelihood cannot be told apart.",
             )
             for model, mode, share in commonest.reset_index().to_numpy().tolist()
         ]

@@ -19,7 +19,7 @@ from attnscope.studies.attention_sinks.figures.sinks import sinks
 from attnscope.studies.attention_sinks.questions import questions
 from attnscope.studies.attention_sinks.report_sections import ANALYSES
 from attnscope.studies.attention_sinks.tables import Frame
-from attnscope.study_api.number_text import interval_text, number
+from attnscope.study_api.number_text import estimate_text, interval_text, number
 from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import matching, where
 
@@ -55,6 +55,9 @@ def findings(results: Results) -> list[str]:
     for series in dict.fromkeys(final["series"]):
         rows_of_series = where(final, series=series)
         table = estimate(rows_of_series, "sink_share", ["layer", "head"], together=True)
+        table = table.dropna(subset="mean")
+        if table.empty:
+            continue
         top = table.sort_values("mean", ascending=False).iloc[0]
         # layers of one model may see different keys
         layer = where(rows_of_series, layer=top["layer"])
@@ -67,7 +70,7 @@ def findings(results: Results) -> list[str]:
         seen = " over all queries, those that do not see it among them" if windows else ""
         strong = int((table["mean"] > 0.3).sum())
         # the largest of many is larger than it would be alone: its interval is one of all heads at once
-        certain = f"{number(top['mean'])} {interval_text(top['low'], top['high'])}".rstrip()
+        certain = estimate_text(top["mean"], top["low"], top["high"])
         sentence = (
             f"{_of_frame(rows_of_series, verdicts)}{_count(strong, len(table))} give the first key more "
             f"than 0.3 on average{seen}; the strongest of all, L{int(top['layer'])}H{int(top['head'])}, "

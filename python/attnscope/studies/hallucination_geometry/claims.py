@@ -33,7 +33,7 @@ from attnscope.studies.hallucination_geometry.evidence import (
 )
 from attnscope.studies.hallucination_geometry.tables import ContrastTest
 from attnscope.study_api.claims import ClaimSet, Control, Estimate, Untestable, above, below
-from attnscope.study_api.number_text import interval_text, rounded, two_places
+from attnscope.study_api.number_text import estimate_text, rounded, two_places
 from attnscope.study_api.rows import first_as, rows_as
 from attnscope.study_api.selection import matching, where
 
@@ -339,7 +339,7 @@ def sensitivity_falls(evidence: Evidence, options: HallucinationOptions) -> Meas
     draws = where(rows, direction="covariance")
     falls = [float(_log_change(draw).mean()) for _, draw in draws.groupby("draw")]
     words = "; ".join(
-        f"{name} {two_places(part.estimate)} {interval_text(part.low, part.high, two_places)}"
+        f"{name} {estimate_text(part.estimate, part.low, part.high, two_places)}"
         for name, part in parts.items()
     )
     return Estimate(

@@ -23,7 +23,7 @@ from attnscope.capture import Gradient
 from attnscope.capture.directions.sensitivity import sensitivity_of
 from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection
-from attnscope.errors import ConfigError
+from attnscope.errors import ConfigError, LoadError
 from attnscope.statistics import benjamini_hochberg, max_t
 from attnscope.studies.hallucination_geometry import published_protocol
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
@@ -75,7 +75,13 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
         published_protocol.measure(run, table, all_contrasts, good, options)
     if read is not None:
         _readout(run, read, all_contrasts, good, means, nulls, gains, options)
-    gradients = _sensitivity(run, table, all_contrasts, good, means, nulls, options)
+    try:
+        gradients = _sensitivity(run, table, all_contrasts, good, means, nulls, options)
+    except NotImplementedError as error:
+        raise LoadError(
+            f"hallucination_geometry: {error} (options.sensitivity.method; options.sensitivity: false leaves "
+            "derivatives out)"
+        ) from None
     _refusal_tests(run, all_contrasts, good, means, gradients, spreads)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import attnscope as asc
 from attnscope.capture import Forward
+from attnscope.capture.directions.steps import keeps_recurrent_states
 from attnscope.capture.edits import AddDirection
 from attnscope.capture.edits.edit import cache_name
 from attnscope.statistics.detection import narrowed, probe_scores
@@ -425,7 +426,10 @@ def steered(
         cache, cache_argument = None, cache_name(model)
         if len(ids) > 1:
             cache = getattr(model(input_ids=ids[None, :-1], use_cache=True), cache_argument)
-            cache.batch_repeat_interleave(size)
+            if keeps_recurrent_states(cache):
+                cache = getattr(model(input_ids=rows_of_ids[:, :-1], use_cache=True), cache_argument)
+            else:
+                cache.batch_repeat_interleave(size)
             rows_of_ids = rows_of_ids[:, -1:]
         with moved(moves):
             outputs = model(

@@ -13,7 +13,7 @@ import pandas as pd
 from attnscope.statistics.groups import Array
 from attnscope.studies.pretraining_writes.fractions import jackknifed, spread_over
 from attnscope.studies.pretraining_writes.tables import PAIR
-from attnscope.study_api.number_text import interval_text, two_places
+from attnscope.study_api.number_text import estimate_text, two_places
 from attnscope.study_api.selection import matching, where
 
 
@@ -60,7 +60,7 @@ class Mean(NamedTuple):
     def words(self) -> str:
         """Return the ratio to isotropic and its interval."""
         low, high = self.interval()
-        return f"{two_places(2**self.value)} {interval_text(2**low, 2**high, two_places)}"
+        return estimate_text(2**self.value, 2**low, 2**high, two_places)
 
     def exceedance(self) -> float:
         """Return the p of so large a mean over random subspaces, one-sided."""

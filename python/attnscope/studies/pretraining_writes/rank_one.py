@@ -18,7 +18,7 @@ from attnscope.models.unembedding import effective_unembedding
 from attnscope.models.weight_entries import WeightMap
 from attnscope.models.weights import WeightFolder
 from attnscope.studies.pretraining_writes.subspaces import Directions, Subspaces
-from attnscope.studies.pretraining_writes.sums import Sums, rank_of, title_of
+from attnscope.studies.pretraining_writes.sums import Sums, distinct_samples, rank_of, texts_of, title_of
 
 if TYPE_CHECKING:
     from attnscope.studies.pretraining_writes.options import RankOneOptions, WeightsOptions
@@ -31,10 +31,13 @@ Classes = dict[str, tuple[Tensor, Tensor]]
 
 
 def measure(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
-    """Write `rank_one` of the first texts of a base; means over the directions of each class."""
+    """Write `rank_one` of the first texts of a base, equal ones once; means over the directions of each
+    class.
+    """
     chosen = options.rank_one
+    chosen_samples = [sample for sample in distinct_samples(unit) if sample < chosen.texts] if chosen else []
     assert unit.checkpoint is not None
-    if not chosen or int(unit.inputs[0].sentence.sample) >= chosen.texts:
+    if not chosen or not chosen_samples:
         return
     model = run.model().model
     if next(model.parameters()).dtype.itemsize < 4:
@@ -60,12 +63,11 @@ def measure(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
             else:
                 classes = _reading(draw, inputs, matrices[layer, role].shape[0], options)
             for batch in run.batches():
-                for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
-                    if sample < chosen.texts:
-                        keys = {"sample": sample, "layer": layer, "role": role}
-                        measure_text(
-                            run, model, torch.as_tensor(ids, device="cpu").long(), keys, classes, chosen.size
-                        )
+                for sample, ids in texts_of(batch, chosen_samples):
+                    keys = {"sample": sample, "layer": layer, "role": role}
+                    measure_text(
+                        run, model, torch.as_tensor(ids, device="cpu").long(), keys, classes, chosen.size
+                    )
 
 
 def _layers(chosen: RankOneOptions, total: int) -> list[int]:

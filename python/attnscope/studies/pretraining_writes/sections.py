@@ -15,7 +15,7 @@ from attnscope.report.report_tables import Cells, show, text_cells
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.pretraining_writes.claims import sentences
 from attnscope.study_api.claims import NOT_TESTABLE, ClaimRow
-from attnscope.study_api.number_text import counted, interval, interval_text, rounded
+from attnscope.study_api.number_text import counted, estimate_text, rounded
 from attnscope.study_api.rows import rows_as
 from attnscope.study_api.selection import where, without
 
@@ -89,8 +89,8 @@ def pair_rows(table: pd.DataFrame) -> pd.DataFrame:
         title = f"{key[0]} {key[1] if isinstance(key[1], str) else ''}".strip()
         line = {"change of": title}
         for row in rows_as(ClaimRow, rows):
-            ends = interval(row.low, row.high, rounded)
-            value = "" if math.isnan(row.value) else f"{rounded(row.value)} {ends} "
+            estimate = estimate_text(row.value, row.low, row.high, rounded)
+            value = "" if math.isnan(row.value) else f"{estimate} "
             line[row.claim] = f"{value}{row.verdict}"
         lines.append(line)
     return pd.DataFrame(lines).fillna("–")
@@ -233,8 +233,8 @@ def describe_claim(row: ClaimRow) -> str:
     """Return a claim with its verdict, its value with unit and interval, and the reason."""
     value = ""
     if not math.isnan(row.value):
-        ends = f" {interval_text(row.low, row.high, rounded)}".rstrip()
-        value = f" {rounded(row.value)}{ends} {UNITS.get(row.claim, '')}".rstrip()
+        estimate = estimate_text(row.value, row.low, row.high, rounded)
+        value = f" {estimate} {UNITS.get(row.claim, '')}".rstrip()
     reason = f" ({row.reason})" if row.reason else ""
     return f"{row.claim}: {WORDS[row.claim]}: {row.verdict};{value}{reason}."
 

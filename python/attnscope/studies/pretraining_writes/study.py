@@ -111,6 +111,7 @@ class PretrainingWrites(Study):
 
     name = "pretraining_writes"
     Options = WeightsOptions
+    joins_equal_texts = True
     tables = TABLES
     declared_stages = STAGES
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from attnscope.models.unembedding import effective_unembedding
 if TYPE_CHECKING:
     from attnscope.models import Checkpoint, WeightMap
     from attnscope.studies.pretraining_writes.options import WeightsOptions
+    from attnscope.study_api.forward import Batch
     from attnscope.study_api.stage_run import StageRun
     from attnscope.study_api.units import Unit
 
@@ -33,10 +35,11 @@ def title_of(checkpoint: Checkpoint) -> str:
 
 
 def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
-    """Add the unit's texts to the moments of its checkpoint, or of its random-weight control."""
+    """Add the unit's texts, equal ones once, to the moments of its checkpoint or random-weight control."""
     loaded = run.model()
     model = loaded.model
-    first = int(unit.inputs[0].sentence.sample)
+    distinct = distinct_samples(unit)
+    first = int((distinct or [unit.inputs[0].sentence.sample])[0])
     gradients = options.gradients and not unit.variant
     if gradients and next(model.parameters()).dtype.itemsize < 4:
         model = upcast(model, run, unit.title, str(loaded.dtype))
@@ -51,7 +54,7 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     foreign = _foreign(unit, run, options)
     summed = {unit.variant: Moments(rank), **({"foreign": Moments(rank)} if foreign else {})}
     for batch in run.batches():
-        for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
+        for sample, ids in texts_of(batch, distinct):
             _check_length(int(sample), len(ids), options)
             tokens = torch.as_tensor(ids, device="cpu")
             if gradients and sample == first:
@@ -77,6 +80,18 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
             run.reduce("unembeddings", effective_unembedding(model, **_folding(options)).gram, **keys)
         except NotImplementedError:
             run.note(f"{unit.title}: no prediction subspace")
+
+
+def distinct_samples(unit: Unit) -> list[int]:
+    """Return the numbers of a unit's texts that repeat no earlier text."""
+    return [text.sentence.sample for text in unit.inputs if not text.is_repeated]
+
+
+def texts_of(batch: Batch, samples: Collection[int]) -> Iterator[tuple[int, Any]]:
+    """Yield number and token ids of the texts of a batch that are among some."""
+    for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
+        if sample in samples:
+            yield sample, ids
 
 
 def _tracer(unit: Unit, run: StageRun, options: WeightsOptions, model: Any, *, gradients: bool) -> Tracer:

@@ -98,7 +98,8 @@ def harmonics(model: Any) -> dict[str, Any]:
     """Return columns of the table `harmonics`: one row per input, layer and resolved frequency, means over
     heads.
 
-    Empty for a model without RoPE or without an activation, or whose queries do not rotate.
+    Empty for a model without RoPE or without an activation, or whose queries do not rotate or are out of
+    reach.
     """
     frequencies, activation = rotary_frequencies(model), model_activation(model)
     if not frequencies or activation is None:
@@ -107,9 +108,9 @@ def harmonics(model: Any) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for label, inputs in inputs_of(model):
         n = next(iter(inputs.values())).shape[1]
-        for number, layer in self_attention(model, inputs, sites=("attention", "query", "key")):
+        for number, layer in self_attention(model, inputs, extra=("query", "key")):
             theta = frequencies_of_layer(model, frequencies, number)
-            if theta is None:
+            if theta is None or not {"query", "key"} <= set(layer.tensors):
                 continue
             resolved = torch.nonzero(theta * n >= 2 * math.pi * CYCLES).flatten()
             query, key = (layer.tensors[site][0].detach().double().cpu() for site in ("query", "key"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from attnscope.plots.figure import optional
 from attnscope.plots.selection import last_step
 from attnscope.report.section import NamedSentence, Section, analysis
 from attnscope.study_api.number_text import number
@@ -135,19 +136,22 @@ def findings(results: Results) -> list[str]:
         return []
     table = results.table("phases")
     lines: list[str] = []
-    nulls = results.variants()
+    nulls, samples = results.variants(), optional(results, "samples")
     for model, phases_of_model in last_step(table).groupby("model", sort=False):
         last = phases_of_model.set_index("metric")["mean"]
+        sets = 1 if samples is None else where(samples, model=model)["group"].nunique()
+        # phases are of all texts, tables and figures of each input set
+        over = f"over the texts of all {sets} input sets, " if sets > 1 else ""
         if "low_band" in last:
             sentence = (
-                f"{number(last['low_band'])} of the power lies in the low band, selectivity "
+                f"{over}{number(last['low_band'])} of the power lies in the low band, selectivity "
                 f"{number(last['spectral_selectivity'])}, spectral entropy "
                 f"{number(last['spectral_entropy'])} bits."
             )
             lines.append(NamedSentence(model, sentence))
         if "rho" in last:
             rho = number(last["rho"])
-            line = f"position and spectral entropy of a sentence's heads correlate at {rho}"
+            line = f"{over}position and spectral entropy of a sentence's heads correlate at {rho}"
             if len(nulls):
                 kinds = {"row_permutation": "shuffled rows", "random_weights": "random weights"}
                 # random weights belong to the whole series, shuffled rows to their own checkpoint

@@ -81,7 +81,10 @@ def measure_harmonics(study: WaveletStudy, unit: Unit, run: StageRun) -> None:
     if columns:
         run.write("harmonics", **columns)
     else:
-        run.note(f"{type(model).__name__}: no RoPE with an activation behind it, so no harmonics")
+        run.note(
+            f"{type(model).__name__}: no harmonics, for want of RoPE, of an activation, or of queries and "
+            "keys that can be captured and do nothing but rotate"
+        )
 
 
 @STAGES.stage(texts_and_controls, name="texts", writes=MEASURED)

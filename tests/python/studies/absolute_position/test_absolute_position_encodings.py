@@ -132,3 +132,11 @@ def test_no_share_of_a_picture_is_negative(residual, words):
     caption = FIGURES["score_split"](Results(tables)).caption
     assert words in caption
     assert ("ratio" in caption) == (residual > 0)
+
+
+def test_heads_without_a_residual_are_none_of_those_that_were_tested():
+    keys = {"model": "m", "revision": "", "step": -1, "layer": 1}
+    place = {"queries": "early", "arm": "base", "input": "windows", "sink_advantage": 0.5}
+    values = {"residual": [0.3, 0.1, np.nan], "p_adjusted": [0.01, 0.5, np.nan]}
+    table = pd.DataFrame({**keys, **place, "head": [0, 1, 2], **values})
+    assert "0.05): 1 of 2." in FIGURES["residual_maps"](Results({"position": table})).caption

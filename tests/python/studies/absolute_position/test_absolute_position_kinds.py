@@ -2,6 +2,7 @@
 """The study on models that hand out maps alone, tokenizers without BOS, scores that are not finite."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -9,7 +10,7 @@ import attnscope as asc
 from attnscope.engine.run_study import run
 from attnscope.studies.absolute_position.study import heads_by_layer
 from attnscope.studies.absolute_position.sums import profile_of_sums
-from folders import model_folder, tokenizer
+from folders import WORDS, model_folder, tokenizer
 from models import VOCABULARY, needs_configuration
 from position_study import GROUPS, TEXTS, N, settings
 
@@ -163,3 +164,19 @@ def test_a_map_that_is_not_finite_is_left_out_and_counted(folder, texts, tmp_pat
     assert second["residual"].notna().all()
     changed = first["residual"] != second["residual"]
     assert list(changed[changed].index) == [(1, 2)]
+
+
+def test_a_window_that_repeats_an_earlier_one_is_left_out(folder, tmp_path):
+    """Products of groups that shared a window held its noise, and intervals were those of twice the texts."""
+    words = np.random.default_rng(0).choice(WORDS, TEXTS * N).tolist()
+    results = []
+    # wherever the first window begins, both texts hold the same windows
+    for name, text in (("once", words + words[:N]), ("twice", words + words)):
+        path = tmp_path / f"{name}.txt"
+        path.write_text(" ".join(text) + "\n", "utf-8")
+        study = settings(folder, path, tmp_path / name, samples=None, arms=["zero"], **QUICK)
+        results.append(run(study, progress=False))
+    once, twice = results
+    assert len(twice.table("samples")) == TEXTS
+    pd.testing.assert_frame_equal(base(once), base(twice))
+    assert any("windows repeat an earlier one" in note for note in twice.provenance["notes"])

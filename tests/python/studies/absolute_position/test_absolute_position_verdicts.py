@@ -505,6 +505,9 @@ def test_the_threshold_of_readers_is_that_of_the_run():
     assert "1 of 1 heads read position 0 with more than 0.2" in line
     (line,) = sections._readers(Stored(fingerprints=table), "a")
     assert "no head reads position 0 with more than 0.3" in line
+    undefined = table.assign(head=2, a0=float("nan"), a0_low=float("nan"))
+    with_undefined = Stored({"reader": 0.2}, fingerprints=pd.concat([table, undefined]))
+    assert "1 of 1 heads read" in sections._readers(with_undefined, "a")[0]
     # uniform attention in a short window is more than the threshold, and no reading of position 0
     table = table.assign(a0=0.17, a0_low=0.155, uniform=0.16)
     (line,) = sections._readers(Stored({"reader": 0.08}, fingerprints=table), "a")

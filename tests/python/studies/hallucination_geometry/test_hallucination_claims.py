@@ -446,9 +446,37 @@ def test_the_axis_of_changed_answers_holds_every_random_direction():
     rows = moved("steering", {"boundary": 0.0, "isotropic": 0.0})
     rows.loc[(rows["control"] == "isotropic") & (rows["draw"] == 0), "changed"] = True
     tables = {"interventions": rows.assign(model="m", revision="", step=-1, contrast=U)}
-    (ax,) = FIGURES["steering_curve"](Results(tables)).figure.axes
+    drawn = FIGURES["steering_curve"](Results(tables))
+    (ax,) = drawn.figure.axes
+    assert "contrasts" not in drawn.caption
+    several = pd.concat([tables["interventions"], tables["interventions"].assign(contrast="impossible")])
+    caption = FIGURES["steering_curve"](Results({"interventions": several})).caption
+    assert f"prompts, mean over the contrasts {U}, impossible; bands" in caption
     band = ax.collections[0].get_paths()[0].vertices[:, 1]
     assert band.max() == 1.0 < ax.get_ylim()[1]
+
+
+def test_figures_along_the_boundary_count_the_prompts_of_each_contrast():
+    """The slope's axis counted the prompts of all contrasts, and sensitivity gave one bucket's for all."""
+    samples = {("unknown", "factual"): [0, 1], ("unknown", "unknown"): [2, 3]}
+    samples |= {("impossible", "factual"): [0, 1], ("impossible", "impossible"): [4]}
+    keys = {"model": "m", "revision": "", "step": -1}
+    rows = [
+        {**keys, "contrast": contrast, "bucket": bucket, "sample": sample, "layer": layer, "draw": draw}
+        | {"direction": direction, "directional_fisher": 1.0, "relative_fisher": 2.0, "transport_kl": 0.1}
+        | {"refusal_slope": 0.5, "entropy_slope": 0.1}
+        for (contrast, bucket), numbers in samples.items()
+        for sample in numbers
+        for layer in (0, 1)
+        for direction, draw in (("boundary", -1), ("covariance", 0), ("labels", 0))
+    ]
+    table = pd.DataFrame(rows)
+    prompts = table[[*keys, "sample", "bucket"]].drop_duplicates()
+    results = Results({"sensitivity": table.drop(columns="bucket"), "prompts": prompts})
+    assert "Means over at least 1 prompts of each bucket" in FIGURES["sensitivity_by_depth"](results).caption
+    drawn = FIGURES["refusal_slope"](results)
+    assert "means over at least 3 prompts of each contrast" in drawn.caption
+    assert [ax.get_xlabel() for ax in drawn.figure.axes] == ["layer"] * 2
 
 
 @pytest.mark.parametrize(

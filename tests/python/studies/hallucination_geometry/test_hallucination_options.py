@@ -20,6 +20,7 @@ from attnscope.studies.hallucination_geometry.figures import FIGURES
 from attnscope.studies.hallucination_geometry.interventions import steered
 from attnscope.studies.hallucination_geometry.sections import SECTIONS
 from knowing_study import FAST, QUICK, questions, settings
+from models import tiny
 
 
 @pytest.fixture(scope="module")
@@ -368,3 +369,15 @@ def test_the_last_layer_but_one_is_that_of_each_model():
     for model, layer in (("small", 1), ("large", 3)):
         _, values = drawn[model, "a", "log_readout_gain"]
         assert values[:, 0] == pytest.approx([layer + 10 * step for step in range(4)])
+
+
+def test_moves_of_a_model_with_recurrent_layers_are_those_of_whole_passes():
+    """The states of such layers cannot be repeated in a cache: it ended in an AttributeError."""
+    model = tiny("jamba")
+    ids = torch.tensor([5, 9, 3, 7, 11, 2])
+    moves = torch.stack([torch.zeros(96), torch.eye(96)[0]])
+    logits, _ = steered(model, ids, 0, moves, 2)
+    with torch.no_grad():
+        plain = model(input_ids=ids[None], use_cache=False).logits[0, -1].double()
+    torch.testing.assert_close(logits[0], plain, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(logits[1], plain, atol=1e-3)

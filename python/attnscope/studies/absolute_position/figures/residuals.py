@@ -29,7 +29,7 @@ from attnscope.studies.absolute_position.figures.declared import ARMS, figure
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.tables import ResidualOfHead
 from attnscope.studies.stored_options import stored_options
-from attnscope.study_api.number_text import interval_text, rounded
+from attnscope.study_api.number_text import estimate_text, rounded
 from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import where
 
@@ -140,7 +140,8 @@ def residual_maps(results: Results, options: Options) -> Drawn:
     titles = {"residual": "residual (nats²)", "sink_advantage": "advantage of key 0 (nats)"}
     columns = with_values(table, "position", tuple(titles))
     alpha = stored_options(results, PositionOptions).alpha
-    certain = table[(table["p_adjusted"] <= alpha) & table["residual"].notna()]
+    tested = table[table["p_adjusted"].notna() & table["residual"].notna()]
+    certain = tested[tested["p_adjusted"] <= alpha]
     layers, heads = table["layer"].nunique(), table["head"].nunique()
     height = min(6.5, 1.3 + 0.24 * layers)
     width = min(options.width, 2.4 + 0.5 * heads)
@@ -165,7 +166,7 @@ def residual_maps(results: Results, options: Options) -> Drawn:
     return captioned(
         figure_,
         f"Dots: heads whose residual is above 0 (sign flips of groups of texts, Benjamini–Hochberg, "
-        f"{alpha:g}): {len(certain)} of {len(table)}. What is negative or below a thousandth of the largest "
+        f"{alpha:g}): {len(certain)} of {len(tested)}. What is negative or below a thousandth of the largest "
         "has the darkest colour."
         if "residual" in columns
         else "No head has a residual.",
@@ -218,7 +219,8 @@ def score_split(results: Results, options: Options) -> Drawn:
     for line in (-noise, noise):
         if abs(line) < largest:
             bar.ax.axhline(line, color=INK, linewidth=1.2)
-    ends = interval_text(row_of_head.residual_low, row_of_head.residual_high, rounded)
+    ends = (row_of_head.residual_low, row_of_head.residual_high)
+    variance = estimate_text(row_of_head.residual, *ends, rounded)
     pattern = ": nothing of the picture is told from noise"
     if row_of_head.residual > 0:
         part = rounded(row_of_head.residual / row_of_head.plain, ".2f")
@@ -226,7 +228,7 @@ def score_split(results: Results, options: Options) -> Drawn:
     return captioned(
         figure_,
         "Mean over texts, row constants removed, key 0 left out; lines on the bar: the noise of a cell, "
-        f"{rounded(noise)}. Unbiased variance {rounded(row_of_head.residual)} nats² {ends}, not corrected "
+        f"{rounded(noise)}. Unbiased variance {variance} nats², not corrected "
         f"for noise {rounded(row_of_head.plain)}{pattern}.",
         subject,
     )

@@ -20,6 +20,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     layers_below,
     legend,
     null_range,
+    prompts_of_each,
     with_buckets,
 )
 from attnscope.study_api.selection import where
@@ -31,7 +32,7 @@ def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
     table, subject = first_model(results, "sensitivity", "relative_fisher")
     table = with_buckets(results, table)
     shades = colors(list(table["bucket"]))
-    count = where(table, direction="boundary").groupby("bucket")["sample"].nunique().min()
+    count = prompts_of_each(where(table, direction="boundary"), "contrast", "bucket")
     names = {
         "directional_fisher": "bᵀFb (nats)",
         "relative_fisher": "‖h‖²·bᵀFb (nats)",
@@ -182,6 +183,7 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
     table, subject = first_model(results, "sensitivity", "refusal_slope")
     if table["refusal_slope"].isna().all() and table["entropy_slope"].isna().all():
         raise NotDrawable("no refusal token")
+    count = prompts_of_each(table, "contrast")
     shades = colors(["", *table["contrast"]])
     labels = {"refusal_slope": "slope of refusal (logits)", "entropy_slope": "slope of entropy (nats)"}
     labels = {column: label for column, label in labels.items() if table[column].notna().any()}
@@ -196,13 +198,13 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
             null_range(ax, low.index, low, high, shades[contrast])
         level_line(ax, 0)
         ax.set_ylabel(label)
-        layers_below(ax, table["sample"].nunique())
+        layers_below(ax)
     legend(axes[0][0])
     return captioned(
         figure_,
-        "Derivatives along the whole mean difference, means over prompts; dotted edges: range of "
-        "differences of exchanged labels. Above 0: towards the other bucket means towards refusal, or "
-        "towards entropy.",
+        f"Derivatives along the whole mean difference, means over {count} prompts of each contrast; dotted "
+        "edges: range of differences of exchanged labels. Above 0: towards the other bucket means towards "
+        "refusal, or towards entropy.",
         "" if "refusal_slope" in labels else "The refusal's words have no token of their own here.",
         subject,
     )

@@ -44,6 +44,17 @@ def with_buckets(results: Results, table: pd.DataFrame) -> pd.DataFrame:
     return table.merge(prompts[[*keys, "bucket"]].drop_duplicates(), on=keys, how="left")
 
 
+def prompts_of_each(rows: pd.DataFrame, *keys: str) -> str:
+    """Return how many prompts each combination of some keys has, in words.
+
+    >>> rows = pd.DataFrame({"bucket": ["a", "a", "b"], "sample": [0, 1, 2]})
+    >>> prompts_of_each(rows, "bucket"), prompts_of_each(rows[:2], "bucket")
+    ('at least 1', '2')
+    """
+    counts = rows.groupby([*keys])["sample"].nunique()
+    return f"at least {counts.min()}" if counts.nunique() > 1 else str(counts.iloc[0]) if len(counts) else "0"
+
+
 def layers_below(ax: Axes, n: int = 0) -> None:
     """Put whole numbers of layers on the horizontal axis, with the number of prompts behind the means."""
     first = "−1: before the first" if ax.get_xlim()[0] < -0.5 else ""

@@ -82,10 +82,12 @@ def steering_curve(results: Results, options: Options) -> Drawn:
         ax.set_title(f"layer {layer} (n = {rows_of_layer['sample'].nunique()})")
         ax.set_xlabel("strength α")
     drawn.axes[0].set_ylabel("answers changed")
+    contrasts = list(dict.fromkeys(table["contrast"]))
+    together = f", mean over the contrasts {', '.join(contrasts)}" if len(contrasts) > 1 else ""
     legend(drawn.axes[0])
     return drawn.captioned(
-        f"Share of {table['sample'].nunique()} prompts; bands: the range of random directions of the same "
-        "length.",
+        f"Share of {table['sample'].nunique()} prompts{together}; bands: the range of random directions of "
+        "the same length.",
         subject,
     )
 

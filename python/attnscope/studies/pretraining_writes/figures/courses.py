@@ -30,7 +30,7 @@ from attnscope.studies.pretraining_writes.figures.declared import (
 )
 from attnscope.studies.pretraining_writes.fractions import spread_over
 from attnscope.studies.pretraining_writes.options import MATCHED, ROLES
-from attnscope.study_api.number_text import interval_text, two_places
+from attnscope.study_api.number_text import estimate_text, two_places
 from attnscope.study_api.selection import where
 
 _SIDES = (
@@ -180,11 +180,12 @@ def graded(results: Results, options: Options) -> Drawn:
     octaves(ax, along="x")
     ax.set_xlabel("negatives K")
     ax.set_ylabel(f"{label} / isotropic")
-    words = f" {interval_text(*interval, two_places)}" if interval else ""
+    text = estimate_text(slope, *(interval or (math.nan, math.nan)), two_places)
+    over_runs = ", interval over training runs; shaded about the line: the interval of the slope"
     return captioned(
         drawn,
-        f"Slope {two_places(slope)}{words} octaves for each doubling of K, interval over training runs, "
-        "which are the dots; shaded about the line: the interval of the slope; level band: random subspaces.",
+        f"Slope {text} octaves for each doubling of K{over_runs if interval else ''}; dots: training runs; "
+        "level band: random subspaces.",
     )
 
 
