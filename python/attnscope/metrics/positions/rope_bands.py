@@ -205,7 +205,7 @@ def rotary_layout(
 
 
 def _sink_argument(function: str, sink_logit: Any, leading: torch.Size) -> Tensor:
-    """Logits of learned sinks that broadcast to scores by band, [h, 1, 1, 1], or [1, 1, 1] of a head alone."""
+    """Logits of learned sinks, for scores by band: [h, 1, 1, 1], or [1, 1, 1] of a head without an axis."""
     heads = leading[-1] if leading else 1
     logits = _checks.as_tensor(function, "sink_logit", sink_logit, torch.float64).cpu()
     if logits.shape != (heads,):
