@@ -128,6 +128,20 @@ def test_shapes_of_laplacians_equal_the_core(device, n, kind):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_chains_degrees_below_0_and_entries_at_the_threshold_equal_the_core(device):
+    n = 34
+    chain = torch.diag(torch.full((n - 1,), 0.5, dtype=torch.float64), 1)  # one component, n − 1 steps long
+    opposed = chain.clone()
+    opposed[0, 1] = -0.5  # one node of a degree below 0, which has no root
+    maps = torch.stack([chain, opposed])
+    for normalized in (False, True):
+        for threshold in (None, 0.5):
+            options = {"normalized": normalized, "threshold": threshold}
+            assert_equal(asc.laplacian_eigenvalues, device, maps, **options)
+            assert_equal(asc.fiedler_value, device, maps, bound=1e-9, **options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_the_last_rows_are_measured_by_the_core(device):
     rows = attention("causal", 9, torch.float32)[..., 4:, :]
     assert_equal(asc.lookback, device, rows, (6, 9))
