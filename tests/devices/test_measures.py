@@ -116,6 +116,13 @@ def test_answers_and_patterns_equal_the_core(device, dtype, n, kind):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_weight_that_rounding_lifts_above_1_is_1_in_the_tree_of_an_answer(device):
+    rows = torch.eye(6, dtype=torch.float64).roll(1, -1).tril()
+    rows[3:, 0] = 1.005
+    assert_equal(asc.prompt_divergence, device, rows, (3, 6))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("n", [1, 2, 9, 34])
 @pytest.mark.parametrize("kind", ["causal", "full", "sink"])
 def test_shapes_of_laplacians_equal_the_core(device, n, kind):

@@ -192,10 +192,14 @@ def test_two_nn_by_hand(kind, n):
         assert asc.two_nn(points).isnan()
         return
     assert math.isclose(asc.two_nn(points).item(), (size - 1) / ratios.sum(), rel_tol=1e-10)
-    used_ratios = ratios[: math.floor(size * 0.9)]
-    tail = -np.log(1 - np.arange(1, len(used_ratios) + 1) / size)
-    fit = (used_ratios @ tail) / (used_ratios @ used_ratios)
-    assert math.isclose(asc.two_nn(points, discard=0.1).item(), fit, rel_tol=1e-10)
+    # in tenths, because in float64 10·(1 − 0.8) is below 2
+    for tenths in (1, 3, 8):
+        used_ratios = ratios[: size * (10 - tenths) // 10]
+        tail = -np.log(1 - np.arange(1, len(used_ratios) + 1) / size)
+        squares = used_ratios @ used_ratios
+        fit = (used_ratios @ tail) / squares if squares > 0 else math.nan
+        result = asc.two_nn(points, discard=tenths / 10).item()
+        assert math.isclose(result, fit, rel_tol=1e-10) or (math.isnan(result) and math.isnan(fit))
 
 
 def test_degenerate_clouds():
