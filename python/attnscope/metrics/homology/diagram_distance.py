@@ -86,7 +86,7 @@ def _distance(first: Array, second: Array, order: float) -> float:
         return max([_bottleneck(matrix, len(first), len(second)), *costs.tolist()])
     from scipy.optimize import linear_sum_assignment
 
-    # Powers neither vanish nor overflow as shares of the largest cost, high ones of that in the best matching.
+    # Powers neither vanish nor overflow as shares of the largest cost, high ones of the largest that is paid.
     largest = matrix.max(initial=0.0) if order <= 2 else _bottleneck(matrix, len(first), len(second))
     unit = max(largest, costs.max(initial=0.0))
     if not 0 < unit < math.inf:
