@@ -73,7 +73,8 @@ def test_measures_of_layers_and_states_equal_the_core(device, n, kind):
             )
             assert_equal(asc.geometric_semantic_alignment, device, maps, states, bound=1e-9, **options)
             assert_equal(asc.reference_influence, device, maps, states, marked, **options)
-            assert_equal(asc.span_attention, device, maps, (0, 1), **options)
+            for start in {0, max(1, n - 3) - 1}:  # few queries of a causal map see the second
+                assert_equal(asc.span_attention, device, maps, (start, start + 1), **options)
 
 
 @pytest.mark.parametrize("device", DEVICES)

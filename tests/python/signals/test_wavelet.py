@@ -210,6 +210,14 @@ def test_scale_sensitivity_of_one_signal_a_map(compare):
 
 
 @pytest.mark.parametrize("path", ["core", "torch"])
+def test_a_profile_of_one_point_is_the_first_of_a_longer_one(path):
+    maps = attention_batch((3,), 40, torch.float64)
+    with devices.use("torch") if path == "torch" else nullcontext():
+        single, many = (asc.wavelet_transform(maps, resample=points).profile for points in (1, 9))
+    np.testing.assert_allclose(single[..., 0], many[..., 0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("path", ["core", "torch"])
 @pytest.mark.parametrize("spread", [1.0, 1e-6, 1e-12])
 def test_scale_sensitivity_of_small_details_is_that_of_large_ones(spread, path):
     whole, beginning = (

@@ -88,6 +88,9 @@ def test_lengths_support_and_the_share_of_a_sink_without_a_value():
     assert (weighted[..., :, 4] == 0).all()
     assert (weighted[..., 0] == 0).all()
     assert torch.equal(weighted[..., 1:4, 1:4], heads[..., 1:4, 1:4])
+    window = torch.ones(5, 5, dtype=torch.bool).tril().triu(-1)
+    near = asc.weighted_attention(heads, norms, support=window)
+    assert torch.equal(near, torch.where(window, heads, 0.0) * norms.double()[..., None, :])
     causal = asc.weighted_attention(heads, norms, support="causal")
     assert torch.equal(causal, weighted.new_tensor(heads).tril() * norms.double()[..., None, :])
 
