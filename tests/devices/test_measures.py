@@ -138,9 +138,12 @@ def test_shapes_of_laplacians_equal_the_core(device, n, kind):
 @pytest.mark.parametrize("device", DEVICES)
 def test_chains_degrees_below_0_and_entries_at_the_threshold_equal_the_core(device):
     n = 34
-    chain = torch.diag(torch.full((n - 1,), 0.5, dtype=torch.float64), 1)  # one component, n − 1 steps long
+    # one component, whose first two nodes are its ends, n − 1 steps apart
+    nodes = torch.tensor([0, *range(2, n), 1])
+    chain = torch.zeros(n, n, dtype=torch.float64)
+    chain[nodes[:-1], nodes[1:]] = 0.5
     opposed = chain.clone()
-    opposed[0, 1] = -0.5  # one node of a degree below 0, which has no root
+    opposed[0, 2] = -0.5  # one node of a degree below 0, which has no root
     maps = torch.stack([chain, opposed])
     for normalized in (False, True):
         for threshold in (None, 0.5):
