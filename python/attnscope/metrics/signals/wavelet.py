@@ -195,8 +195,8 @@ def scale_sensitivity(
         for transform in transforms
     ]
     # torch takes norms below 1e-8 for 1e-8, which details of nearly uniform attention are
-    whole, beginning = (vector / vector.abs().amax(-1, keepdim=True) for vector in vectors)
-    return 1.0 - torch.nn.functional.cosine_similarity(whole, beginning, dim=-1)
+    of_text, of_prefix = (vector / vector.abs().amax(-1, keepdim=True) for vector in vectors)
+    return 1.0 - torch.nn.functional.cosine_similarity(of_text, of_prefix, dim=-1)
 
 
 @memory_errors("morlet_scalogram")
