@@ -106,10 +106,10 @@ MatrixView<Scalar> rows_of_layer(const Batch& batch, const Scalar* data, Index l
 // Rows [begin, begin + count) of a matrix, or those of them that it has.
 template <class Scalar>
 MatrixView<Scalar> rows_of(const MatrixView<Scalar>& matrix, Index begin, Index count) {
-  begin = std::min(begin, matrix.rows());
+  begin = std::min<Index>(begin, matrix.rows());
   return matrix_view(matrix.data() + begin * matrix.outerStride(),
-                     std::min(count, matrix.rows() - begin), matrix.cols(), matrix.outerStride(),
-                     matrix.innerStride());
+                     std::min<Index>(count, matrix.rows() - begin), matrix.cols(),
+                     matrix.outerStride(), matrix.innerStride());
 }
 
 // Calls visit(view, index, begin, worker) for the parts of `rows` rows, `begin` the first of them,

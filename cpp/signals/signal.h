@@ -16,7 +16,8 @@ struct SignalOptions {
   Kind kind = Kind::rows;
   // Without key 0, each row divided by what is left of it; a row with nothing left has no signal.
   bool drop_first = false;
-  // Minus its mean; a signal of equal entries becomes exactly 0.
+  // Minus its mean; a signal whose entries are equal, but for the rounding of means of them,
+  // becomes exactly 0.
   bool detrend = false;
   // Shorter signals are passed over, and so are shorter rows in a mean.
   Index min_keys = 32;

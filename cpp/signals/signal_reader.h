@@ -12,13 +12,22 @@
 // Hands out the signals of a map one by one. Only kernel sources include it.
 namespace attnscope {
 
-inline void detrend(std::vector<double>& x) {
+// Minus its mean; where the entries differ by no more than `rounding` of the largest they become 0.
+inline void detrend(std::vector<double>& x, double rounding) {
   if (x.empty()) return;
   const auto [low, high] = std::minmax_element(x.begin(), x.end());
-  const double mean =
-      *low == *high ? *low
-                    : std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
+  if (*high - *low <= rounding * std::max(std::abs(*low), std::abs(*high))) {
+    std::fill(x.begin(), x.end(), 0.0);
+    return;
+  }
+  const double mean = std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
   for (double& value : x) value -= mean;
+}
+
+// What equal entries can differ by, relative to them, when each is the mean of up to `queries`
+// entries that were divided by sums of up to `keys`: 2⁻⁵³ for each term, in both directions.
+inline double rounding_of_means(Index queries, Index keys) {
+  return 0x1p-52 * static_cast<double>(queries + keys);
 }
 
 // Squares of entries below 2^-537 vanish and those above 2^512 overflow: far from 1, x is brought
@@ -81,7 +90,7 @@ void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
     // Before the division, because a mean of subnormal numbers need not be a number.
     const int exponent = rescale(signal.data(), count);
     for (std::size_t t = 0; per != nullptr && t < signal.size(); ++t) signal[t] /= per[t];
-    if (options.detrend) detrend(signal);
+    if (options.detrend) detrend(signal, per == nullptr ? 0.0 : rounding_of_means(queries, n));
     visit(index, signal.data(), count, exponent);
   };
   RowReader<Scalar> reader(matrix, support, scratch.rows);
@@ -120,7 +129,8 @@ void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
     };
     if (options.kind == Kind::offset) {
       add_to([place = support.position(i)](Index j) { return std::abs(place - j); });
-    } else if (visible_keys(support, i, n) - first >= options.min_keys) {
+    } else if (visible_keys(support, i, n) - (first == 1 && support.visible(i, 0) ? 1 : 0) >=
+               options.min_keys) {
       add_to([first](Index j) { return j - first; });
     }
   }

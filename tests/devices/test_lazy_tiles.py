@@ -189,6 +189,18 @@ def test_queries_before_the_first_key_see_nothing(options):
             np.testing.assert_allclose(values, of_map, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
+def test_a_head_whose_sink_takes_nothing_is_one_without_a_sink():
+    query, key = queries_and_keys(33, 20)
+    names = [("log_z", None), ("mass", None), ("entropy", None), ("incoming", None)]
+    with asc.devices.use("torch"):
+        closed, none = (
+            asc.LazyAttention(query, key, precision="exact", sink_logits=sinks).take(names)
+            for sinks in (torch.full((HEADS,), -torch.inf), None)
+        )
+    for values, expected in zip(closed, none, strict=True):
+        np.testing.assert_array_equal(values, expected)
+
+
 def test_autocast_around_a_measure_changes_no_product():
     query, key = queries_and_keys()
     with asc.devices.use("torch"):

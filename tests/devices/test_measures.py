@@ -73,7 +73,8 @@ def test_measures_of_layers_and_states_equal_the_core(device, n, kind):
             )
             assert_equal(asc.geometric_semantic_alignment, device, maps, states, bound=1e-9, **options)
             assert_equal(asc.reference_influence, device, maps, states, marked, **options)
-            assert_equal(asc.span_attention, device, maps, (0, 1), **options)
+            for start in {0, max(1, n - 3) - 1}:  # few queries of a causal map see the second
+                assert_equal(asc.span_attention, device, maps, (start, start + 1), **options)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -116,6 +117,13 @@ def test_answers_and_patterns_equal_the_core(device, dtype, n, kind):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_weight_that_rounding_lifts_above_1_is_1_in_the_tree_of_an_answer(device):
+    rows = torch.eye(6, dtype=torch.float64).roll(1, -1).tril()
+    rows[3:, 0] = 1.005
+    assert_equal(asc.prompt_divergence, device, rows, (3, 6))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("n", [1, 2, 9, 34])
 @pytest.mark.parametrize("kind", ["causal", "full", "sink"])
 def test_shapes_of_laplacians_equal_the_core(device, n, kind):
@@ -125,6 +133,23 @@ def test_shapes_of_laplacians_equal_the_core(device, n, kind):
             assert_equal(
                 asc.laplacian_shape, device, attention(kind, n, torch.float64), bound=1e-9, **options
             )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_chains_degrees_below_0_and_entries_at_the_threshold_equal_the_core(device):
+    n = 34
+    # one component, whose first two nodes are its ends, n − 1 steps apart
+    nodes = torch.tensor([0, *range(2, n), 1])
+    chain = torch.zeros(n, n, dtype=torch.float64)
+    chain[nodes[:-1], nodes[1:]] = 0.5
+    opposed = chain.clone()
+    opposed[0, 2] = -0.5  # one node of a degree below 0, which has no root
+    maps = torch.stack([chain, opposed])
+    for normalized in (False, True):
+        for threshold in (None, 0.5):
+            options = {"normalized": normalized, "threshold": threshold}
+            assert_equal(asc.laplacian_eigenvalues, device, maps, **options)
+            assert_equal(asc.fiedler_value, device, maps, bound=1e-9, **options)
 
 
 @pytest.mark.parametrize("device", DEVICES)

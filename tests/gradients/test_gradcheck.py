@@ -247,6 +247,19 @@ def test_a_hidden_entry_that_is_larger_has_no_gradient() -> None:
     check(lambda a: asc.prompt_divergence(a, (2, 4), support="causal").star, maps)
 
 
+def test_the_larger_of_two_equal_entries_shares_its_gradient() -> None:
+    """Of a map that is its own transpose both graphs are one, and so are their derivatives."""
+    maps = maps_of(2, causal=False)
+    maps = (maps + maps.mT) / 2
+    for function in (asc.fiedler_value, asc.laplacian_gap):
+        slopes = []
+        for symmetrize in ("max", "mean"):
+            leaf = maps.clone().requires_grad_()
+            function(leaf, symmetrize=symmetrize).sum().backward()
+            slopes.append(leaf.grad)
+        torch.testing.assert_close(*slopes)
+
+
 @pytest.mark.parametrize(
     "function",
     [asc.stable_rank, asc.effective_rank, asc.spectral_gap, asc.spectral_ratio, asc.participation_ratio],

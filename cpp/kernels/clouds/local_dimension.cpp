@@ -138,7 +138,8 @@ double two_nn(const Neighbours& neighbours, const bool* member, double discard,
     return sum > 0.0 && size >= 2.0 ? (size - 1.0) / sum : kNaN;
   }
   std::sort(scratch.begin(), scratch.end());
-  const auto smallest = static_cast<std::size_t>(std::floor(size * (1.0 - discard)));
+  // The product's own rounding does not leave a whole number short.
+  const auto smallest = static_cast<std::size_t>(std::floor(size * (1.0 - discard) + 1e-9));
   double products = 0.0;
   for (std::size_t i = 0; i < smallest && i + 1 < scratch.size(); ++i) {
     const double tail = -std::log1p(-static_cast<double>(i + 1) / size);

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,6 +18,22 @@ def real(function: str, name: str, value: Any) -> float:
         except (TypeError, ValueError, RuntimeError, OverflowError):
             pass
     raise TypeError(f"{function}: {name} must be a number, got {value!r}")
+
+
+def finite(function: str, name: str, value: Any) -> float:
+    """Return `value` as a float that is neither infinite nor NaN."""
+    number = real(function, name, value)
+    if not math.isfinite(number):
+        raise ValueError(f"{function}: {name} must be finite, got {value!r}")
+    return number
+
+
+def positive(function: str, name: str, value: Any) -> float:
+    """Return `value` as a finite float above 0."""
+    number = finite(function, name, value)
+    if number <= 0:
+        raise ValueError(f"{function}: {name} must be above 0, got {value!r}")
+    return number
 
 
 def whole_number(function: str, name: str, value: Any) -> int:

@@ -180,3 +180,15 @@ def test_bad_input_is_named(answer, options, words):
 def test_lengths_are_of_square_maps():
     with pytest.raises(ValueError, match=r"lookback: lengths are of square maps, .* \(2, 3, 8\)"):
         asc.lookback(maps(2, 8, 8)[:, 5:], [6, 8], lengths=[8, 8])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_map_that_looks_causal_at_first_is_full(dtype):
+    # Rows are read some at a time, and the first of them give nothing to later keys.
+    generator = torch.Generator().manual_seed(0)
+    attention = torch.randn(60, 60, generator=generator, dtype=torch.float64).softmax(-1)
+    attention[:40] = attention[:40].tril()
+    attention = (attention / attention.sum(-1, keepdim=True)).to(dtype)
+    result, of_full = (asc.lookback(attention, (3, 58), support=support) for support in ("auto", "full"))
+    for values, expected in zip(result, of_full, strict=True):
+        assert torch.equal(values.nan_to_num(-1), expected.nan_to_num(-1))

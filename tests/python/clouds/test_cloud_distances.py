@@ -203,3 +203,10 @@ def test_near_points_beside_a_far_one_keep_their_distance(power):
     assert result[0, 2] == far
     largest = torch.finfo(torch.float64).max
     assert asc.cloud_distances(torch.tensor([[-largest], [largest]], dtype=torch.float64))[0, 1] == torch.inf
+
+
+def test_points_that_differ_by_the_smallest_number_are_apart():
+    least = 5e-324
+    points = torch.tensor([[0.0], [least], [2 * least], [0.0]], dtype=torch.float64)
+    expected = [[0, 1, 2, 0], [1, 0, 1, 1], [2, 1, 0, 2], [0, 1, 2, 0]]
+    assert (asc.cloud_distances(points) / least).tolist() == expected

@@ -62,6 +62,16 @@ def test_degenerate_clouds():
     assert asc.fragmentation(apart, metric="euclidean").item() == 2.0
 
 
+def test_of_distances_that_rounding_sets_apart_the_larger_counts():
+    distances = asc.cloud_distances(cloud("gaussian", 9))
+    apart = distances * (1 + 1e-10 * torch.rand(9, 9, generator=torch.Generator().manual_seed(0)).double())
+    larger = torch.maximum(apart, apart.mT)
+    for sides in (apart, apart.mT):
+        assert torch.equal(
+            asc.fragmentation(sides, metric="precomputed"), asc.fragmentation(larger, metric="precomputed")
+        )
+
+
 @pytest.mark.parametrize("metric", ["cosine", "euclidean", "precomputed"])
 @pytest.mark.parametrize("kind", CLOUDS)
 def test_a_subset_gives_bit_for_bit_what_a_call_on_it_gives(metric, kind):

@@ -66,3 +66,11 @@ def test_ranks_out_of_range_are_named():
         asc.gride(cube(9, 2), 0)
     with pytest.raises(ValueError, match="2·n1 must be at most n - 1 = 8, got n1 = 5"):
         asc.gride(cube(9, 2), 5)
+
+
+def test_a_cloud_that_is_not_finite_is_counted_in_a_warning():
+    clouds = torch.stack([cube(9, 2), cube(9, 2, seed=1)])
+    clouds[1, 3, 0] = torch.nan
+    with pytest.warns(asc.errors.NonFiniteWarning, match="gride: 1 of 2 clouds hold NaN"):
+        result = asc.gride(clouds, 2)
+    assert result.isnan().tolist() == [False, True]

@@ -161,6 +161,25 @@ def test_a_subset_gives_bit_for_bit_what_a_call_on_it_gives(kind, across):
         np.testing.assert_array_equal(fit[s], asc.two_nn(points[subset], discard=0.2))
 
 
+def test_points_at_an_infinite_distance_are_no_neighbours():
+    points = cloud("gaussian", 40)
+    distances = asc.cloud_distances(points)
+    distances[:25, 25:] = distances[25:, :25] = math.inf
+    parts = [slice(0, 25), slice(25, 40)]
+    k = [3, 14, 15]  # more neighbours than the second part has
+    result = asc.local_dimension(None, distances=distances, k=k)
+    of_parts = [asc.local_dimension(None, distances=distances[part, part], k=k) for part in parts]
+    for part, single_result in zip(parts, of_parts, strict=True):
+        np.testing.assert_array_equal(result.points[:, part], single_result.points)
+    assert result.used.tolist() == sum(single_result.used for single_result in of_parts).tolist()
+    assert result.used.tolist() == [40, 40, 25]
+    ratios = asc.two_nn(None, distances=distances).item()
+    of_each = [
+        (size - 1) / asc.two_nn(points[part]).item() for part, size in zip(parts, (25, 15), strict=True)
+    ]
+    assert math.isclose(ratios, 39 / sum(of_each), rel_tol=1e-12)
+
+
 def test_threads_do_not_change_a_bit():
     points = cloud("gaussian", 90)
     subsets = torch.rand(40, 90, generator=torch.Generator().manual_seed(0)) < 0.5
@@ -192,10 +211,14 @@ def test_two_nn_by_hand(kind, n):
         assert asc.two_nn(points).isnan()
         return
     assert math.isclose(asc.two_nn(points).item(), (size - 1) / ratios.sum(), rel_tol=1e-10)
-    used_ratios = ratios[: math.floor(size * 0.9)]
-    tail = -np.log(1 - np.arange(1, len(used_ratios) + 1) / size)
-    fit = (used_ratios @ tail) / (used_ratios @ used_ratios)
-    assert math.isclose(asc.two_nn(points, discard=0.1).item(), fit, rel_tol=1e-10)
+    # in tenths, because in float64 10·(1 − 0.8) is below 2
+    for tenths in (1, 3, 8):
+        used_ratios = ratios[: size * (10 - tenths) // 10]
+        tail = -np.log(1 - np.arange(1, len(used_ratios) + 1) / size)
+        squares = used_ratios @ used_ratios
+        fit = (used_ratios @ tail) / squares if squares > 0 else math.nan
+        result = asc.two_nn(points, discard=tenths / 10).item()
+        assert math.isclose(result, fit, rel_tol=1e-10) or (math.isnan(result) and math.isnan(fit))
 
 
 def test_degenerate_clouds():

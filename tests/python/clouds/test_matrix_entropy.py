@@ -39,6 +39,13 @@ def test_it_is_the_entropy_of_the_gram_matrix(center, unit):
         assert value.item() == pytest.approx(-(p * np.log(p)).sum(), abs=1e-10)
 
 
+@pytest.mark.parametrize("shape", [(3, 9), (9, 3), (4, 4)])
+def test_orthogonal_directions_of_equal_size_have_all_the_entropy_that_there_can_be(shape):
+    points = torch.eye(max(shape), dtype=torch.float64)[: shape[0], : shape[1]]
+    assert asc.matrix_entropy(points).item() == pytest.approx(math.log(min(shape)), abs=1e-14)
+    assert asc.matrix_entropy(points, normalized=True).item() == pytest.approx(1, abs=1e-14)
+
+
 def test_scale_lengths_and_clouds_that_are_not_finite():
     points = drawn(2, 6, 3)
     result = asc.matrix_entropy(points, lengths=[6, 2], normalized=True)

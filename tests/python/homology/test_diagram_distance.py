@@ -34,6 +34,16 @@ def test_two_rings_by_hand():
     assert asc.diagram_distance(near, none)[1] == 0.25
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-12, 1e9])
+@pytest.mark.parametrize("order", [2, 30, 600, 1e6])
+def test_high_orders_come_near_the_largest_cost(order, size):
+    square = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+    near, far = (asc.cloud_persistence(scale * size * square, metric="euclidean") for scale in (1.0, 1.5))
+    # three bars of length 1 against three of length 1.5
+    result = asc.diagram_distance(near, far, order=order)[0].item()
+    assert result == pytest.approx(0.5 * size * 3 ** (1 / order), rel=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_gudhi_and_persim_agree(seed):
     first, second = asc.persistence(maps(13, 13, seed=seed)), asc.persistence(maps(12, 12, seed=seed + 10))

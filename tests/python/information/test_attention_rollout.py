@@ -44,6 +44,9 @@ def test_lengths_and_layers_of_a_recording():
     single = asc.attention_rollout([heads[1, :, :5, :5] for heads in layers])
     torch.testing.assert_close(result[1, :5, :5], single)
     assert result[1, 5:].isnan().all()
+    for heads in layers:
+        heads[1, :, 5:] = heads[1, :, :, 5:] = 0.25  # what stands behind a text is no part of it
+    torch.testing.assert_close(asc.attention_rollout(layers, lengths=[8, 5])[1, :5, :5], single)
     model = tiny("llama")
     inputs = text(model, batch=1, n=6)
     with asc.capture(model) as recording, torch.no_grad():

@@ -128,6 +128,16 @@ def test_measure_makes_one_pass(monkeypatch):
     assert len(passes) == 3
 
 
+@pytest.mark.parametrize(("share", "expected"), [(0.07, 93), (0.08, 92)])
+def test_a_share_of_the_queries_that_is_a_whole_number_is_that_number(share, expected):
+    # Key 93 of 100 is seen by seven queries, and in float64 0.07·100 is above 7.
+    key = torch.zeros(1, 100, 1, dtype=torch.float64)
+    key[0, 92], key[0, 93] = 5.0, 9.0
+    lazy = asc.LazyAttention(torch.ones_like(key), key, scaling=1.0)
+    for attention in (lazy, lazy.dense()):
+        assert asc.sink_position(attention, rule="largest", min_visibility=share).item() == expected
+
+
 def test_a_spoiled_map_is_warned_of():
     query, key = sink_like_vectors()
     query[1, 5] = torch.nan

@@ -77,12 +77,13 @@ def test_streams_merge_and_other_batches_give_the_same_bits():
 def test_degenerate_states():
     assert asc.position_share(states(1)).isnan()
     assert asc.position_share(torch.ones(4, 8, 3)).isnan()
-    x = states(5)
-    x[2, 3, 1] = torch.nan
-    moments = PositionMoments()
-    moments.add(x)
-    assert (moments.count, moments.left_out) == (4, 1)
-    np.testing.assert_array_equal(asc.position_share(moments), asc.position_share(x[[0, 1, 3, 4]]))
+    for missing in (torch.nan, torch.inf, -torch.inf):
+        x = states(5)
+        x[2, 3, 1] = missing
+        moments = PositionMoments()
+        moments.add(x)
+        assert (moments.count, moments.left_out) == (4, 1)
+        np.testing.assert_array_equal(asc.position_share(moments), asc.position_share(x[[0, 1, 3, 4]]))
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,31 @@ def test_ablation_is_that_of_a_loop():
         ({"rotary": 18}, r"got 18"),
         ({"layout": "auto"}, r"needs repeated"),
         ({"layout": "pairs"}, r"got 'pairs'"),
+        ({"softcap": 0}, r"softcap must be above 0, got 0"),
+        ({"softcap": float("nan")}, r"softcap must be finite, got nan"),
+        ({"scaling": float("inf")}, r"scaling must be finite, got inf"),
+        ({"sink_logit": [0.0, float("nan")]}, r"sink_logit must be below \+inf, got nan"),
+        ({"sink_logit": [0.0]}, r"sink_logit must have shape \(2,\), got \(1,\)"),
     ],
 )
 def test_bad_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         asc.rope_bands(*content(), **{"bands": 4, "layout": "half", "scaling": 1.0, **options})
+
+
+def test_queries_and_keys_of_one_token_repeated_are_a_pair():
+    with pytest.raises(TypeError, match=r"rope_bands: repeated must be queries and keys \(query, key\), got"):
+        asc.rope_bands(*content(), bands=4, layout="auto", scaling=1.0, repeated=content()[0])
+
+
+def test_a_head_without_an_axis_and_a_support_of_numpy():
+    q, k = content(n=9, heads=1)
+    options = {"bands": 4, "layout": "half", "scaling": 0.3, "sink_logit": [0.5]}
+    window = torch.ones(9, 9, dtype=torch.bool).tril().triu(-3)
+    expected = asc.rope_bands(q, k, support=window, **options)
+    result = asc.rope_bands(q[0], k[0], support=window.numpy(), **options)
+    for actual, of_heads in zip(result, expected, strict=True):
+        torch.testing.assert_close(actual, of_heads[0], rtol=1e-12, atol=1e-14)
 
 
 def test_shapes_must_agree():

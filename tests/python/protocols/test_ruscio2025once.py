@@ -156,6 +156,8 @@ def test_the_exact_fit_is_a_regression_on_every_offset():
     assert result.added[0].item() == pytest.approx(added, rel=1e-9)
     for actual, other in zip(offset_fit(s, lengths=[12, 7]), offset_fit(s[1, :7, :7]), strict=True):
         assert actual[1].item() == pytest.approx(other.item(), rel=1e-12)
+    for size in range(2, 20):  # 0.1 is no binary number, and a mean of many may differ in its last bit
+        assert offset_fit(torch.full((size, size), 0.1, dtype=torch.float64)).r2.isnan()
     s[1, 3, 1] = torch.nan
     assert offset_fit(s).r2.isnan().tolist() == [False, True]
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """local_global_ratio against NumPy's masks, closed forms and laws."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnscope as asc
+from attnscope import devices
 from strategies import attention_batch, attention_maps
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -45,6 +48,18 @@ def test_closed_forms():
     assert asc.local_global_ratio(star, drop_first=True).isnan()
     by_fraction = asc.local_global_ratio(uniform, window=0.1)
     assert by_fraction.item() == asc.local_global_ratio(uniform, window=3).item()
+
+
+@pytest.mark.parametrize("path", ["core", "torch", "lazy"])
+@pytest.mark.parametrize(("n", "percent"), [(50, 58), (90, 70), (100, 29), (100, 30)])
+def test_a_fraction_of_the_keys_that_is_a_whole_number_is_that_number(n, percent, path):
+    # In float64 0.7·90 is below 63, and 0.29·100 below 29.
+    attention = attention_batch((1,), n, torch.float64)
+    if path == "lazy":
+        attention = asc.LazyAttention(attention.new_ones(1, n, 2), attention.new_zeros(1, n, 2))
+    with devices.use("torch") if path == "torch" else nullcontext():
+        by_fraction = asc.local_global_ratio(attention, window=percent / 100)
+        assert torch.equal(by_fraction, asc.local_global_ratio(attention, window=n * percent // 100))
 
 
 @settings(max_examples=60)

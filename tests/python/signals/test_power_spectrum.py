@@ -384,3 +384,49 @@ def test_the_peak_of_attention_to_a_single_key_is_the_first_of_its_equal_bins(wi
     assert defined.sum() >= keys - 1  # the window is 0 at key 0
     # the transform of 50 keys is one of 60: bin 1 of 30
     assert torch.equal(peak[defined], torch.full_like(peak[defined], 1 / 30))
+
+
+@pytest.mark.parametrize("path", ["core", "torch"])
+def test_a_row_without_key_0_counts_all_its_keys_in_the_mean(path):
+    # Under this mask each query sees 10 or 11 keys; half of them do not see key 0, which is left out.
+    n, least = 24, 10
+    visible = np.zeros((n, n), dtype=bool)
+    for i in range(n):
+        visible[i, (np.arange(least) * 2 + i) % (n - 1) + 1] = True
+    visible[::2, 0] = True
+    attention = torch.from_numpy(attention_map(n, "full", seed=5))
+    expected = signals(attention, signal="mean", min_keys=least, drop_first=True, visible=visible)
+    with devices.use("torch") if path == "torch" else nullcontext():
+        result = asc.power_spectrum(
+            attention,
+            signal="mean",
+            min_keys=least,
+            drop_first=True,
+            support=torch.from_numpy(visible),
+        )
+    np.testing.assert_allclose(stacked(result), oracle(expected[0]), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("path", ["core", "torch"])
+@pytest.mark.parametrize("drop_first", [False, True])
+@pytest.mark.parametrize("signal", ["mean", "offset"])
+@pytest.mark.parametrize("n", [50, 100])
+def test_means_that_differ_by_rounding_alone_are_constant(n, signal, drop_first, path):
+    # 1/50 is no binary number: sums of fewer and more of them, divided by their number, differ in last bits.
+    uniform = torch.full((n, n), 1 / n, dtype=torch.float64)
+    varied = uniform.clone()
+    varied[:, ::7] *= 1 + 1e-9
+    options = {"signal": signal, "drop_first": drop_first, "detrend": "mean", "support": "full"}
+    with devices.use("torch") if path == "torch" else nullcontext():
+        spectrum, transform = (
+            asc.power_spectrum(uniform, **options),
+            asc.wavelet_transform(uniform, **options),
+        )
+        assert np.isnan(stacked(spectrum)).all()
+        assert transform.energy.isnan().all()
+        assert not np.isnan(stacked(asc.power_spectrum(varied, **options))).any()
+
+
+def test_a_frequency_that_is_not_finite_is_named():
+    with pytest.raises(ValueError, match="harmonic_distortion: theta must be finite, got inf"):
+        asc.harmonic_distortion(torch.zeros(2, 200), torch.tensor([0.1, math.inf]))

@@ -2,6 +2,7 @@
 """spectral_uncertainty against NumPy's transform and numerical integrals; both bounds on every signal."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnscope as asc
+from attnscope import devices
 from strategies import attention_batch, attention_map, of_signal, signals
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -148,6 +150,18 @@ def test_lengths_strides_and_a_non_finite_map():
         result = asc.spectral_uncertainty(maps)
     assert result.entropy_bound[1].isnan().all()
     assert not result.entropy_bound[0, 31:].isnan().any()
+
+
+@pytest.mark.parametrize("path", ["core", "torch"])
+@pytest.mark.parametrize("amplitude", ["root", "signal"])
+@pytest.mark.filterwarnings("ignore::attnscope.errors.NotAttentionWarning")
+def test_a_signal_with_a_negative_entry_has_no_uncertainty(amplitude, path):
+    attention = torch.tensor(attention_map(40, "full", 4))
+    attention[5, 7] = -1e-3
+    with devices.use("torch") if path == "torch" else nullcontext():
+        result = asc.spectral_uncertainty(attention, amplitude=amplitude, support="full")
+    for values in result:
+        assert values.isnan().nonzero().flatten().tolist() == [5]
 
 
 def test_position_entropy_is_attention_entropy():

@@ -2,6 +2,7 @@
 """wavelet_transform against PyWavelets and Parseval; morlet_scalogram against the direct sum and chirps."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnscope as asc
+from attnscope import devices
 from strategies import attention_batch, attention_map, of_signal, signals
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -205,6 +207,28 @@ def test_scale_sensitivity_of_one_signal_a_map(compare):
     )
     single_result = asc.scale_sensitivity(a[:50, :50], b[:33, :33], compare=compare, signal="last")
     np.testing.assert_allclose(ragged, [expected, single_result.item()], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("path", ["core", "torch"])
+def test_a_profile_of_one_point_is_the_first_of_a_longer_one(path):
+    maps = attention_batch((3,), 40, torch.float64)
+    with devices.use("torch") if path == "torch" else nullcontext():
+        first, profile = (asc.wavelet_transform(maps, resample=points).profile for points in (1, 9))
+    np.testing.assert_allclose(first[..., 0], profile[..., 0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("path", ["core", "torch"])
+@pytest.mark.parametrize("spread", [1.0, 1e-6, 1e-12])
+def test_scale_sensitivity_of_small_details_is_that_of_large_ones(spread, path):
+    maps, prefixes = (
+        torch.from_numpy(attention_map(n, "full", seed)) - 1 / n for n, seed in ((80, 1), (40, 2))
+    )
+    options = {"compare": "coefficients", "support": "full", "detrend": "mean"}
+    with devices.use("torch") if path == "torch" else nullcontext():
+        expected = asc.scale_sensitivity(maps + 1, prefixes + 1, **options).item()
+        result = asc.scale_sensitivity(maps * spread, prefixes * spread, **options).item()
+    assert 0.01 < expected < 1.99
+    assert result == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

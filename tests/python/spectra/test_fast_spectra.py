@@ -250,3 +250,15 @@ def test_nearly_equal_weights_keep_their_effective_rank(n):
         expected = np.exp(-np.sum(share * np.log(np.maximum(share, 1e-300)), -1))
         fast = asc.effective_rank(maps, precision="fast").numpy()
         np.testing.assert_allclose(fast, expected, rtol=1e-3, atol=0, err_msg=f"logits of size {size:.1e}")
+
+
+@pytest.mark.parametrize("n", [33, 64])
+def test_a_whole_pack_that_falls_back_is_exact(n):
+    """A fast pack may hold more maps than an exact one."""
+    generator = torch.Generator().manual_seed(n)
+    maps = (1e-5 * torch.randn(40, n, n, generator=generator, dtype=torch.float64)).softmax(-1)
+    counts: Counter[str] = Counter()
+    with count_fallbacks(counts):
+        fast = asc.singular_values(maps, precision="fast")
+    assert counts == {"singular_values": 40}
+    assert torch.equal(fast, asc.singular_values(maps))

@@ -42,6 +42,21 @@ def test_a_value_that_is_not_finite_has_no_norm(d):
     assert not missing[[0, 3]].any()
 
 
+@pytest.mark.parametrize("layer", [False, True])
+def test_a_value_that_is_not_finite_leaves_the_gradient_of_the_others(layer):
+    value, projection = drawn(2, 4, 3), drawn(5, 2, 3, seed=1)
+    broken = value.clone()
+    broken[:, 1, 0] = torch.nan
+    slopes = []
+    for values in (value, broken):
+        written, read = projection.clone().requires_grad_(), values.clone().requires_grad_()
+        result = asc.value_norms(read, written, layer=layer)
+        (result[[0, 2, 3]] if layer else result[:, [0, 2, 3]]).sum().backward()
+        slopes.append((written.grad, read.grad))
+    for expected, actual in zip(*slopes, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_weighted_attention_of_heads_and_of_the_layer():
     value, projection = drawn(2, 4, 7, 5), drawn(11, 4, 5, seed=1)
     heads = drawn(2, 4, 7, 7, seed=2).softmax(-1)
@@ -73,6 +88,9 @@ def test_lengths_support_and_the_share_of_a_sink_without_a_value():
     assert (weighted[..., :, 4] == 0).all()
     assert (weighted[..., 0] == 0).all()
     assert torch.equal(weighted[..., 1:4, 1:4], heads[..., 1:4, 1:4])
+    window = torch.ones(5, 5, dtype=torch.bool).tril().triu(-1)
+    near = asc.weighted_attention(heads, norms, support=window)
+    assert torch.equal(near, torch.where(window, heads, 0.0) * norms.double()[..., None, :])
     causal = asc.weighted_attention(heads, norms, support="causal")
     assert torch.equal(causal, weighted.new_tensor(heads).tril() * norms.double()[..., None, :])
 

@@ -222,6 +222,12 @@ BASIS = torch.eye(4)[:, :2]
             lambda: asc.alignment_gain(torch.ones(3, 4), torch.ones(4, 4).triu(), side="in"),
             "must be symmetric",
         ),
+        (  # beside a large moment a small one is judged by its own size
+            lambda: asc.alignment_gain(
+                torch.ones(2, 3, 4), torch.stack([1e7 * torch.eye(4), torch.ones(4, 4).triu()]), side="in"
+            ),
+            r"must be symmetric, got \|S − Sᵀ\| = 1",
+        ),
         (
             lambda: asc.alignment_gain(
                 torch.ones(3, 4), torch.diag(torch.tensor([2.0, 1, 1, -1])), side="in"

@@ -18,10 +18,10 @@ def local_global_ratio(
     """Return attention to keys at most `window` away over attention to all others, of every map."""
 
     def compute(slab: Slab) -> tuple[Tensor, Tensor]:
-        # a window below 1 is a fraction of each map's own number of tokens
+        # a window below 1 is a fraction of each map's own number of tokens, 1e-9 more than rounding takes
         if window < 1:
             # in float64 on the CPU, because not every device has it
-            width = (window * slab.lengths.cpu().double()).to(slab.lengths.device, torch.int64)
+            width = (window * slab.lengths.cpu().double() + 1e-9).to(slab.lengths.device, torch.int64)
         else:
             width = torch.full_like(slab.lengths, int(window))
         apart = (slab.places[..., None] - slab.positions).abs()

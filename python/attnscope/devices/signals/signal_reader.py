@@ -108,7 +108,12 @@ def read_signals(slab: Slab, options: SignalOptions) -> Signals:
     if pairs is not None:
         values = values / pairs.clamp(min=1)
     signals = Signals(values, torch.where(defined, counts, 1), exponents, defined)
-    return signals._replace(values=_detrended(signals)) if options.detrend else signals
+    if not options.detrend:
+        return signals
+    # What equal entries differ by when each is the mean of entries that were divided by a sum: 2^-53 for each
+    # term, in both directions.
+    rounding = 0.0 * slab.lengths if pairs is None else 2.0**-52 * (slab.queries + slab.lengths)
+    return signals._replace(values=_detrended(signals, rounding[:, None, None]))
 
 
 def rescale(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,7 +171,7 @@ def _entries(slab: Slab, options: SignalOptions) -> tuple[Tensor, Tensor]:
 def _by_key(slab: Slab, options: SignalOptions) -> tuple[Tensor, Tensor]:
     """Return sums over the queries that see enough keys, and the number of those that see each, [m, n]."""
     entries, seen = _entries(slab, options)
-    enough = slab.visible_keys - int(options.drop_first) >= options.min_keys
+    enough = seen.sum(-1) >= options.min_keys
     seen = seen & enough[..., None]
     return torch.where(seen, entries, 0.0).sum(-2), seen.sum(-2).to(slab.dtype)
 
@@ -218,10 +223,11 @@ def _count(pairs: Tensor, options: SignalOptions) -> Tensor:
     return torch.where(pairs > 0, places, 0).amax(-1)
 
 
-def _detrended(signals: Signals) -> Tensor:
-    """Return the signals minus their means; equal entries become exactly 0."""
+def _detrended(signals: Signals, rounding: Tensor) -> Tensor:
+    """Return the signals minus their means; entries that differ by `rounding` of the largest become 0."""
     values, real = signals.values, signals.real
     low = torch.where(real, values, math.inf).amin(-1, keepdim=True)
     high = torch.where(real, values, -math.inf).amax(-1, keepdim=True)
-    mean = torch.where(low == high, low, values.sum(-1, keepdim=True) / signals.counts[..., None])
-    return torch.where(real, values - mean, 0.0)
+    varies = high - low > rounding * torch.maximum(low.abs(), high.abs())
+    mean = values.sum(-1, keepdim=True) / signals.counts[..., None]
+    return torch.where(real & varies, values - mean, 0.0)

@@ -120,8 +120,8 @@ def fragmentation(
         lengths: points per cloud, broadcast against the leading axes; each cloud is its first points.
 
     Returns:
-        [...] float64, with an axis of the subsets before; NaN for one point, where at least half of all pairs
-        are at distance 0 or are never joined (an infinite distance), and for a cloud that is not finite.
+        [...] float64, with an axis of the subsets before; NaN for one point, where the median is 0 or
+        infinite (of an even number of pairs the mean of the middle two), and for a cloud that is not finite.
         Points at distance 0 merge without a bar.
 
     Raises:

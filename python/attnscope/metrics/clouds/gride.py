@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
 from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
@@ -38,7 +38,7 @@ def gride(
 
     Returns:
         [...] float64, above 0; points at distance 0 are no neighbours. NaN where fewer than two points have
-        2·n1 neighbours, or all ratios are 1.
+        2·n1 neighbours, or all ratios are 1, and for a cloud that is not finite, with one warning.
 
     Raises:
         ValueError: n1 below 1 or 2·n1 above n − 1, and as `two_nn`.
@@ -63,8 +63,10 @@ def gride(
     ends = [checked.n] * len(maps)
     if checked.lengths is not None:
         ends = checked.lengths.flatten().tolist()
+    finite = [not np.isnan(apart[:end, :end]).any() for apart, end in zip(maps, ends, strict=True)]
     values = [_dimension(apart[:end, :end], rank) for apart, end in zip(maps, ends, strict=True)]
-    return torch.tensor(values, dtype=torch.float64, device="cpu").reshape(checked.leading)
+    dimensions = torch.tensor(values, dtype=torch.float64, device="cpu").reshape(checked.leading)
+    return _calls.warn_non_finite(name, checked, dimensions, finite.count(False), "clouds")
 
 
 def _dimension(distances: np.ndarray[Any, Any], n1: int) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attnscope import _calls
 from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.devices import placement
@@ -27,7 +28,8 @@ def cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> Tensor:
         debiased: Song et al.'s unbiased HSIC, for n >= 4.
 
     Returns:
-        [...] float64, at most 1 up to rounding; NaN where a representation does not vary or is not finite.
+        [...] float64, at most 1 up to rounding; NaN where a representation does not vary, and, with
+        one warning, where it is not finite.
 
     Raises:
         ValueError: other numbers of points, fewer than four for the debiased estimate.
@@ -50,14 +52,19 @@ def cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> Tensor:
     n = first.shape[-2]
     if unbiased and n < 4:
         raise ValueError(f"{name}: the debiased estimate needs at least 4 points, got {n}")
-    (value,) = placement.per_cloud(
+    value, finite = placement.per_cloud(
         name,
-        lambda x, y: (_alignments(x, y, debiased=unbiased),),
+        lambda x, y: (_alignments(x, y, debiased=unbiased), _are_finite(x) & _are_finite(y)),
         first,
         second,
         bytes_of_one=8 * n * (3 * (first.shape[-1] + second.shape[-1]) + 6 * n),
     )
-    return value
+    return _calls.warn_non_finite(name, Cloud(first, None), value, int((~finite).sum()), "clouds")
+
+
+def _are_finite(points: Tensor) -> Tensor:
+    """Return which clouds [..., n, d] hold no NaN and no infinity."""
+    return points.isfinite().all((-2, -1))
 
 
 def _alignments(x: Tensor, y: Tensor, *, debiased: bool) -> Tensor:
@@ -102,7 +109,7 @@ def neighbourhood_overlap(x: Tensor, y: Tensor, k: int) -> Tensor:
         k: neighbours, from 1 to n − 1.
 
     Returns:
-        [...] float64 in [0, 1]; NaN where a representation is not finite.
+        [...] float64 in [0, 1]; NaN, with one warning, where a representation is not finite.
 
     Raises:
         ValueError: other numbers of points, k outside 1..n − 1.
@@ -133,7 +140,8 @@ def neighbourhood_overlap(x: Tensor, y: Tensor, k: int) -> Tensor:
         nearest = distances.sort(dim=-1, stable=True).indices[..., :count]
         neighbours.append(torch.zeros_like(distances, dtype=torch.bool).scatter(-1, nearest, True))
     shared = (neighbours[0] & neighbours[1]).sum((-2, -1)).double() / (n * count)
-    return torch.where(finite, shared, torch.nan)
+    overlap = torch.where(finite, shared, torch.nan)
+    return _calls.warn_non_finite(name, Cloud(first, None), overlap, int((~finite).sum()), "clouds")
 
 
 def _pair(function: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -86,9 +86,17 @@ def _distance(first: Array, second: Array, order: float) -> float:
         return max([_bottleneck(matrix, len(first), len(second)), *costs.tolist()])
     from scipy.optimize import linear_sum_assignment
 
-    powers = matrix**order
+    # Powers neither vanish nor overflow as shares of the largest cost, high ones of the largest that is paid.
+    largest = matrix.max(initial=0.0) if order <= 2 else _bottleneck(matrix, len(first), len(second))
+    unit = max(largest, costs.max(initial=0.0))
+    if not 0 < unit < math.inf:
+        return float(unit)
+    with np.errstate(over="ignore"):
+        # a matching of shares of at most 1 exists, so that no cost above their number is part of the best
+        powers = np.minimum((matrix / unit) ** order, len(matrix) + 1.0)
     rows, columns = linear_sum_assignment(powers)
-    return float((powers[rows, columns].sum() + (costs**order).sum()) ** (1 / order))
+    total = powers[rows, columns].sum() + ((costs / unit) ** order).sum()
+    return float(unit * total ** (1 / order))
 
 
 def _costs(first: Array, second: Array) -> Array:

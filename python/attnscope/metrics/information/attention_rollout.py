@@ -67,9 +67,9 @@ def attention_rollout(
                 f"{name}: layers must be of one size, got shape {tuple(maps.shape)} of layer {number} behind "
                 f"{tuple(rollout.shape)}"
             )
-        # products with NaN would spoil the gradients of other heads
+        # products with NaN would spoil the gradients of other heads, and a text ends at its length
         has_non_finite = has_non_finite | (~maps.isfinite() & visible).flatten(-2).any(-1)
-        rollout = (torch.where(maps.isfinite(), maps, 0.0) @ rollout + rollout) / 2
+        rollout = (torch.where(maps.isfinite() & visible, maps, 0.0) @ rollout + rollout) / 2
     if rollout is None:
         raise ValueError(f"{name}: layers must hold at least one layer, got none")
     return torch.where(visible & ~has_non_finite[..., None, None], rollout, torch.nan)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -50,20 +49,6 @@ def check_shapes(query: Tensor, key: Tensor) -> None:
         raise ValueError(
             f"{_NAME}: {key.shape[-3]} key heads do not divide {query.shape[-3]} query heads into groups"
         )
-
-
-def finite_argument(function: str, name: str, value: Any) -> float:
-    number = scalars.real(function, name, value)
-    if not math.isfinite(number):
-        raise ValueError(f"{function}: {name} must be finite, got {value!r}")
-    return number
-
-
-def positive_argument(function: str, name: str, value: Any) -> float:
-    number = finite_argument(function, name, value)
-    if number <= 0:
-        raise ValueError(f"{function}: {name} must be above 0, got {value!r}")
-    return number
 
 
 def window_argument(window: Any) -> tuple[int | None, int | None]:

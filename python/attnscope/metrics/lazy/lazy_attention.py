@@ -20,12 +20,10 @@ from attnscope.metrics.lazy.arguments import (
     Window,
     bias_argument,
     check_shapes,
-    finite_argument,
     first_tile,
     lengths_of_maps,
     per_head_argument,
     positions_argument,
-    positive_argument,
     slice_argument,
     vectors_argument,
     window_argument,
@@ -202,8 +200,8 @@ class LazyAttention(Unmaterialized):
         set_field("causal", scalars.flag(_NAME, "causal", causal))
         for side, tokens in zip(("window", "after"), window_argument(window), strict=True):
             set_field(side, tokens)
-        set_field("scaling", width**-0.5 if scaling is None else finite_argument(_NAME, "scaling", scaling))
-        set_field("softcap", None if softcap is None else positive_argument(_NAME, "softcap", softcap))
+        set_field("scaling", width**-0.5 if scaling is None else scalars.finite(_NAME, "scaling", scaling))
+        set_field("softcap", None if softcap is None else scalars.positive(_NAME, "softcap", softcap))
         slopes, bias = bias_argument(bias, shape)
         sinks = None if sink_logits is None else per_head_argument("sink_logits", sink_logits, heads)
         set_field("sink_logits", sinks)

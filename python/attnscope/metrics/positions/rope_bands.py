@@ -107,9 +107,11 @@ def rope_bands(
     if layout == "auto":
         if repeated is None:
             raise ValueError(f"{name}: layout='auto' needs repeated, queries and keys of one token repeated")
+        if not isinstance(repeated, (tuple, list)) or len(repeated) != 2:
+            raise TypeError(f"{name}: repeated must be queries and keys (query, key), got {type(repeated)}")
         layout = rotary_layout(*repeated, rotary=rotary)
-    factor = scalars.real(name, "scaling", scaling)
-    cap = None if softcap is None else scalars.real(name, "softcap", softcap)
+    factor = scalars.finite(name, "scaling", scaling)
+    cap = None if softcap is None else scalars.positive(name, "softcap", softcap)
     parts = band_scores(q, k, bands=count, layout=layout, rotary=rotary) * factor
     scores = factor * (q @ k.mT)
     seen = _visible_argument(name, support, scores)
@@ -119,7 +121,7 @@ def rope_bands(
     variance = (rest**2).sum((-2, -1))[..., None]
     seen = seen[..., None, :, :]
     norms = torch.where(seen, parts, 0.0).norm(dim=(-2, -1))
-    sink = None if sink_logit is None else _sink_argument(name, sink_logit, q.shape[-3] if q.ndim > 2 else 1)
+    sink = None if sink_logit is None else _sink_argument(name, sink_logit, q.shape[:-2])
     log_p = _log_attention(scores[..., None, :, :], seen, cap, sink)
     log_without = _log_attention(scores[..., None, :, :] - parts, seen, cap, sink)
     p = log_p.exp()
@@ -202,18 +204,24 @@ def rotary_layout(
     return best
 
 
-def _sink_argument(function: str, sink_logit: Any, heads: int) -> Tensor:
-    """Logits of learned sinks [h, 1, 1, 1]."""
+def _sink_argument(function: str, sink_logit: Any, leading: torch.Size) -> Tensor:
+    """Logits of learned sinks, for scores by band: [h, 1, 1, 1], or [1, 1, 1] of a head without an axis."""
+    heads = leading[-1] if leading else 1
     logits = _checks.as_tensor(function, "sink_logit", sink_logit, torch.float64).cpu()
     if logits.shape != (heads,):
         raise ValueError(f"{function}: sink_logit must have shape ({heads},), got {tuple(logits.shape)}")
-    return logits[:, None, None, None]
+    wrong = ~(logits < torch.inf)
+    if bool(wrong.any()):
+        raise ValueError(f"{function}: sink_logit must be below +inf, got {float(logits[wrong][0])}")
+    return logits.reshape(*leading[-1:], 1, 1, 1)
 
 
 def _visible_argument(function: str, support: Any, scores: Tensor) -> Tensor:
     """Return who sees whom, broadcast against the scores."""
     if isinstance(support, str) and support == "causal":
         return torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").tril()
+    if not isinstance(support, str):
+        support = _checks.as_tensor(function, "support", support)
     fits = isinstance(support, Tensor) and support.dtype == torch.bool
     try:
         if fits and support.expand(scores.shape).any(-1).all():

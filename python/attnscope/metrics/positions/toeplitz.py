@@ -46,11 +46,11 @@ class ToeplitzSplit(NamedTuple):
 
 @shown_by_shape
 class MaskOnly(NamedTuple):
-    """Late queries cut to their nearest i + 1 keys, means over these queries.
+    """Late queries cut to their nearest i + 1 keys, means over these queries; uncut they see the nearest m.
 
     Attributes:
         lse: log Σ_{D<=i} exp s_D.
-        cut: −log of the share of attention that is left, >= 0; log(m/(i+1)) for equal scores.
+        cut: −log of the share of uncut attention that is left, >= 0; log(m/(i+1)) for equal scores.
         share: total variation between the cut and the uncut attention, in [0, 1].
         attention: of the chosen queries by key, [..., Q, m], 0 behind the query.
     """

@@ -224,6 +224,8 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
         raise ValueError(f"{name}: theta must be real, got {base.dtype}")
     words = "does not broadcast to the leading shape"
     base = _checks.expanded(f"{name}: theta", base.double(), values.shape[:-1], words)
+    if not bool(base.isfinite().all()):
+        raise ValueError(f"{name}: theta must be finite, got {float(base[~base.isfinite()][0])}")
     if not bool((base.abs() * n >= 4 * math.pi).all()):
         slowest = float(base.abs().min())
         raise ValueError(

@@ -194,7 +194,9 @@ def scale_sensitivity(
         else (transform.energy.nanmean(-2) if by_rows else transform.energy)
         for transform in transforms
     ]
-    return 1.0 - torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=-1)
+    # torch takes norms below 1e-8 for 1e-8, which details of nearly uniform attention are
+    of_text, of_prefix = (vector / vector.abs().amax(-1, keepdim=True) for vector in vectors)
+    return 1.0 - torch.nn.functional.cosine_similarity(of_text, of_prefix, dim=-1)
 
 
 @memory_errors("morlet_scalogram")

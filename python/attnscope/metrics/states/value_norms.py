@@ -56,6 +56,8 @@ def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Te
         )
     per_head = values.repeat_interleave(matrix.shape[1] // kv, -3)
     finite = per_head.detach().isfinite().all(-1)
+    # set to 0 before the products, which would carry NaN into the gradient of the projection
+    per_head = torch.where(finite[..., None], per_head, 0.0)
     if scalars.flag(name, "layer", layer):
         products = torch.einsum("Dhd,Dge->hdge", matrix, matrix)
         writes = torch.einsum("...hnd,hdge,...gne->...nhg", per_head, products, per_head)
