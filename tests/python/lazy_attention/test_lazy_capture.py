@@ -347,6 +347,9 @@ def test_cross_attention_is_that_of_the_ordinary_capture(name, padding, queries,
 @pytest.mark.parametrize("name", ["grouped queries", "window"])
 def test_the_last_tokens_of_a_cached_text_are_those_of_the_ordinary_capture(name, padding, cache, queries):
     """Queries stand at the last keys of their text, whatever a cache holds, dropped or has room for."""
+    is_transformers_4 = transformers.__version__.startswith("4.")
+    if (name, cache, queries) == ("window", "static", 5) and is_transformers_4:
+        pytest.skip(f"static windows of transformers {transformers.__version__} take one token at a time")
     model, inputs = build(name), inputs_with(padding)
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     metrics = {"attention_entropy": {}, "sink_share": {}, "top_mass": {}, "sink_test": {}, "sink_excess": {}}

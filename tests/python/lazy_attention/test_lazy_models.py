@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Lazy capture of models that compute with masks, share blocks, or keep some of their attention apart."""
 
+import inspect
+
 import pytest
 import torch
+import transformers
 
 import attnscope as asc
 from attnscope.capture.lazy.mask_rules import MaskRules, StandIn
@@ -48,7 +51,13 @@ TOLERANCE = 1e-3
 METRICS = {"entropy": {"metric": "attention_entropy", "normalized": True}, "sink_share": {}}
 
 
+#: Classes of these names attend in other ways in transformers 4.
+OF_TRANSFORMERS_5 = ("multiplies its values in parts", "shared blocks")
+
+
 def build(name):
+    if name in OF_TRANSFORMERS_5 and transformers.__version__.startswith("4."):
+        pytest.skip(f"transformers {transformers.__version__} has another class that {name}")
     return enlarged(*MODELS[name])
 
 
@@ -109,16 +118,42 @@ def test_a_mask_of_pairs_says_what_is_visible(padding, added):
 
 
 def test_a_function_of_a_stand_in_is_that_of_the_mask():
-    from transformers.masking_utils import causal_mask_function
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-    stand_in = MaskRules().make(
-        batch_size=1, q_length=4, kv_length=4, mask_function=causal_mask_function, device="cpu"
-    )
+    queries = {"q_length": 4, "device": "cpu"}
+    if "cache_position" in inspect.signature(sdpa_mask).parameters:  # transformers 4
+        queries = {"cache_position": torch.arange(4)}
+    stand_in = MaskRules().make(batch_size=1, kv_length=4, mask_function=causal_mask_function, **queries)
     causal = torch.ones(4, 4).tril().bool()[None, None]
     assert isinstance(stand_in[..., 1:], StandIn)
     assert stand_in.shape == causal.shape
     assert torch.equal(torch.where(stand_in[..., 1:], 0.0, -1.0), torch.where(causal[..., 1:], 0.0, -1.0))
     assert torch.equal(torch.cat((causal, stand_in), -1), torch.cat((causal, causal), -1))
+
+
+def test_masks_are_read_as_transformers_4_describes_them():
+    """It gives the places of the queries; capture ended in a KeyError of the number of them."""
+    from transformers.masking_utils import causal_mask_function
+
+    rules = MaskRules()
+    description = {"batch_size": 2, "kv_length": 5, "mask_function": causal_mask_function}
+    stand_in = rules.make(cache_position=torch.arange(5), **description)
+    rule = rules.find(stand_in)
+    assert stand_in.shape == (2, 1, 5, 5)
+    assert rule is not None
+    assert (rule.causal, rule.window, rule.is_dense) == (True, None, False)
+
+
+def test_a_model_with_a_table_of_functions_of_its_own_is_refused(monkeypatch):
+    """ModernBERT of transformers 4 looks its attention up by the name that a capture gives it."""
+    model = build("plain")
+
+    def forward(**inputs):
+        return {"eager": None}[model.config._attn_implementation]
+
+    monkeypatch.setattr(model, "forward", forward)
+    with pytest.raises(RuntimeError, match="did not call its attention through transformers' interface"):
+        captured(model, inputs_of("none"), lazy=True)
 
 
 @pytest.mark.parametrize(

@@ -111,21 +111,26 @@ class LazyRecording:
         stream: Any = Stream()
         collector = _Collector(self._model, stream.emit, self._layers, self._heads, self._precision)
         self.depths = collector.depths
+        not_seen = RuntimeError(
+            f"capture: {self._name} did not call its attention through transformers' interface, so its "
+            "queries and keys were not seen; capture it without lazy=True"
+        )
 
         def work() -> None:
             token = _COLLECTOR.set(collector)
             try:
                 self.output = self._model(**inputs)
+            except KeyError as error:  # a model of transformers 4 may keep a table of functions of its own
+                if error.args != (NAME,):
+                    raise
+                raise not_seen from None
             finally:
                 _COLLECTOR.reset(token)
 
         with preserved_run(self._model), implementation(self._model, NAME):
             yield from stream.layers(collector, nullcontext, work)
         if not collector.seen:
-            raise RuntimeError(
-                f"capture: {self._name} did not call its attention through transformers' interface, so its "
-                "queries and keys were not seen; capture it without lazy=True"
-            )
+            raise not_seen
         if missing := collector.watch.missing(collector.captured):
             stacks = ", ".join(dict.fromkeys(map(name_pattern, missing)))
             warn(

@@ -107,18 +107,22 @@ class MaskRules:
         rule = _rule_of(description)
         if rule is None:
             return dense()
-        device = description.get("device", "cpu")
+        queries, _, device = _queries(description)
         marker = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
         self._rules[_memory(marker)] = (marker, rule)
-        shape = (
-            int(description["batch_size"]),
-            1,
-            int(description["q_length"]),
-            int(description["kv_length"]),
-        )
-        stand_in = marker.expand(shape).as_subclass(StandIn)
+        batch, keys = int(description["batch_size"]), int(description["kv_length"])
+        stand_in = marker.expand(batch, 1, queries, keys).as_subclass(StandIn)
         stand_in.mask = dense
         return stand_in
+
+
+def _queries(description: Mapping[str, Any]) -> tuple[int, int, Any]:
+    """Return how many queries a mask is for, the first one's place among all tokens, and their device."""
+    positions = description.get("cache_position")  # of transformers 4
+    if positions is not None:
+        return len(positions), int(positions[0]), positions.device
+    count, first = int(description["q_length"]), int(description.get("q_offset", 0))
+    return count, first, description.get("device", "cpu")
 
 
 def _rule_of(description: dict[str, Any]) -> MaskRule | None:
@@ -126,8 +130,8 @@ def _rule_of(description: dict[str, Any]) -> MaskRule | None:
     from transformers import masking_utils
     from transformers.masking_utils import causal_mask_function
 
-    queries, keys = int(description["q_length"]), int(description["kv_length"])
-    offsets = (int(description.get("q_offset", 0)), int(description.get("kv_offset", 0)))
+    (queries, first, _), keys = _queries(description), int(description["kv_length"])
+    offsets = (first, int(description.get("kv_offset", 0)))
     if description.get("use_vmap") or queries != keys or offsets != (0, 0):
         return None
     real = _real_keys(description)

@@ -56,10 +56,12 @@ def graph_statistics(
         for level in levels[head]
     ]
     shape = (*attention.shape[:-2], levels.shape[1])
-    types = [torch.float64] * 2 + [torch.int64] + [torch.float64] * 8 + [torch.bool, torch.int64]
+    real, count, flag = (float, torch.float64), (int, torch.int64), (bool, torch.bool)
+    types = [real] * 2 + [count] + [real] * 8 + [flag, count]
     fields = zip(zip(*rows, strict=True), types, strict=True)
     tensors = tuple(
-        torch.tensor(column, dtype=dtype, device="cpu").reshape(shape) for column, dtype in fields
+        torch.tensor([*map(kind, column)], dtype=dtype, device="cpu").reshape(shape)
+        for column, (kind, dtype) in fields
     )
     return tensors, int((tensors[2].reshape(len(levels), -1)[:, 0] < 0).sum())
 
