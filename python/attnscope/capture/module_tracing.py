@@ -243,12 +243,14 @@ class Trace:
         events: ``("enter" | "exit" | "softmax", module name)`` in order; the name of a softmax is empty when
             only its place between the modules tells whose it is.
         mixing: modules that were given two tensors of one shape: they add the residual themselves.
+        given: the identity of the first tensor that each module was given last, valid while it runs.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules
         self.events: list[tuple[str, str]] = []
         self.mixing: set[str] = set()
+        self.given: dict[str, int] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -256,9 +258,9 @@ class Trace:
 
         def enter(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.events.append(("enter", name))
-            shapes = [
-                t.shape for t in (*args, *kwargs.values()) if torch.is_tensor(t) and t.is_floating_point()
-            ]
+            tensors = [t for t in (*args, *kwargs.values()) if torch.is_tensor(t) and t.is_floating_point()]
+            self.given[name] = id(tensors[0]) if tensors else 0
+            shapes = [tensor.shape for tensor in tensors]
             if shapes and shapes.count(shapes[0]) > 1:
                 self.mixing.add(name)
 
@@ -274,6 +276,8 @@ class Trace:
     def output_projection(self, core: str, block: str) -> str | None:
         """Return the name of the first module with matrices behind the softmax of the attention named
         ``core``.
+
+        A module that reads what the attention itself was given, such as a gate on its output, is none.
         """
         start = end = len(self.events)
         inside = False
@@ -284,9 +288,10 @@ class Trace:
                     break
             elif event == "softmax" and (name == core or (inside and name == "")):
                 start = i
+        gates = {name for name in self._entered(core, start) if self.given[name] == self.given.get(core)}
         for name in self._entered(block, start):
             module = self.modules[name]
-            if has_matrices(module) and not has_norm(module) and name not in self.mixing:
+            if has_matrices(module) and not has_norm(module) and name not in self.mixing | gates:
                 return name
         return None
 

@@ -216,7 +216,7 @@ def output_projection(model: nn.Module, layer: int) -> Tensor:
         ) from None
     stored = dict(model.named_parameters(remove_duplicate=False))[entry.tensor]
     matrix = entry.of(stored.detach())
-    return matrix.reshape(matrix.shape[0], entries.heads, -1)
+    return matrix.reshape(matrix.shape[0], entries.heads_of(entry.layer), -1)
 
 
 def position_profile(

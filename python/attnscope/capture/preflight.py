@@ -266,6 +266,13 @@ def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> St
     return Structure(model, plan.parts, plan.heads) if plan else Structure(model, {})
 
 
+def _dtype_of_products(model: nn.Module) -> torch.dtype:
+    """Return the dtype in which a model multiplies here: of autocast where that is coarser than its own."""
+    first = next(iter(model.parameters()), torch.empty(0, device="cpu"))
+    cast = autocast_dtypes().get(first.device.type, first.dtype)
+    return min(first.dtype, cast, key=lambda dtype: dtype.itemsize)
+
+
 def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> CapturePlan | None:
     """Return the plan that trial passes show; None where trial tokens (not `real`) show none.
 
@@ -451,8 +458,7 @@ def _run(
     if recorder.watch is not None:
         missing = recorder.watch.missing(recorder.captured)[recorder.unplaced :]
         plan.missing = (*missing, *(name for name in silent if name not in missing))
-    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
-    return _Pass(plan, dtype, prints, _output_tensor(output, inputs))
+    return _Pass(plan, _dtype_of_products(model), prints, _output_tensor(output, inputs))
 
 
 def _print(layer: Layer) -> _Fingerprint:

@@ -464,6 +464,7 @@ def _read(
         layer_norm=layer_norm,
         project_out=outside["project_out"],
         rotary=_rotary_of(settings, family),
+        heads_by_layer=tuple(settings.get("num_attention_heads_per_layer") or ()),
     )
 
 

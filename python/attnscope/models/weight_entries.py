@@ -162,7 +162,7 @@ class WeightMap:
         model_type: of the configuration, "" when there is none.
         blocks: name of the list of blocks, as ``model.layers``.
         layers: number of blocks.
-        heads: query heads, 0 when unknown.
+        heads: query heads, 0 when unknown; `heads_of` has those of a layer.
         kv_heads: key-value heads, 0 when unknown.
         tied: whether the unembedding is the embedding.
         final_norm: name of the gain of the norm before the unembedding, None without one.
@@ -171,6 +171,7 @@ class WeightMap:
         project_out: name of a matrix between final norm and unembedding, None without one.
         rotary: "half" when dimension p of a head turns with p + d/2, "interleaved" when 2p turns with
             2p + 1, "" without rotary encoding.
+        heads_by_layer: query heads of each layer, of models whose layers differ in them; else empty.
     """
 
     entries: tuple[WeightEntry, ...]
@@ -185,6 +186,11 @@ class WeightMap:
     layer_norm: bool
     project_out: str | None
     rotary: str
+    heads_by_layer: tuple[int, ...] = ()
+
+    def heads_of(self, layer: int) -> int:
+        """Return the query heads of a layer, 0 when unknown."""
+        return self.heads_by_layer[layer] if self.heads_by_layer else self.heads
 
     def __getitem__(self, key: tuple[int, str] | tuple[int, str, int | None]) -> WeightEntry:
         """Return the entry of (layer, role) or (layer, role, expert); layer -1 holds embed and unembed."""

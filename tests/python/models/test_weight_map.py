@@ -457,3 +457,35 @@ def test_folders_that_hold_no_weights(tmp_path):
     )
     with pytest.raises(ValueError, match=r"lacks gone\.safetensors"):
         asc.weight_map(tmp_path)
+
+
+def gated_model():
+    """Two layers, of 4 and of 2 heads of 8, with a gate on what the heads hand to the projection."""
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_attention_heads_per_layer": [4, 2], "num_key_value_heads": 2}
+    kinds = {"layer_types": ["full_attention"] * 2, "mlp_layer_types": ["dense"] * 2}
+    config = transformers.LagunaConfig(**sizes, **heads, **kinds, head_dim=8, pad_token_id=0)
+    return transformers.LagunaForCausalLM(config).eval()
+
+
+def test_layers_have_the_heads_of_their_own():
+    """All layers were parted into the heads of the configuration: a layer of 2 heads of 8 had 4 of 4."""
+    if not hasattr(transformers, "LagunaConfig"):
+        pytest.skip(f"transformers {transformers.__version__} has no LagunaConfig")
+    model = gated_model()
+    assert [asc.weight_map(model).heads_of(layer) for layer in (0, 1)] == [4, 2]
+    for layer, count in ((0, 4), (1, 2)):
+        assert asc.output_projection(model, layer).shape == (32, count, 8)
+        assert asc.head_circuits(model, layer).qk.shape == (count, 8)
+
+
+def test_a_gate_behind_the_softmax_is_no_output_projection():
+    """Laguna's gate reads the layer's input between softmax and projection, and was taken for it."""
+    if not hasattr(transformers, "LagunaConfig"):
+        pytest.skip(f"transformers {transformers.__version__} has no LagunaConfig")
+    model = gated_model()
+    with asc.capture(model, sites=("head_output", "attention_output")) as recording:
+        for layer in recording.run(input_ids=torch.arange(5)[None]):
+            projection = asc.output_projection(model, layer.index)
+            written = torch.einsum("Dhd,bhnd->bnD", projection, layer.states("head_output"))
+            torch.testing.assert_close(layer.states("attention_output"), written, rtol=1e-5, atol=1e-7)

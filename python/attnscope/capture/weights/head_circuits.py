@@ -68,7 +68,7 @@ def head_circuits(model: nn.Module, layer: int) -> HeadCircuits:
 
     def matrix(role: str) -> tuple[Tensor, int]:
         entry = entries[layer, role]
-        return entry.of(parameters[entry.tensor].detach()).double().cpu(), entries.heads
+        return entry.of(parameters[entry.tensor].detach()).double().cpu(), entries.heads_of(entry.layer)
 
     output, heads = matrix("o")
     output = output.reshape(output.shape[0], heads, -1).transpose(0, 1)

@@ -7,7 +7,7 @@ projections themselves. One matrix stands for all that read the same tensor: q f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
@@ -202,7 +202,7 @@ class Tracer:
             if not self.gradients:
                 with torch.no_grad():  # no logits are needed
                     getattr(self.model, "base_model", self.model)(**inputs)
-                return list(traces.values()), {}
+                return self._read(traces), {}
             with torch.enable_grad():
                 result = self.model(**inputs)
             if getattr(result, "logits", None) is None:
@@ -225,7 +225,12 @@ class Tracer:
                     trace = traces[layer, site_of(entry.role, "in")]
                     trace.deltas[entry.role] = _columns(entry, flat)
         of_parameters = dict(zip(names, dense[len(gradients) :], strict=True))
-        return list(traces.values()), of_parameters
+        return self._read(traces), of_parameters
+
+    @staticmethod
+    def _read(traces: Mapping[tuple[int, str], Trace]) -> list[Trace]:
+        """Return the traces of modules that ran; of some a model takes the weights and calls them itself."""
+        return [trace for trace in traces.values() if trace.x.ndim == 2]
 
     @contextmanager
     def _hooked(self) -> Iterator[tuple[dict[tuple[int, str], Trace], dict[tuple[int, str], Tensor]]]:

@@ -225,7 +225,7 @@ def _visible_argument(function: str, support: Any, scores: Tensor) -> Tensor:
     fits = isinstance(support, Tensor) and support.dtype == torch.bool
     try:
         if fits and support.expand(scores.shape).any(-1).all():
-            return support.cpu()
+            return support.cpu().expand(scores.shape)
     except RuntimeError:
         pass
     description = tuple(support.shape) if isinstance(support, Tensor) else support

@@ -82,7 +82,7 @@ def steering_curve(results: Results, options: Options) -> Drawn:
         ax.set_title(f"layer {layer} (n = {rows_of_layer['sample'].nunique()})")
         ax.set_xlabel("strength α")
     drawn.axes[0].set_ylabel("answers changed")
-    contrasts = list(dict.fromkeys(table["contrast"]))
+    contrasts = list(dict.fromkeys(map(str, table["contrast"])))
     together = f", mean over the contrasts {', '.join(contrasts)}" if len(contrasts) > 1 else ""
     legend(drawn.axes[0])
     return drawn.captioned(
