@@ -127,7 +127,11 @@ class InputRequest:
         """
         answers = [None] * texts if spans is None else spans
         queries = self.queries
-        if queries is None or isinstance(queries, (str, slice)) or torch.as_tensor(queries[0]).ndim == 0:
+        if (
+            queries is None
+            or isinstance(queries, (str, slice))
+            or torch.as_tensor(queries[0], device="cpu").ndim == 0
+        ):
             return [*answers]
         return [(answer, tuple(map(bool, row))) for answer, row in zip(answers, queries, strict=False)]
 
