@@ -248,7 +248,7 @@ def test_a_hidden_entry_that_is_larger_has_no_gradient() -> None:
 
 
 def test_the_larger_of_two_equal_entries_shares_its_gradient() -> None:
-    """Of a map that is its own transpose both graphs are one, and so are their derivatives."""
+    """A symmetric map has one graph under both rules, and so one derivative."""
     maps = maps_of(2, causal=False)
     maps = (maps + maps.mT) / 2
     for function in (asc.fiedler_value, asc.laplacian_gap):

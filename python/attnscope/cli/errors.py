@@ -156,7 +156,7 @@ def silent(text: str) -> None:
 
 
 class ClosedStream(io.TextIOBase):
-    """Standard output that a shell has closed: whoever prints there is told so."""
+    """The stand-in for a standard output that a shell has closed; to write to it is an OSError."""
 
     def write(self, text: str) -> int:
         """Raise OSError."""

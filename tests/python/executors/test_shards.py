@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -317,19 +318,26 @@ def test_a_disk_without_locks_is_refused(tmp_path, monkeypatch):
         FolderLock(tmp_path).__enter__()
 
 
-def test_a_checkpoint_that_a_shard_cannot_load_is_tried_by_the_gathering(
-    inputs, uninterrupted, tmp_path, monkeypatch
-):
-    settings_of_run = settings(STUDY, inputs, tmp_path / "runs")
+@contextmanager
+def without_memory_for_step_2(monkeypatch):
+    """Let the checkpoint of step 2 fail to load inside the block."""
     load = held.load_model
 
-    def poor(checkpoint, **options):
+    def load_with_little_memory(checkpoint, **options):
         if checkpoint.step == 2:
             raise LoadError(f"{checkpoint.title}: not enough memory")
         return load(checkpoint, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(held, "load_model", poor)
+        patched.setattr(held, "load_model", load_with_little_memory)
+        yield
+
+
+def test_a_checkpoint_that_a_shard_cannot_load_is_tried_by_the_gathering(
+    inputs, uninterrupted, tmp_path, monkeypatch
+):
+    settings_of_run = settings(STUDY, inputs, tmp_path / "runs")
+    with without_memory_for_step_2(monkeypatch):
         last = done(settings_of_run, 2)
         assert ("growing step2", "not enough memory") in last.skipped
     shutil.copytree(last.run, tmp_path / "copy")
@@ -353,15 +361,7 @@ def test_what_a_shard_made_without_a_checkpoint_is_made_again_where_the_gatherin
         ]
 
     monkeypatch.setattr(study, "stages", over_the_run)
-    load = held.load_model
-
-    def poor(checkpoint, **options):
-        if checkpoint.step == 2:
-            raise LoadError(f"{checkpoint.title}: not enough memory")
-        return load(checkpoint, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(held, "load_model", poor)
+    with without_memory_for_step_2(monkeypatch):
         last = done(settings(STUDY, inputs, tmp_path / "runs"), 1)
         assert len(list(last.run.glob("parts/*/units/*-*/ranks.parquet"))) == 2
     of_one_process = run(settings(STUDY, inputs, tmp_path / "one"), progress=False)

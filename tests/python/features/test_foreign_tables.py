@@ -251,7 +251,7 @@ def test_tables_from_csv_files_count_as_those_that_were_written(tmp_path):
 
 
 def test_keys_that_one_file_lost_are_those_of_the_other(tmp_path):
-    """Rows of vectors are told apart by their index, which a file that was written again names no key."""
+    """The index is a key of `vectors`, though a file that another program has written names no keys."""
     vectors = pd.DataFrame({"sample": 0, "layer": 0, "index": [0, 1, 2], "mass": [0.2, 0.3, 0.5]})
     vectors.attrs["keys"] = ["sample", "layer", "index"]
     results = Results({"vectors": vectors})
