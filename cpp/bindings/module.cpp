@@ -22,6 +22,7 @@ void bind_local_dimension(py::module_&);
 void bind_fiedler(py::module_&);
 void bind_graph_statistics(py::module_&);
 void bind_laplacian(py::module_&);
+void bind_barcodes(py::module_&);
 void bind_betti(py::module_&);
 void bind_persistence(py::module_&);
 void bind_divergence(py::module_&);
@@ -82,6 +83,7 @@ PYBIND11_MODULE(_core, module) {
                           attnscope::bind_fiedler,
                           attnscope::bind_graph_statistics,
                           attnscope::bind_laplacian,
+                          attnscope::bind_barcodes,
                           attnscope::bind_betti,
                           attnscope::bind_persistence,
                           attnscope::bind_divergence,

@@ -348,13 +348,9 @@ NullLaw::Point NullLaw::at(double x) const {
   return {x, t, cdf_at(t), integral_at(x, t)};
 }
 
-NullLaw::Point NullLaw::crossing(double u, const Point& left, const Point& right) const {
-  if (table_ != nullptr) return table_->crossing(u, left, right);
-  const double high = left.angle;
-  const double low = right.angle;
-  const double share = (u - left.cdf) / (right.cdf - left.cdf);
+NullLaw::Point NullLaw::quantile(double u) const {
+  if (table_ != nullptr) return table_->quantile(u);
   const double most = kind_ == Kind::trapezoid ? TrapezoidCurve(gamma_).longest() : pi;
-  const double guess = std::clamp(high + share * (low - high), 1e-12, most - 1e-12);
   const auto slope = [&](double t) {
     if (kind_ == Kind::trapezoid) {
       const TrapezoidCurve curve(gamma_);
@@ -365,9 +361,10 @@ NullLaw::Point NullLaw::crossing(double u, const Point& left, const Point& right
     const double s = std::sin(t);
     return -2.0 * s * s / (pi * value_at(t));
   };
+  const double guess = std::clamp(most * (1.0 - u), 1e-12, most - 1e-12);
   const double t =
-      decreasing_root([&](double at) { return cdf_at(at); }, slope, u, low, high, guess);
-  const double x = std::clamp(value_at(t), left.x, right.x);
+      decreasing_root([&](double at) { return cdf_at(at); }, slope, u, 0.0, most, guess);
+  const double x = value_at(t);
   return {x, t, u, integral_at(x, t)};
 }
 
@@ -451,22 +448,17 @@ NullLaw::Point TriangularTable::at(double x) const {
           cell.of(&Node::integral, &Node::integral_slope).at(cell.share)};
 }
 
-NullLaw::Point TriangularTable::crossing(double u, const NullLaw::Point& left,
-                                         const NullLaw::Point& right) const {
-  const auto cdf = [&](double t) {
-    const Cell cell = cell_of(t);
-    return cell.of(&Node::cdf, &Node::cdf_slope).at(cell.share);
-  };
-  const auto slope = [&](double t) {
-    const Cell cell = cell_of(t);
-    return cell.of(&Node::cdf, &Node::cdf_slope).slope_at(cell.share) / -kStep;
-  };
-  const double share = (u - left.cdf) / (right.cdf - left.cdf);
-  const double t = decreasing_root(cdf, slope, u, right.angle, left.angle,
-                                   left.angle + share * (right.angle - left.angle));
-  const Cell cell = cell_of(t);
-  return {std::clamp(triangular_value(t), left.x, right.x), t, u,
-          cell.of(&Node::integral, &Node::integral_slope).at(cell.share)};
+NullLaw::Point TriangularTable::quantile(double u) const {
+  const auto next = std::ranges::upper_bound(nodes_, u, {}, &Node::cdf) - nodes_.begin();
+  const auto above = std::clamp<Index>(next, 1, kSteps);
+  const Cell cell{nodes_[above - 1], nodes_[above], 0.0};
+  const Cubic cdf = cell.of(&Node::cdf, &Node::cdf_slope);
+  // By the share of the way from the upper node to the lower one, along which F falls.
+  const double share =
+      1.0 - decreasing_root([&](double s) { return cdf.at(1.0 - s); },
+                            [&](double s) { return -cdf.slope_at(1.0 - s); }, u, 0.0, 1.0, 0.5);
+  const double t = angle_of_node(above - 1) - kStep * share;
+  return {triangular_value(t), t, u, cell.of(&Node::integral, &Node::integral_slope).at(share)};
 }
 
 }  // namespace attnscope

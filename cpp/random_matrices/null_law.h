@@ -42,8 +42,8 @@ class NullLaw {
     double x, angle, cdf, integral;
   };
   Point at(double x) const;
-  // The point between `left` and `right` where F reaches u, left.cdf < u < right.cdf.
-  Point crossing(double u, const Point& left, const Point& right) const;
+  // The point where F reaches u, 0 < u < 1.
+  Point quantile(double u) const;
 
   // The place at an angle, from `angle(x)` down to 0 at the upper edge: F there, and a density that
   // is not less there or anywhere above it (infinite for the trapezoid, whose is not known).
@@ -95,7 +95,7 @@ class TriangularTable {
   double angle(double x) const;
   // As those of NullLaw.
   NullLaw::Point at(double x) const;
-  NullLaw::Point crossing(double u, const NullLaw::Point& left, const NullLaw::Point& right) const;
+  NullLaw::Point quantile(double u) const;
 
  private:
   struct Node {

@@ -93,7 +93,22 @@ CertifiedDistance certified_kolmogorov_smirnov(std::span<const double> values, d
   return certified(values, moved, std::numeric_limits<double>::infinity(), law, floor, table);
 }
 
-double wasserstein(std::span<const double> values, const NullLaw& law) {
+void LawQuantiles::prepare(const NullLaw& law, std::size_t count) {
+  if (law_ == law && points_.size() == count) return;
+  law_ = law;
+  points_.assign(count, {.x = 0.0, .angle = std::numeric_limits<double>::quiet_NaN()});
+}
+
+const NullLaw::Point& LawQuantiles::at(std::size_t i) {
+  NullLaw::Point& point = points_[i];
+  if (std::isnan(point.angle)) {
+    point = law_->quantile(static_cast<double>(i) / static_cast<double>(points_.size()));
+  }
+  return point;
+}
+
+double wasserstein(std::span<const double> values, const NullLaw& law, LawQuantiles& quantiles) {
+  quantiles.prepare(law, values.size());
   const double k = static_cast<double>(values.size());
   double distance = 0.0;
   NullLaw::Point left = law.at(0.0);
@@ -110,7 +125,9 @@ double wasserstein(std::span<const double> values, const NullLaw& law) {
     } else if (left.cdf >= level) {
       distance -= above(left, right);
     } else {
-      const NullLaw::Point middle = law.crossing(level, left, right);
+      // Rounding must not put it outside.
+      NullLaw::Point middle = quantiles.at(i);
+      middle.x = std::clamp(middle.x, left.x, right.x);
       distance += above(left, middle) - above(middle, right);
     }
     left = right;

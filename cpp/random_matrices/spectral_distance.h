@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -40,8 +41,22 @@ CertifiedDistance certified_kolmogorov_smirnov(std::span<const double> values, d
                                                const NullLaw& law, double floor,
                                                const TriangularTable* table = nullptr);
 
+// Where a law reaches the shares of 1, 2, … of `count` values. Each is solved for when it is first
+// asked for, and remembered for the next spectrum of as many values.
+class LawQuantiles {
+ public:
+  // Forgets what belongs to another law or another number of values.
+  void prepare(const NullLaw& law, std::size_t count);
+  // Where F = i/count, 0 < i < count.
+  const NullLaw::Point& at(std::size_t i);
+
+ private:
+  std::optional<NullLaw> law_;
+  std::vector<NullLaw::Point> points_;  // an angle of NaN: not solved for yet
+};
+
 // ∫ |F_emp − F| dx over [0, ∞).
-double wasserstein(std::span<const double> values, const NullLaw& law);
+double wasserstein(std::span<const double> values, const NullLaw& law, LawQuantiles& quantiles);
 
 // ∫ |F_a − F_b| dx of two empirical spectra.
 double wasserstein(std::span<const double> a, std::span<const double> b);

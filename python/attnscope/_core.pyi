@@ -137,6 +137,13 @@ def betti_numbers(
 def persistence(
     attention: Tensor, lengths: _Lengths, max_dimension: int, symmetrize: str, metric: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]: ...
+def bar_sums(
+    birth: Tensor, death: Tensor, dimension: Tensor, offsets: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+def bar_entropies(birth: Tensor, death: Tensor, dimension: Tensor, offsets: Tensor) -> Tensor: ...
+def count_alive(
+    birth: Tensor, death: Tensor, dimension: Tensor, offsets: Tensor, scales: Tensor, scale_count: int
+) -> Tensor: ...
 def marchenko_pastur(
     attention: Tensor,
     lengths: _Extent,

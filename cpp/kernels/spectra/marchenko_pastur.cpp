@@ -270,7 +270,9 @@ void by_singular_values(std::span<const MatrixView<Scalar>> matrices,
       result.edge = law.edge();
       result.ks =
           kolmogorov_smirnov(workspace.spectrum, law, kResolvedShare * law.edge(), law.table());
-      if (options.all_fields) result.wasserstein = wasserstein(workspace.spectrum, law);
+      if (options.all_fields) {
+        result.wasserstein = wasserstein(workspace.spectrum, law, workspace.quantiles);
+      }
     }
     if (options.all_fields) sum_up(workspace.spectrum, size.least(), result);
   }
@@ -330,7 +332,7 @@ Index by_row_spectra(std::span<const MatrixView<Scalar>> matrices,
     if (!options.all_fields) continue;
     const double* end = rows.values.data() + (at + 1) * n;
     const std::span<const double> spectrum(end - rows.varying_rows[at], end);
-    result.wasserstein = wasserstein(spectrum, law);
+    result.wasserstein = wasserstein(spectrum, law, workspace.quantiles);
     sum_up(spectrum, n, result);
   }
   if (doubted.empty()) return 0;
@@ -379,7 +381,7 @@ std::vector<std::size_t> in_float32(std::span<const MatrixView<Scalar>> matrices
     result.ks = ks.distance;
     result.edge = law.edge();
     if (!options.all_fields) continue;
-    result.wasserstein = wasserstein(spectrum, law);
+    result.wasserstein = wasserstein(spectrum, law, workspace.quantiles);
     sum_up(spectrum, n, result);
   }
   return open;

@@ -12,6 +12,7 @@
 #include "random_matrices/float_row_spectrum.h"
 #include "random_matrices/null_law.h"
 #include "random_matrices/row_spectrum.h"
+#include "random_matrices/spectral_distance.h"
 
 namespace attnscope {
 
@@ -58,6 +59,7 @@ struct MarchenkoPasturWorkspace {
   CountedDistanceWorkspace counted;
   std::vector<ComparedSpectrum> compared;
   std::vector<CertifiedDistance> distances;
+  LawQuantiles quantiles;
   SingularValuesWorkspace singular_values;
   std::vector<double> shuffled;  // draws that are worked on together
   std::vector<double> row;

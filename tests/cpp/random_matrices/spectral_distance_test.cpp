@@ -109,5 +109,37 @@ TEST(NullLaw, RisesNoFasterThanItsSteepestByRoot) {
   }
 }
 
+TEST(LawQuantiles, BelongToTheLawAndTheNumberOfValuesThatWereLastAskedFor) {
+  const TriangularTable table;
+  const NullLaw laws[] = {NullLaw::triangular(&table), NullLaw::triangular(),
+                          NullLaw::marchenko_pastur(0.6), NullLaw::trapezoid(0.5)};
+  LawQuantiles shared;
+  for (const Index count : {20, 21}) {
+    for (const NullLaw& law : laws) {
+      for (unsigned seed = 0; seed < 3; ++seed) {
+        const std::vector<double> values = values_of(NullLaw::triangular(), count, 2, seed);
+        LawQuantiles fresh;
+        EXPECT_EQ(wasserstein(values, law, shared), wasserstein(values, law, fresh));
+      }
+    }
+  }
+}
+
+TEST(Wasserstein, IsTheIntegralOfTheDifference) {
+  for (const NullLaw& law : {NullLaw::triangular(), NullLaw::marchenko_pastur(0.6)}) {
+    const std::vector<double> values = values_of(law, 20, 2, 5);
+    const double longest = std::max(law.edge(), values.back());
+    constexpr int steps = 200000;
+    double expected = 0.0;
+    for (int k = 0; k < steps; ++k) {
+      const double x = longest * (k + 0.5) / steps;
+      const auto below = std::ranges::upper_bound(values, x) - values.begin();
+      expected += std::abs(static_cast<double>(below) / 20.0 - law.cdf(x)) * longest / steps;
+    }
+    LawQuantiles quantiles;
+    EXPECT_NEAR(wasserstein(values, law, quantiles), expected, 1e-5);
+  }
+}
+
 }  // namespace
 }  // namespace attnscope

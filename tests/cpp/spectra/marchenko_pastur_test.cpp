@@ -133,12 +133,13 @@ TEST(MarchenkoPastur, ShufflesReachEveryVisibleKey) {
 
 TEST(SpectralDistance, OneValueAgainstTheTriangularLaw) {
   const NullLaw law = NullLaw::triangular();
-  const NullLaw::Point at = law.crossing(0.7, law.at(0.0), law.at(law.edge()));
+  const NullLaw::Point at = law.quantile(0.7);
   const double x = at.x;
   EXPECT_NEAR(kolmogorov_smirnov(std::vector<double>{x}, law, 1e-12), 0.7, 1e-13);
   // ∫_0^x F + ∫_x^e (1 − F)
   const double above = (law.edge() - x) - (law.at(law.edge()).integral - at.integral);
-  EXPECT_NEAR(wasserstein(std::vector<double>{x}, law), at.integral + above, 1e-13);
+  LawQuantiles quantiles;
+  EXPECT_NEAR(wasserstein(std::vector<double>{x}, law, quantiles), at.integral + above, 1e-13);
 }
 
 TEST(SpectralDistance, TheTableLeavesTheLargestDifferenceExact) {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Barcodes and the statistics of bars: layouts, closed forms, SciPy and plain loops."""
 
+import dataclasses
 import math
 import re
 
@@ -186,3 +187,40 @@ def test_attention_in_the_place_of_bars_is_refused(statistic, batch):
         statistic(batch)
     with pytest.raises(TypeError, match="betti_curve: barcodes must be what persistence"):
         asc.betti_curve(batch, [0.5])
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "message"),
+    [
+        ("offsets", [0, 3, 9], "offsets must rise from 0 to the number of bars, 4"),
+        ("offsets", [0, 3, 2, 4], "offsets must rise from 0 to the number of bars, 4"),
+        ("offsets", [1, 4], "offsets must rise from 0 to the number of bars, 4"),
+        ("dimension", [0, 0, 2, 1], "dimension must be 0 or 1, got 2"),
+        ("dimension", [0, 0, -1, 1], "dimension must be 0 or 1, got -1"),
+    ],
+)
+@pytest.mark.parametrize(
+    "statistic",
+    [asc.bar_count, asc.persistent_entropy, lambda bars: asc.betti_curve(bars, [0.5])],
+    ids=["bar_count", "persistent_entropy", "betti_curve"],
+)
+def test_fields_that_do_not_fit_each_other_are_refused(statistic, field, values, message):
+    fields = {
+        "birth": torch.zeros(4, dtype=torch.float64),
+        "death": torch.tensor([0.5, 1.0, math.inf, 0.75], dtype=torch.float64),
+        "dimension": torch.zeros(4, dtype=torch.int8),
+        "birth_edge": torch.full((4, 2), -1, dtype=torch.int32),
+        "death_edge": torch.full((4, 2), -1, dtype=torch.int32),
+        "offsets": torch.tensor([0, 3, 4]),
+        "shape": (2,),
+    }
+    fields[field] = torch.tensor(values, dtype=fields[field].dtype)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        statistic(asc.Barcodes(**fields))
+
+
+def test_bars_in_every_second_place_of_memory_have_the_same_statistics(bars):
+    ends = torch.stack([bars.birth, bars.death], -1)
+    spaced = dataclasses.replace(bars, birth=ends[:, 0], death=ends[:, 1])
+    for statistic in (asc.total_persistence, asc.persistent_entropy, asc.bar_count):
+        torch.testing.assert_close(statistic(spaced), statistic(bars), rtol=0, atol=0)

@@ -2,8 +2,7 @@
 """Bars of persistent homology for a whole batch of heads, and what is computed from them.
 
 The number of bars differs by map, so they are stored one after the other, with an offset for each map, as
-ragged arrays are. Betti curves, total persistence and entropy are read off them without a loop over maps, in
-NumPy: torch's own loops wait for ever in a child of fork() whose parent used several threads.
+ragged arrays are. The core reads Betti curves, total persistence and entropy off them.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from attnscope import _checks
+from attnscope import _checks, _core
 from attnscope.gradients import dispatch
 
 DIMENSIONS = 2
@@ -118,10 +117,6 @@ class Barcodes:
         """Return the map that each bar belongs to, [m]."""
         return np.repeat(np.arange(self._count()), np.diff(self.offsets.numpy()))
 
-    def _valid(self) -> Array:
-        """Return True for each map that is finite, [count]."""
-        return np.asarray(np.diff(self.offsets.numpy()) > 0)
-
     def _by_dimension(self, index: int | tuple[int, ...], *pair: torch.Tensor) -> list[np.ndarray[Any, Any]]:
         entries = index if isinstance(index, tuple) else (index,)
         if len(entries) != len(self.shape):
@@ -168,28 +163,18 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
     values = np.atleast_1d(scale_values.numpy())
     if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
         raise ValueError(f"betti_curve: scales must be one or more numbers, got {scales!r}")
-    ends = barcodes.birth.detach().numpy(), barcodes.death.detach().numpy()
-    return count_alive(barcodes, *ends, values, non_finite=-1)
+    return count_alive(barcodes, *_ends(barcodes), values)
 
 
-def count_alive(
-    barcodes: Barcodes, birth: Array, death: Array, scales: Array, non_finite: int = 0
-) -> torch.Tensor:
+def count_alive(barcodes: Barcodes, birth: Any, death: Any, scales: Array) -> torch.Tensor:
     """Count the bars of each dimension with birth <= s < death at each scale, [..., S, 2].
 
-    Maps that are not finite hold no bars and get `non_finite`.
+    Maps that are not finite hold no bars and get −1.
     """
-    levels, inverse = np.unique(scales, return_inverse=True)
-    width, rows = levels.size + 1, barcodes._count() * DIMENSIONS
-    first = _places(barcodes) * width
-    # A bar counts from the first level that is >= its birth to the last below its death.
-    begin, end = (
-        np.bincount(first + np.searchsorted(levels, ends), minlength=rows * width) for ends in (birth, death)
-    )
-    curve = (begin - end).reshape(-1, DIMENSIONS, width).cumsum(-1)[..., inverse].swapaxes(1, 2)
-    curve = np.ascontiguousarray(curve)
-    curve[~barcodes._valid()] = non_finite
-    return torch.from_numpy(curve).reshape(*barcodes.shape, len(inverse), DIMENSIONS)
+    levels = torch.from_numpy(np.ascontiguousarray(scales))
+    count = levels.numel()
+    counts = _core.count_alive(birth, death, barcodes.dimension, barcodes.offsets, levels, count)
+    return counts.reshape(*barcodes.shape, count, DIMENSIONS)
 
 
 def bar_columns(barcodes: Barcodes, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,8 +211,7 @@ def bar_count(barcodes: Barcodes) -> torch.Tensor:
         Ruscio et al., What are you sinking?, 2025, who call the count of bars "Betti number".
     """
     _check("bar_count", barcodes)
-    counts = np.bincount(_places(barcodes), minlength=barcodes._count() * DIMENSIONS)
-    return _shaped(barcodes, counts, -1)
+    return _sums(barcodes).bars
 
 
 def total_persistence(barcodes: Barcodes) -> torch.Tensor:
@@ -252,7 +236,7 @@ def total_persistence(barcodes: Barcodes) -> torch.Tensor:
     _check("total_persistence", barcodes)
     if barcodes.death.requires_grad:
         return _differentiable("total_persistence", barcodes)
-    return _shaped(barcodes, _sums(barcodes, *_finite(barcodes)), math.nan)
+    return _sums(barcodes).total
 
 
 def max_persistence(barcodes: Barcodes) -> torch.Tensor:
@@ -276,18 +260,14 @@ def max_persistence(barcodes: Barcodes) -> torch.Tensor:
     _check("max_persistence", barcodes)
     if barcodes.death.requires_grad:
         return _differentiable("max_persistence", barcodes)
-    place, length = _finite(barcodes)
-    longest = np.zeros(barcodes._count() * DIMENSIONS)
-    np.maximum.at(longest, place, length)
-    return _shaped(barcodes, longest, math.nan)
+    return _sums(barcodes).longest
 
 
 def mean_persistence(barcodes: Barcodes) -> torch.Tensor:
     """Mean length of the finite bars of each dimension [..., 2], NaN without one."""
-    finite = np.bincount(_finite(barcodes)[0], minlength=barcodes._count() * DIMENSIONS)
+    sums = _sums(barcodes)
     with np.errstate(invalid="ignore"):
-        mean = total_persistence(barcodes).numpy() / finite.reshape(*barcodes.shape, DIMENSIONS)
-    return torch.from_numpy(mean)
+        return torch.from_numpy(np.asarray(sums.total.numpy() / sums.finite.numpy()))
 
 
 def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
@@ -313,11 +293,8 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
     _check("persistent_entropy", barcodes)
     if barcodes.death.requires_grad:
         return _differentiable("persistent_entropy", barcodes)
-    place, length = _finite(barcodes)
-    share = length / _sums(barcodes, place, length)[place]
-    # Lengths far below the sum can underflow to a share of 0, whose term is 0.
-    terms = np.where(share > 0.0, -share * np.log(np.where(share > 0.0, share, 1.0)), 0.0)
-    return _shaped(barcodes, np.maximum(_sums(barcodes, place, terms), 0.0), math.nan)
+    entropies = _core.bar_entropies(*_ends(barcodes), barcodes.dimension, barcodes.offsets)
+    return entropies.reshape(*barcodes.shape, DIMENSIONS)
 
 
 def _differentiable(function: str, barcodes: Barcodes) -> torch.Tensor:
@@ -334,24 +311,20 @@ def _check(function: str, barcodes: Any) -> None:
         )
 
 
-def _places(barcodes: Barcodes) -> Array:
-    """Return the place [map, dimension] that each bar belongs to, flattened."""
-    return np.asarray(barcodes._owner() * DIMENSIONS + barcodes.dimension.numpy())
+def _ends(barcodes: Barcodes) -> tuple[torch.Tensor, torch.Tensor]:
+    """Births and deaths as the core takes them."""
+    return barcodes.birth.detach().contiguous(), barcodes.death.detach().contiguous()
 
 
-def _finite(barcodes: Barcodes) -> tuple[Array, Array]:
-    """Places and lengths of the finite bars."""
-    length = barcodes.death.detach().numpy() - barcodes.birth.detach().numpy()
-    finite = np.isfinite(length)
-    return _places(barcodes)[finite], length[finite]
+class _BarSums(NamedTuple):
+    """Of the bars of each dimension [..., 2]; −1 and NaN for maps that are not finite."""
+
+    bars: torch.Tensor
+    finite: torch.Tensor
+    total: torch.Tensor
+    longest: torch.Tensor
 
 
-def _sums(barcodes: Barcodes, place: Array, terms: Array) -> Array:
-    sums = np.bincount(place, weights=terms, minlength=barcodes._count() * DIMENSIONS)
-    return sums.astype(np.float64)  # without a bar they are whole numbers
-
-
-def _shaped(barcodes: Barcodes, values: Array, non_finite: float) -> torch.Tensor:
-    result = np.ascontiguousarray(values).reshape(-1, DIMENSIONS)
-    result[~barcodes._valid()] = non_finite
-    return torch.from_numpy(result).reshape(*barcodes.shape, DIMENSIONS)
+def _sums(barcodes: Barcodes) -> _BarSums:
+    sums = _core.bar_sums(*_ends(barcodes), barcodes.dimension, barcodes.offsets)
+    return _BarSums(*(values.reshape(*barcodes.shape, DIMENSIONS) for values in sums))

@@ -266,9 +266,8 @@ def spectral_ratio_of(sigma: Tensor | LeadingSingularValues) -> Any:
 
 
 def _sum_in_order(values: Tensor) -> Tensor:
-    """Return sums over the last axis without NaN, in order, so that padding behind them changes no bit."""
-    sums: Tensor = values.nan_to_num(0.0, posinf=torch.inf, neginf=-torch.inf).cumsum(-1)
-    return sums[..., -1]
+    """Return sums over the last axis, in order, so that zeros behind them change no bit."""
+    return values.cumsum(-1)[..., -1]
 
 
 def _first_two(sigma: Tensor) -> tuple[Tensor, ...]:
