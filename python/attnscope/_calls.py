@@ -114,6 +114,16 @@ def warn_non_finite(
     return result
 
 
+def warn_of_spoiled(function: str, spoiled: torch.Tensor, unit: str) -> None:
+    """Warn where parts of the input, True in `spoiled`, are not finite; a transform of torch hides them."""
+    if torch.compiler.is_compiling() or is_transformed(spoiled):
+        return
+    if bad := int(spoiled.sum()):
+        parts = f"{bad} of {spoiled.numel()} {unit}"
+        message = f"{function}: {parts} hold NaN or infinite entries; their results are NaN"
+        warn(NonFiniteWarning(message, function, bad))
+
+
 def undefined_results(function: str, shape: Sequence[int]) -> torch.Tensor:
     """Return a float64 tensor of NaN; MemoryError where memory does not hold it."""
     try:

@@ -192,7 +192,8 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
         orders: the highest harmonic.
 
     Returns:
-        [..., orders − 1] float64, at least 0; NaN without power at θ.
+        [..., orders − 1] float64, at least 0; NaN without power at θ, and of a signal that is not finite, with
+        one warning.
 
     Raises:
         ValueError: fewer than two cycles of a θ in the signal, an empty signal or one of another dtype,
@@ -232,6 +233,7 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
             f"{name}: signal must hold two cycles of every theta, got {n} positions of {slowest} radians"
         )
     # each signal is a cloud of one point
+    _calls.warn_of_spoiled(name, ~values.detach().isfinite().all(-1), "signals")
     (ratios,) = placement.per_cloud(
         name,
         lambda signals, thetas: (_power_ratios(signals.squeeze(-2), thetas, orders),),

@@ -13,11 +13,9 @@ import torch
 
 from attnscope import _calls, _checks, _core
 from attnscope._memory import memory_errors
-from attnscope._warn import warn
 from attnscope.arguments.host_copies import row_major
 from attnscope.arguments.transforms import is_forward_mode
 from attnscope.devices import placement
-from attnscope.errors import NonFiniteWarning
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics.closed_forms import aligned, uniform_causal_map
@@ -240,10 +238,7 @@ def _distances(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 
 def _warn_of_spoiled(function: str, distances: torch.Tensor, inside: torch.Tensor) -> None:
     """Warn where the distance of a token that belongs to a text is NaN; padding may hold anything."""
-    if bad := int((distances.isnan() & inside).sum()):
-        tokens = f"{bad} of {distances.numel()} tokens"
-        message = f"{function}: {tokens} hold NaN or infinite entries; their results are NaN"
-        warn(NonFiniteWarning(message, function, bad))
+    _calls.warn_of_spoiled(function, (distances.isnan() & inside).detach(), "tokens")
 
 
 def two_states(
