@@ -192,8 +192,8 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
         orders: the highest harmonic.
 
     Returns:
-        [..., orders − 1] float64, at least 0; NaN without power at θ, and of a signal that is not finite, with
-        one warning.
+        [..., orders − 1] float64, at least 0; NaN without power at θ, and of a signal that is not finite,
+        with one warning.
 
     Raises:
         ValueError: fewer than two cycles of a θ in the signal, an empty signal or one of another dtype,

@@ -306,14 +306,15 @@ def entropy_magnitude_correlation(
     name = "entropy_magnitude_correlation"
     places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
-    entropy = attention_entropy(
-        checked.tensor,
-        support=support,
-        lengths=lengths,
-        query_positions=query_positions,
-        query_lengths=query_lengths,
-        cross=cross,
-    )
+    with _calls.named_as("attention_entropy", name):
+        entropy = attention_entropy(
+            checked.tensor,
+            support=support,
+            lengths=lengths,
+            query_positions=query_positions,
+            query_lengths=query_lengths,
+            cross=cross,
+        )
     return _correlation_of(entropy, before, after, real_queries=checked.queries_inside())
 
 
@@ -327,7 +328,9 @@ def _correlation_of(
     """`entropy_magnitude_correlation` from the entropies [..., q] and which queries are no padding."""
     name = "entropy_magnitude_correlation"
     words = "+ [d] do not broadcast to"
-    magnitude = _checks.expanded(f"{name}: states", _distances(before, after), entropy.shape, words)
+    with _calls.named_as("transformation_magnitude", name):
+        distances = _distances(before, after)
+    magnitude = _checks.expanded(f"{name}: states", distances, entropy.shape, words)
     _warn_of_spoiled(name, magnitude, real_queries)
     return pearson(entropy, magnitude, real_queries)
 
