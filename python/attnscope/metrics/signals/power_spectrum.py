@@ -84,7 +84,8 @@ def power_spectrum(
         attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         signal: "rows", each query's attention over the keys that it sees; "last", that of the last query;
             "mean", by key the mean over the queries that see it; "offset", the mean over visible pairs by
-            distance from the query's own key, which cross attention has not.
+            distance from the query's own key, which cross attention has not. Keys that no query sees, and
+            distances that no visible pair has, are left out.
         min_keys: shorter signals have no spectrum, and shorter rows do not enter the signal "mean".
         drop_first: leave out key 0 and divide each row by the rest: a sink column outweighs everything else.
         detrend: "mean" subtracts the mean of the signal before the window.
