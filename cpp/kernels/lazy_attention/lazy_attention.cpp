@@ -341,11 +341,11 @@ class BlockMeasures {
       const double m = sees_nothing ? 0.0 : static_cast<double>(max_[lane]);
       const double sink = tiles_.sink_score(lane);
       // infinite where a finite sink leaves nothing to the keys; an infinite one is no number
-      const double z =
-          sink == std::numeric_limits<double>::infinity() ? kNaN : mass_[lane] + std::exp2(sink - m);
+      const double z = sink == std::numeric_limits<double>::infinity()
+                           ? kNaN
+                           : mass_[lane] + std::exp2(sink - m);
       non_finite_[lane] = std::isnan(z);
-      share_[lane] =
-          sees_nothing && !non_finite_[lane] ? Float(0) : static_cast<Float>(1.0 / z);
+      share_[lane] = sees_nothing && !non_finite_[lane] ? Float(0) : static_cast<Float>(1.0 / z);
       write_row(lane, m, z);
     }
   }
