@@ -101,13 +101,8 @@ def signals(attention, *, signal="rows", min_keys=32, drop_first=False, visible=
     else:
         i, j = np.indices((n, n))
         seen = visible & keys & np.isin(i, list(rows))
-        far = np.abs(i - j)[seen].max(initial=-1)
-        x = np.array(
-            [
-                a[seen & (np.abs(i - j) == d)].sum() / max((seen & (np.abs(i - j) == d)).sum(), 1)
-                for d in range(far + 1)
-            ]
-        )
+        # distances that no visible pair has are left out
+        x = np.array([a[seen & (np.abs(i - j) == d)].mean() for d in np.unique(np.abs(i - j)[seen])])
     return {0: x} if len(x) >= min_keys else {}
 
 

@@ -10,7 +10,7 @@ namespace attnscope {
 // Which one-dimensional signals are read off a map. `rows`: every query's attention over the keys
 // that it sees; `last`: that of the last query; `mean`: by key the mean over the
 // queries that see it, without keys that none sees; `offset`: the mean over visible pairs by
-// distance from the query's own key.
+// distance from the query's own key, without distances that none has.
 struct SignalOptions {
   enum class Kind { rows, last, mean, offset };
   Kind kind = Kind::rows;

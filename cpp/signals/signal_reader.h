@@ -134,23 +134,15 @@ void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
       add_to([first](Index j) { return j - first; });
     }
   }
-  if (options.kind == Kind::mean) {
-    signal.assign(total.begin(), total.end() - first);
-    pairs.resize(signal.size());
-    // A key that none of them sees is left out of the signal.
-    std::size_t visible = 0;
-    for (std::size_t t = 0; t < signal.size(); ++t) {
-      if (pairs[t] == 0.0) continue;
-      signal[visible] = signal[t];
-      pairs[visible++] = pairs[t];
-    }
-    signal.resize(visible);
-  } else {
-    std::size_t farthest = pairs.size();
-    while (farthest > 0 && pairs[farthest - 1] == 0.0) --farthest;
-    signal.assign(total.begin(), total.begin() + static_cast<std::ptrdiff_t>(farthest));
-    for (double& count : pairs) count = std::max(count, 1.0);
+  signal.assign(total.begin(), total.end());
+  // A key that none of them sees, or a distance that no pair has, is left out of the signal.
+  std::size_t visible = 0;
+  for (std::size_t t = 0; t < signal.size(); ++t) {
+    if (pairs[t] == 0.0) continue;
+    signal[visible] = signal[t];
+    pairs[visible++] = pairs[t];
   }
+  signal.resize(visible);
   give(0, pairs.data());
 }
 

@@ -7,8 +7,9 @@ with a derivative, the device that holds the maps, the fast way or the core itse
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from attnscope import _core
 from attnscope._blas import settle_forked_child
 from attnscope._memory import SMALLEST_COUNT, SMALLEST_MAP, named_memory_error
 from attnscope._precision import Precision, fast_kernel, note_fallbacks
-from attnscope._warn import warn
+from attnscope._warn import collect_warnings, warn
 from attnscope.arguments.maps import Attention
 from attnscope.arguments.row_sums import TOLERANCE
 from attnscope.arguments.transforms import is_forward_mode, is_transformed
@@ -112,6 +113,37 @@ def warn_non_finite(
         )
         warn(NonFiniteWarning(message, function, non_finite))
     return result
+
+
+def warn_of_spoiled(function: str, spoiled: torch.Tensor, unit: str) -> None:
+    """Warn where parts of the input, True in `spoiled`, are not finite; a transform of torch hides them."""
+    if torch.compiler.is_compiling() or is_transformed(spoiled):
+        return
+    if bad := int(spoiled.sum()):
+        parts = f"{bad} of {spoiled.numel()} {unit}"
+        message = f"{function}: {parts} hold NaN or infinite entries; their results are NaN"
+        warn(NonFiniteWarning(message, function, bad))
+
+
+@contextlib.contextmanager
+def named_as(source: str, metric: str) -> Iterator[None]:
+    """Let errors and counted warnings that begin with the name of a function begin with that of a metric."""
+    if source == metric:
+        yield
+        return
+    beginning = f"{source}: "
+    try:
+        with collect_warnings() as collected:
+            yield
+    except (TypeError, ValueError) as error:
+        if type(error) not in (TypeError, ValueError) or not str(error).startswith(beginning):
+            raise
+        raise type(error)(f"{metric}: {str(error).removeprefix(beginning)}") from None
+    for warning in collected:
+        if warning.function == source:
+            message = f"{metric}: {str(warning).removeprefix(beginning)}"
+            warning = type(warning)(message, metric, warning.count)
+        warn(warning)
 
 
 def undefined_results(function: str, shape: Sequence[int]) -> torch.Tensor:

@@ -339,22 +339,27 @@ class BlockMeasures {
       if (!tiles_.is_real(lane)) continue;
       const bool sees_nothing = mass_[lane] == 0.0;
       const double m = sees_nothing ? 0.0 : static_cast<double>(max_[lane]);
-      const double z = mass_[lane] + std::exp2(tiles_.sink_score(lane) - m);
-      share_[lane] = sees_nothing ? Float(0) : static_cast<Float>(1.0 / z);
+      const double sink = tiles_.sink_score(lane);
+      // infinite where a finite sink leaves nothing to the keys; an infinite one is no number
+      const double z = sink == std::numeric_limits<double>::infinity()
+                           ? kNaN
+                           : mass_[lane] + std::exp2(sink - m);
       non_finite_[lane] = std::isnan(z);
+      share_[lane] = sees_nothing && !non_finite_[lane] ? Float(0) : static_cast<Float>(1.0 / z);
       write_row(lane, m, z);
     }
   }
 
   void write_row(Index lane, double m, double z) const {
     const Index row = query_ + lane;
-    const double log2_z = std::log2(z);
+    const bool sink_takes_all = std::isinf(z);
+    const double log2_z = sink_takes_all ? tiles_.sink_score(lane) - m : std::log2(z);
     const bool sees_nothing = mass_[lane] == 0.0;
-    const double scale = sees_nothing ? 0.0 : 1.0 / z;
+    const double scale = sees_nothing && !non_finite_[lane] ? 0.0 : 1.0 / z;
     const auto write = [row](double* to, double value) {
       if (to != nullptr) to[row] = value;
     };
-    write(rows_.log_z, kLog2 * (m + log2_z));
+    write(rows_.log_z, sink_takes_all ? head_.sink_logit : kLog2 * (m + log2_z));
     write(rows_.entropy,
           sees_nothing ? 0.0
                        : std::max(0.0, kLog2 * (mass_[lane] * log2_z - entropy_[lane]) * scale));

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
 from attnscope.arguments.host_copies import shared_copies
 from attnscope.arguments.row_sums import row_sum_cache
 from attnscope.arguments.unmaterialized import Unmaterialized
@@ -82,8 +82,15 @@ class MeasurementRun:
 
     def _result(self, call: Call) -> Any:
         if call not in self._results:
-            self._results[call] = self._make_call(call)
+            with _calls.named_as(call.source, self._requested_name(call)):
+                self._results[call] = self._make_call(call)
         return self._results[call]
+
+    def _requested_name(self, call: Call) -> str:
+        """Return the metric requested of a call, which may be of another function whose result it takes."""
+        pairs = zip(self.plan.requests, self.plan.calls, strict=True)
+        metrics = [request.metric for request, answer in pairs if answer == call]
+        return call.source if not metrics or call.source in metrics else metrics[0]
 
     def _make_call(self, call: Call) -> Any:
         maps: Any = self.sites.get(call.of)

@@ -66,6 +66,27 @@ TEST(Quantile, EqualsSortingWhateverIsVisibleAndHoweverManyAreEqual) {
   }
 }
 
+TEST(Quantile, TheNextEntryMayLieAboveAllThatTheSampleHas) {
+  // Of 128 x 128 entries the sample takes every 64th from the 33rd on: all of them are equal, and
+  // the next larger entry stands nowhere among them. The largest is read last.
+  const Index n = 128;
+  RowMatrix<double> a = RowMatrix<double>::Constant(n, n, 0.25);
+  const Index larger = 4000;
+  for (Index k = 0, put = 0; put < larger; ++k) {
+    if (k % 64 == 32) continue;
+    a.data()[k] = 0.75;
+    ++put;
+  }
+  a(n - 1, n - 1) = 0.9;
+  const Index last = n * n - larger - 2;  // the rank of the last entry of 0.25
+  const double q = (static_cast<double>(last) + 0.5) / static_cast<double>(n * n - 1);
+  Support support;
+  support.kind = Support::Kind::full;
+  QuantileWorkspace workspace;
+  EXPECT_EQ(by_sorting(a, support, q), 0.5);
+  EXPECT_EQ(visible_quantile(view(a), support, q, workspace), 0.5);
+}
+
 TEST(Quantile, OfNothingIsNaN) {
   const RowMatrix<double> a = testing::random_attention(3, false, 1);
   const bool hidden[9] = {};

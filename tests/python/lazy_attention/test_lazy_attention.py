@@ -6,6 +6,7 @@ import math
 import pickle
 import signal
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnscope as asc
+from attnscope import devices
 from lazy_oracle import dense_attention, lazy_and_map, random_vectors, row_measures
 
 PAIRS = torch.Generator().manual_seed(5)
@@ -594,3 +596,36 @@ def test_queries_behind_the_last_key_are_refused():
     lazy = asc.LazyAttention(query, key, query_positions=[0, 1, 2, 3, 4, 6])
     entropy = asc.attention_entropy(lazy)
     assert torch.equal(entropy.isnan(), torch.tensor([False] * 5 + [True]).expand(entropy.shape))
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("path", ["core", "torch"])
+@pytest.mark.parametrize("logit", [-math.inf, -1e300, -1e5, 0.0, 300.0, 1e5, 1e300, math.inf, math.nan])
+def test_a_learned_sink_of_any_size_is_one_more_key_of_a_softmax(logit, path, precision):
+    """Nothing is left to the keys below a huge sink, and a sink of +inf or NaN spoils its head."""
+    generator = torch.Generator().manual_seed(11)
+    query, key = torch.randn(2, 2, 5, 8, generator=generator, dtype=torch.float64)
+    sinks = torch.tensor([0.5, logit], dtype=torch.float64)
+    lazy = asc.LazyAttention(query, key, sink_logits=sinks, precision=precision)
+    scores = (query @ key.mT / math.sqrt(8)).masked_fill(~torch.ones(5, 5).tril().bool(), -math.inf)
+    with_sink = torch.cat([scores, sinks[:, None, None].expand(2, 5, 1)], -1)
+    shares = with_sink.softmax(-1)
+    log_z = with_sink.logsumexp(-1)
+    if not logit < math.inf:
+        shares[1], log_z[1] = math.nan, math.nan
+    with devices.use("torch") if path == "torch" else nullcontext():
+        measures = lazy.row_measures()
+        incoming, squares = lazy.take([("incoming", None), ("squares", None)])
+        sink_mass = lazy.sink_mass
+    maps = shares[..., :-1].numpy()
+    expected = row_measures(log_z.numpy(), maps)
+    tolerance = 1e-12 if precision == "exact" else 1e-5
+    for name, values in measures.items():
+        np.testing.assert_allclose(
+            values.numpy(), expected[name], rtol=tolerance, atol=tolerance, err_msg=name
+        )
+    for values, of_keys in ((incoming, maps.sum(-2)), (squares, (maps**2).sum(-2))):
+        np.testing.assert_allclose(values.numpy(), of_keys, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(sink_mass.numpy(), shares[..., -1].numpy(), rtol=1e-5, atol=tolerance)
+    of_pairs = np.where(np.tri(5, dtype=bool), maps, 0.0)  # a hidden pair has no weight, whatever the sink
+    np.testing.assert_allclose(lazy.dense().numpy(), of_pairs, atol=tolerance)

@@ -19,7 +19,7 @@ import attnscope as asc
 import models
 from attnscope import _checks, _core
 from attnscope.arguments.row_sums import check_row_sums
-from attnscope.errors import NotAttentionWarning
+from attnscope.errors import NonFiniteWarning, NotAttentionWarning
 
 
 def refuses(message, attention, error=ValueError, **options):
@@ -377,3 +377,83 @@ def test_options_of_entropy_and_locality_are_not_taken_for_a_call_without():
 def test_a_window_of_more_digits_than_a_float_holds_is_refused_as_before():
     with pytest.raises(TypeError, match="window must be a number"):
         asc.local_global_ratio(torch.eye(4), window=10**400)
+
+
+def with_nan(tensor):
+    """Return a copy whose entry [..., 5, 2] of the first part is NaN."""
+    spoiled = tensor.clone()
+    spoiled.reshape(-1, *tensor.shape[-2:])[0, 5, 2] = torch.nan
+    return spoiled
+
+
+SOURCE = torch.Generator().manual_seed(8)
+STATES = torch.randn(2, 3, 12, 8, generator=SOURCE)
+SCORES = torch.randn(2, 3, 12, 12, generator=SOURCE)
+WEIGHTS = torch.randn(2, 12, 8, generator=SOURCE)
+PROJECTION = torch.randn(16, 3, 8, generator=SOURCE)
+AXES = torch.eye(8)
+#: Calls of what is no metric of maps with one input that is not finite, and what the warning counts.
+SPOILED = {
+    "offset_fit": (lambda: asc.offset_fit(with_nan(SCORES)), "1 of 6 matrices"),
+    "toeplitz_split": (lambda: asc.toeplitz_split(with_nan(SCORES)), "1 of 6 matrices"),
+    "rope_bands": (
+        lambda: asc.rope_bands(STATES, with_nan(STATES), bands=2, layout="half", scaling=0.3),
+        "1 of 6 heads",
+    ),
+    "value_norms": (lambda: asc.value_norms(with_nan(STATES), PROJECTION), "1 of 72 values"),
+    "value_norms, layer": (
+        lambda: asc.value_norms(with_nan(STATES), PROJECTION, layer=True),
+        "1 of 72 values",
+    ),
+    "value_norms, projection": (
+        lambda: asc.value_norms(STATES, with_nan(PROJECTION.mT).mT.contiguous()),
+        "24 of 72 values",
+    ),
+    "weighted_attention": (
+        lambda: asc.weighted_attention(SCORES.softmax(-1), with_nan(STATES)[..., 2]),
+        "1 of 72 norms",
+    ),
+    "attention_rollout": (
+        lambda: asc.attention_rollout(with_nan(SCORES).softmax(-1)[:, None]),
+        "1 of 1 texts",
+    ),
+    "harmonic_distortion": (lambda: asc.harmonic_distortion(with_nan(SCORES), 2.0), "1 of 72 signals"),
+    "recurrent_uncertainty": (
+        lambda: asc.recurrent_uncertainty(
+            with_nan(SCORES[:, :, None, :, :].sigmoid())[:, :, 0], -SCORES[:, 0, 0].abs()
+        ),
+        "1 of 2 texts",
+    ),
+    "position_share": (lambda: asc.position_share(with_nan(STATES)), "1 of 6 texts"),
+    "subspace_fraction": (lambda: asc.subspace_fraction(with_nan(WEIGHTS), AXES), "1 of 2 matrices"),
+    "concentration": (lambda: asc.concentration(with_nan(WEIGHTS), AXES), "1 of 2 matrices"),
+    "relative_subspace_fraction": (
+        lambda: asc.relative_subspace_fraction(with_nan(WEIGHTS), right=AXES[:, :2]),
+        "1 of 2 matrices",
+    ),
+    "alignment_gain": (lambda: asc.alignment_gain(with_nan(WEIGHTS), AXES, side="in"), "1 of 2 matrices"),
+    "alignment_gain, factors": (
+        lambda: asc.alignment_gain(asc.LowRank(with_nan(WEIGHTS[0]), AXES), AXES, side="in"),
+        "1 of 1 matrices",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_an_input_that_is_not_finite_is_counted_in_one_warning(name):
+    call, counted = SPOILED[name]
+    function = name.split(",")[0]
+    with pytest.warns(NonFiniteWarning, match=f"^{function}: {counted}") as warned:
+        call()
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+
+def test_a_layer_with_an_entry_that_is_not_finite_has_no_head():
+    previous = torch.full((3, 2, 4), 0.5)
+    previous[1, 0, 2] = torch.nan
+    with pytest.warns(NonFiniteWarning, match="recurrent_uncertainty: 1 of 1 texts"):
+        result = asc.recurrent_uncertainty(previous, torch.full((4,), -1.0))
+    assert result.head.tolist() == [0, -1, 0]
+    assert result.layers.isnan().tolist() == [False, True, False]
+    assert bool(result.value.isnan())

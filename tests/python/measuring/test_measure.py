@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.errors import NonFiniteWarning
 from attnscope.metrics import measurement_run
 from attnscope.metrics import plan as planning
 from attnscope.metrics.discovery import registry
@@ -240,7 +241,7 @@ def test_betti_numbers_of_a_non_finite_map_are_its_own_call():
     with pytest.warns(RuntimeWarning) as warned:
         result = asc.measure(a, {"betti_numbers": {"thresholds": (0.2,)}, "bar_count": {}})
     assert {str(warning.message).split(" matrices")[0] for warning in warned} == {
-        "persistence: 1 of 3",
+        "bar_count: 1 of 3",
         "betti_numbers: 1 of 3",
     }
     assert (result["betti_numbers"][1] == -1).all()
@@ -478,3 +479,46 @@ def test_no_metrics_are_of_lazy_attention_what_one_pass_measures():
         assert equal_results(values, direct(name, lazy))
     with pytest.raises(TypeError, match="columns=True needs the map, and LazyAttention"):
         asc.measure(lazy, columns=True)
+
+
+#: Options that are refused by every function whose result another metric is read off.
+REFUSED = {
+    "stable_rank": {"lengths": 99},
+    "effective_rank": {"validate": True},
+    "spectral_gap": {"lengths": 99},
+    "spectral_ratio": {"lengths": 99},
+    "laplacian_gap": {"symmetrize": "median"},
+    "marchenko_pastur_deviation": {"draws": 0},
+    "bar_count": {"max_dimension": 9},
+    "total_persistence": {"lengths": 99},
+}
+
+
+@pytest.mark.parametrize("metric", REFUSED)
+def test_errors_and_warnings_name_the_metric_that_was_requested(metric):
+    maps = torch.eye(8).expand(3, 8, 8) * (3.0 if "validate" in REFUSED[metric] else 1.0)
+    with pytest.raises((TypeError, ValueError), match=f"^{metric}: "):
+        asc.measure(maps, metric, **REFUSED[metric])
+    spoiled = maps.clone()
+    spoiled[1, 4, 2] = torch.nan
+    with pytest.warns(NonFiniteWarning, match=f"^{metric}: 1 of 3 matrices") as warned:
+        asc.measure(spoiled, [metric])
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_a_source_that_is_requested_itself_has_its_own_name():
+    with pytest.raises(ValueError, match=r"^singular_values: lengths"):
+        asc.measure(torch.eye(8), ["stable_rank", "singular_values"], lengths=99)
+
+
+def test_functions_name_themselves_and_not_what_they_call():
+    maps = torch.full((2, 64, 64), 1 / 64)
+    with pytest.raises(ValueError, match=r"^scale_sensitivity: min_keys"):
+        asc.scale_sensitivity(maps, maps[..., :32, :32], min_keys=1)
+    with pytest.raises(ValueError, match=r"^entropy_magnitude_correlation: before and after"):
+        asc.entropy_magnitude_correlation(maps, torch.zeros(2, 64, 3), torch.zeros(2, 64, 4))
+    with pytest.raises(ValueError, match=r"^entropy_magnitude_correlation: support"):
+        asc.entropy_magnitude_correlation(maps, torch.zeros(64, 3), torch.ones(64, 3), support="some")
+    maps[1, 4, 2] = torch.nan
+    with pytest.warns(NonFiniteWarning, match=r"^entropy_magnitude_correlation: 1 of 2"):
+        asc.entropy_magnitude_correlation(maps, torch.zeros(64, 3), torch.rand(64, 3))

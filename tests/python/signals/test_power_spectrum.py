@@ -430,3 +430,23 @@ def test_means_that_differ_by_rounding_alone_are_constant(n, signal, drop_first,
 def test_a_frequency_that_is_not_finite_is_named():
     with pytest.raises(ValueError, match="harmonic_distortion: theta must be finite, got inf"):
         asc.harmonic_distortion(torch.zeros(2, 200), torch.tensor([0.1, math.inf]))
+
+
+@pytest.mark.parametrize("path", ["core", "torch"])
+@pytest.mark.parametrize("drop_first", [False, True])
+@pytest.mark.parametrize("step", [2, 3])
+def test_distances_that_no_visible_pair_has_are_left_out(step, drop_first, path):
+    """Strided attention: the mean over nothing is no 0, which would be a comb of the highest frequency."""
+    n = 60
+    distance = np.subtract.outer(np.arange(n), np.arange(n))
+    visible = (distance >= 0) & (distance % step == 0)
+    attention = np.where(visible, attention_map(n, "causal", seed=5) + 0.01, 0.0)
+    expected = signals(attention, signal="offset", min_keys=12, drop_first=drop_first, visible=visible)
+    assert len(expected[0]) == (n - drop_first + step - 1) // step
+    seen = {"signal": "offset", "min_keys": 12, "support": torch.from_numpy(visible)}
+    uniform = torch.where(torch.from_numpy(visible), 0.25, 0.0).double()
+    with devices.use("torch") if path == "torch" else nullcontext():
+        result = asc.power_spectrum(torch.from_numpy(attention), drop_first=drop_first, **seen)
+        transform = asc.wavelet_transform(uniform, **seen)
+    np.testing.assert_allclose(stacked(result), oracle(expected[0]), rtol=1e-9, atol=1e-12)
+    assert transform.energy[0].item() == pytest.approx(1, abs=1e-12)

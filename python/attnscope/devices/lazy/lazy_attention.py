@@ -25,6 +25,7 @@ from torch import Tensor
 from attnscope.devices.lazy import tiles
 from attnscope.devices.lazy.key_kernel import measure_keys
 from attnscope.devices.lazy.row_kernel import measure_rows
+from attnscope.devices.lazy.torch_tiles import sinks_in_range
 
 #: Row measures that one pass gives, in the order of the kernel's outputs and of its bits.
 ROW_MEASURES = ("entropy", "collision", "largest", "distance", "first_mass", "near_mass")
@@ -174,7 +175,9 @@ def row_measures(
     measure_rows[(triton.cdiv(queries, ROW_TILE["BQ"]), batch * heads)](
         inputs.query,
         inputs.key,
-        sink_ptr=planes if sink_logits is None else sink_logits.to(query.device, torch.float32),
+        sink_ptr=planes
+        if sink_logits is None
+        else sinks_in_range(sink_logits, torch.float32).to(query.device),
         out_ptr=planes,
         plane=batch * heads * queries,
         near=near,

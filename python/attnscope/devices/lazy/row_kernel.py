@@ -145,7 +145,7 @@ def _store_rows(
     if COLLISION & MEASURES:
         store(at + 2 * plane, factor * factor * sum_pp / divisor / divisor, is_inside, is_stored)
     if LARGEST & MEASURES:
-        store(at + 3 * plane, tl.where(mass == 0.0, 0.0, factor / divisor), is_inside, is_stored)
+        store(at + 3 * plane, tl.where((mass == 0.0) & (z == z), 0.0, factor / divisor), is_inside, is_stored)
     if DISTANCE & MEASURES:
         store(at + 4 * plane, factor * sum_pd / divisor, is_inside, is_stored)
     if FIRST_MASS & MEASURES:

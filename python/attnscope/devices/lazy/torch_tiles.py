@@ -83,6 +83,12 @@ def measure_in_tiles(queries: Queries, keys: Collection[Key]) -> dict[Key, Tenso
     return results | {key: torch.where(is_inside, sum_, torch.nan) for key, sum_ in received.items()}
 
 
+def sinks_in_range(logits: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return logits of learned sinks in a type that may not hold them: finite ones stay finite."""
+    limit = torch.finfo(dtype).max / 2  # logarithms to base 2 are larger
+    return torch.where(logits.isfinite(), logits.clamp(-limit, limit), logits).to(dtype)
+
+
 class _Tile:
     """Weights of queries [begin, end) on all keys, relative to the largest of each query."""
 
@@ -105,8 +111,8 @@ class _Tile:
         top = scores.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
         sink = None
         if queries.sink_logits is not None:
-            sink = queries.sink_logits.to(device, scores.dtype)[:, None, None]
-            top = torch.maximum(top, sink)
+            sink = queries.sink_logits.to(device, self._sums)[:, None, None]
+            top = torch.maximum(top, sinks_in_range(sink, scores.dtype))
         # a query that sees nothing has no largest score
         top = torch.where(top == -torch.inf, 0.0, top)
         #: Scores relative to the largest, 0 where they are not seen, and their exponentials.
@@ -114,8 +120,10 @@ class _Tile:
         self._weights = torch.where(seen, self._relative.exp(), 0.0)
         self._mass = self._sum(self._weights)
         self._total = self._mass
+        self._log_z = top[..., 0].to(self._sums) + self._mass.log()
         if sink is not None:
-            self._total = self._mass + (sink - top)[..., 0].to(self._sums).exp()
+            self._total = self._mass + (sink - top.to(self._sums))[..., 0].exp()
+            self._log_z = torch.logaddexp(self._log_z, sink[..., 0])
         #: What weights are divided by: a query that sees nothing has none.
         self._divisor = torch.where(self._total == 0, 1.0, self._total)
         self._top = top[..., 0].to(self._sums)
@@ -124,11 +132,12 @@ class _Tile:
         """Return a result of every query."""
         weights, total = self._weights, self._divisor
         if name == "log_z":
-            return self._top + self._total.log()
+            return self._log_z
         if name == "mass":
             return self._mass / total
         if name == "entropy":
-            return (self._mass * total.log() - self._sum(weights * self._relative)) / total
+            log_total = torch.where(self._total == 0, 0.0, self._log_z - self._top)
+            return (self._mass * log_total - self._sum(weights * self._relative)) / total
         if name == "collision":
             return self._sum(weights.square()) / total.square()
         if name == "largest":

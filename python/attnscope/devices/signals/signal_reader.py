@@ -99,9 +99,9 @@ def read_signals(slab: Slab, options: SignalOptions) -> Signals:
     else:
         values, pairs = _by_offset(slab, options) if options.kind == "offset" else _by_key(slab, options)
         values, pairs = values[:, None], pairs[:, None]
-        counts, present = _count(pairs, options), torch.ones_like(pairs[..., 0], dtype=torch.bool)
-        if options.kind == "mean":
-            values, pairs = _without_gaps(values, pairs > 0), _without_gaps(pairs, pairs > 0)
+        counts, present = (pairs > 0).sum(-1), torch.ones_like(pairs[..., 0], dtype=torch.bool)
+        # a key that no query sees, or a distance that no pair has, is left out
+        values, pairs = _without_gaps(values, pairs > 0), _without_gaps(pairs, pairs > 0)
     defined = present & (counts >= max(options.min_keys, 1)) & slab.finite[:, None]
     values = torch.where(defined[..., None], values, 0.0)
     values, exponents = rescale(values)
@@ -213,14 +213,6 @@ def _sums_by_distance(slab: Slab, maps: Tensor) -> Tensor:
         entries = maps.gather(-1, key.clamp(0, slab.n - 1))
         result = result + torch.where(is_key, entries, 0.0).sum(-2)
     return result
-
-
-def _count(pairs: Tensor, options: SignalOptions) -> Tensor:
-    """Return the number of entries of signals from the number of pairs of each entry."""
-    if options.kind == "mean":
-        return (pairs > 0).sum(-1)
-    places = torch.arange(1, pairs.shape[-1] + 1, device=pairs.device)
-    return torch.where(pairs > 0, places, 0).amax(-1)
 
 
 def _detrended(signals: Signals, rounding: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
 from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.metrics._named import shown_by_shape
@@ -46,7 +46,8 @@ def recurrent_uncertainty(
         lengths: answer tokens of each text.
 
     Returns:
-        RecurrentUncertainty; infinite where c_t vanishes.
+        RecurrentUncertainty; infinite where c_t vanishes. NaN, and head -1, of a layer whose entries are not
+        finite, and of a text with such a likelihood, with one warning.
 
     Raises:
         ValueError: tensors of other shapes, log-likelihoods above 0, a weight outside [0, 1].
@@ -81,6 +82,9 @@ def recurrent_uncertainty(
         raise ValueError(f"{name}: log_p must be logarithms of likelihoods, at most 0, got {worst}")
     follows = inside.clone()
     follows[..., :1] = False
+    spoiled = (follows[..., None, None, :] & ~attention.detach().isfinite()).any(-1).any(-1)
+    spoiled = spoiled | (inside & likelihood.detach().isnan()).any(-1, keepdim=True)
+    _calls.warn_of_spoiled(name, spoiled.any(-1), "texts")
     means = torch.where(follows[..., None, None, :], attention, 0.0).sum(-1)
     head = means.argmax(-1)
     chosen_head = attention.gather(-2, head[..., None, None].expand(*head.shape, 1, size)).squeeze(-2)
@@ -95,13 +99,13 @@ def recurrent_uncertainty(
         # the logarithm of what does not count would have a gradient of NaN
         logarithm = torch.where(counts, confidence, 1.0).log()
         total = total - torch.where(counts, logarithm, 0.0)
-    layers = total / ends[..., None]
+    layers = torch.where(spoiled, torch.nan, total / ends[..., None])
     defined = ends > 0
     value = layers.amax(-1) if layers.shape[-1] else torch.full(leading, torch.nan, device="cpu")
     return RecurrentUncertainty(
         torch.where(defined, value, torch.nan),
         torch.where(defined[..., None], layers, torch.nan),
-        torch.where(defined[..., None], head, -1),
+        torch.where(defined[..., None] & ~spoiled, head, -1),
     )
 
 

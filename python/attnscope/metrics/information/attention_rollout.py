@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
 from attnscope._memory import memory_errors
 from attnscope.arguments.host_copies import row_major
 
@@ -72,4 +72,5 @@ def attention_rollout(
         rollout = (torch.where(maps.isfinite() & visible, maps, 0.0) @ rollout + rollout) / 2
     if rollout is None:
         raise ValueError(f"{name}: layers must hold at least one layer, got none")
+    _calls.warn_of_spoiled(name, has_non_finite.detach(), "texts")
     return torch.where(visible & ~has_non_finite[..., None, None], rollout, torch.nan)

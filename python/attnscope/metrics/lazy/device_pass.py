@@ -158,5 +158,7 @@ def _mass(attention: Scores, log_z: Tensor) -> Tensor:
     """Return the mass of the real keys of each query, which a learned sink takes the rest of."""
     if attention.sink_logits is None:
         return torch.where(log_z.isnan(), torch.nan, (log_z > -torch.inf).to(log_z.dtype))
-    sinks = attention.sink_logits.to(log_z.device, log_z.dtype)[:, None]
-    return 1 - torch.exp(sinks - log_z)
+    from attnscope.devices.lazy.torch_tiles import sinks_in_range
+
+    sinks = sinks_in_range(attention.sink_logits, log_z.dtype).to(log_z.device)[:, None]
+    return (1 - torch.exp(sinks - log_z)).clamp(min=0)  # rounding of log Z grows with the sink

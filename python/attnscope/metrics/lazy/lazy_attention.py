@@ -99,7 +99,8 @@ class LazyAttention(Unmaterialized):
         bias: ALiBi slopes [h] (the score loses slope·|i − j|), a float tensor that broadcasts to
             [..., h, q, k], or a function (queries, keys) of their numbers, int64, that returns such a tile.
         softcap: c of c·tanh(score/c).
-        sink_logits: [h], of a learned sink: rows then sum to less than one.
+        sink_logits: [h], of a learned sink: rows then sum to less than one. −inf: none; +inf, as NaN, makes
+            the results of its head NaN.
         mask: bool, broadcasts to [..., h, q, k]; True is visible.
         lengths: keys that exist, broadcast against [...] or [..., h]; what is behind them is padding.
         query_positions: int64 [q] or [..., q], positions of the queries among the k keys; None: the last
@@ -289,7 +290,7 @@ class LazyAttention(Unmaterialized):
         """Mass that the learned sink takes of each row, float64 [..., h, q]; 0 without one."""
         if self.sink_logits is None:
             return torch.where(self._visibility.real, 0.0, torch.nan)
-        return torch.exp(self.sink_logits[:, None] - self.log_z)
+        return torch.exp((self.sink_logits[:, None] - self.log_z).clamp(max=0))
 
     @property
     def T(self) -> TransposedAttention:

@@ -13,6 +13,7 @@ from attnscope._memory import memory_errors
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.positions.toeplitz import finish_scores
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
 
 
@@ -101,11 +102,12 @@ def offset_fit(
     is_defined = ~bad & (total > 1e-24 * y.square().sum(-1))
     added = (within * along).sum(-1) ** 2 / along.square().sum(-1).clamp(min=1e-300) / total
     adjusted = 1 - (rest / freedom) / (total / (pairs - 1))
-    return OffsetFit(
+    fit = OffsetFit(
         torch.where(is_defined, 1 - rest / total, torch.nan),
         torch.where(is_defined & (freedom > 0), adjusted, torch.nan),
         torch.where(is_defined, added, torch.nan),
     )
+    return finish_scores("offset_fit", checked, fit, int(bad.sum()))
 
 
 _N = torch.arange(6, dtype=torch.float64, device="cpu")

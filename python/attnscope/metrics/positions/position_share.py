@@ -12,8 +12,10 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope._memory import memory_errors
+from attnscope._warn import warn
 from attnscope.arguments import scalars
 from attnscope.arguments.host_copies import row_major
+from attnscope.errors import NonFiniteWarning
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 
@@ -144,7 +146,8 @@ def position_share(states: Tensor | PositionMoments, *, positions: Sequence[int]
         positions: that are looked at; None: 1 … n // 2 − 1. Streamed sums know theirs.
 
     Returns:
-        [...] float64, at most 1; may be negative without an effect, because it is not clipped. NaN for
+        [...] float64, at most 1; may be negative without an effect, because it is not clipped. Texts that
+        are not finite at the positions are left out, with one warning. NaN for
         fewer than two texts, and where states do not vary.
 
     Raises:
@@ -169,6 +172,7 @@ def position_share(states: Tensor | PositionMoments, *, positions: Sequence[int]
             f"position_share: states must have shape [..., texts, n, D], got {tuple(tensor.shape)}"
         )
     shares = []
+    left_out = 0
     for states_of_texts in tensor.reshape(math.prod(tensor.shape[:-3]), *tensor.shape[-3:]):
         moments = PositionMoments()
         scales = _powers.scales_of(_checks.to_host(states_of_texts.flatten(0, 1)))
@@ -177,6 +181,11 @@ def position_share(states: Tensor | PositionMoments, *, positions: Sequence[int]
             positions=positions,
         )
         shares.append(_share(moments))
+        left_out += moments.left_out
+    if left_out:
+        total = math.prod(tensor.shape[:-2])
+        message = f"position_share: {left_out} of {total} texts hold NaN or infinite entries and are left out"
+        warn(NonFiniteWarning(message, "position_share", left_out))
     stacked = torch.stack(shares) if shares else torch.zeros(0, dtype=torch.float64, device="cpu")
     return stacked.reshape(tensor.shape[:-3])
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
 from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.arguments.host_copies import row_major
@@ -70,7 +70,8 @@ def rope_bands(
         sink_logit: of learned sinks [h], for queries [..., h, n, d]: one more key for `kl` and `tv`.
 
     Returns:
-        RopeBands, float64 [..., bands], one band more where rotary < d; NaN for scores that do not vary.
+        RopeBands, float64 [..., bands], one band more where rotary < d; NaN for scores that do not vary,
+        and throughout a head whose queries or keys are not finite, with one warning.
 
     Raises:
         ValueError: queries and keys of different shapes, an odd or too large rotary, more bands than pairs,
@@ -128,9 +129,11 @@ def rope_bands(
     difference = torch.where(p > 0, log_p - log_without, 0.0)
     kl = (p * difference).sum(-1)[..., 1:].mean(-1)
     tv = (p - log_without.exp()).abs().sum(-1)[..., 1:].mean(-1) / 2
-    return RopeBands(
-        torch.where(variance > 0, products / variance, torch.nan), norms / norms.sum(-1, keepdim=True), kl, tv
-    )
+    spoiled = ~(q.isfinite() & k.isfinite()).all(-1).all(-1)
+    _calls.warn_of_spoiled(name, spoiled, "heads")
+    share = torch.where(variance > 0, products / variance, torch.nan)
+    fields = (share, norms / norms.sum(-1, keepdim=True), kl, tv)
+    return RopeBands(*(torch.where(spoiled[..., None], torch.nan, field) for field in fields))
 
 
 def band_scores(

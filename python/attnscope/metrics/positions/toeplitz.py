@@ -129,7 +129,7 @@ def toeplitz_split(
         weighing = _weights_argument(name, weights, checked, checked.n // 2 if late else checked.n)
         matrices = math.prod(weighing.shape[:-2])
     results, bad = _core.toeplitz_split(checked.tensor, checked.lengths, late, weighing, matrices)
-    return _finished(name, checked, ToeplitzSplit(*results), bad)
+    return finish_scores(name, checked, ToeplitzSplit(*results), bad)
 
 
 @without_derivative("it is made for reading")
@@ -199,7 +199,7 @@ def mask_only(
     count = 0 if sinks is None else sinks.numel()
     flag = scalars.flag(name, "body", body)
     results, bad = _core.mask_only(checked.tensor, checked.lengths, sinks, count, chosen_queries, flag)
-    return _finished(name, checked, MaskOnly(*results), bad)
+    return finish_scores(name, checked, MaskOnly(*results), bad)
 
 
 @without_derivative("it is made for reading")
@@ -233,7 +233,7 @@ def offset_variance(
     name = "offset_variance"
     checked = _scores_argument(name, values, lengths, validate, "values")
     results, bad = _calls.call_kernel(_core.offset_variance, checked)
-    return _finished(name, checked, OffsetVariance(*results), bad)
+    return finish_scores(name, checked, OffsetVariance(*results), bad)
 
 
 def _scores_argument(
@@ -290,7 +290,7 @@ def _queries_argument(function: str, queries: Any, m: int) -> list[int]:
     return positions
 
 
-def _finished(function: str, scores: _checks.Attention, result: Any, bad: int) -> Any:
+def finish_scores(function: str, scores: _checks.Attention, result: Any, bad: int) -> Any:
     """Return `result`, after one warning if some maps were not scores."""
     if bad:
         total = math.prod(scores.leading)

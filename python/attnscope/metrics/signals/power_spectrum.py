@@ -84,7 +84,8 @@ def power_spectrum(
         attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries.
         signal: "rows", each query's attention over the keys that it sees; "last", that of the last query;
             "mean", by key the mean over the queries that see it; "offset", the mean over visible pairs by
-            distance from the query's own key, which cross attention has not.
+            distance from the query's own key, which cross attention has not. Keys that no query sees, and
+            distances that no visible pair has, are left out.
         min_keys: shorter signals have no spectrum, and shorter rows do not enter the signal "mean".
         drop_first: leave out key 0 and divide each row by the rest: a sink column outweighs everything else.
         detrend: "mean" subtracts the mean of the signal before the window.
@@ -192,7 +193,8 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
         orders: the highest harmonic.
 
     Returns:
-        [..., orders − 1] float64, at least 0; NaN without power at θ.
+        [..., orders − 1] float64, at least 0; NaN without power at θ, and of a signal that is not finite,
+        with one warning.
 
     Raises:
         ValueError: fewer than two cycles of a θ in the signal, an empty signal or one of another dtype,
@@ -232,6 +234,7 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
             f"{name}: signal must hold two cycles of every theta, got {n} positions of {slowest} radians"
         )
     # each signal is a cloud of one point
+    _calls.warn_of_spoiled(name, ~values.detach().isfinite().all(-1), "signals")
     (ratios,) = placement.per_cloud(
         name,
         lambda signals, thetas: (_power_ratios(signals.squeeze(-2), thetas, orders),),

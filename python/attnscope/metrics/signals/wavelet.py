@@ -183,10 +183,11 @@ def scale_sensitivity(
         )
     resample = scalars.at_least(name, "resample", resample, 1)
     points = resample if compare == "coefficients" else 0
-    transforms = [
-        wavelet_transform(maps, lengths=map_lengths, resample=points, **options)
-        for maps, map_lengths in ((attention, lengths), (prefix, prefix_lengths))
-    ]
+    with _calls.named_as("wavelet_transform", name):
+        transforms = [
+            wavelet_transform(maps, lengths=map_lengths, resample=points, **options)
+            for maps, map_lengths in ((attention, lengths), (prefix, prefix_lengths))
+        ]
     by_rows = options.get("signal", "rows") == "rows"
     vectors = [
         transform.profile.flatten(-2)

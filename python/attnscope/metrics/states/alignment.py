@@ -13,11 +13,9 @@ import torch
 
 from attnscope import _calls, _checks, _core
 from attnscope._memory import memory_errors
-from attnscope._warn import warn
 from attnscope.arguments.host_copies import row_major
 from attnscope.arguments.transforms import is_forward_mode
 from attnscope.devices import placement
-from attnscope.errors import NonFiniteWarning
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics.closed_forms import aligned, uniform_causal_map
@@ -240,10 +238,7 @@ def _distances(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 
 def _warn_of_spoiled(function: str, distances: torch.Tensor, inside: torch.Tensor) -> None:
     """Warn where the distance of a token that belongs to a text is NaN; padding may hold anything."""
-    if bad := int((distances.isnan() & inside).sum()):
-        tokens = f"{bad} of {distances.numel()} tokens"
-        message = f"{function}: {tokens} hold NaN or infinite entries; their results are NaN"
-        warn(NonFiniteWarning(message, function, bad))
+    _calls.warn_of_spoiled(function, (distances.isnan() & inside).detach(), "tokens")
 
 
 def two_states(
@@ -311,14 +306,15 @@ def entropy_magnitude_correlation(
     name = "entropy_magnitude_correlation"
     places = _checks.places_argument(name, query_positions, query_lengths, cross)
     checked = _checks.attention_argument(name, attention, lengths, validate=validate, places=places)
-    entropy = attention_entropy(
-        checked.tensor,
-        support=support,
-        lengths=lengths,
-        query_positions=query_positions,
-        query_lengths=query_lengths,
-        cross=cross,
-    )
+    with _calls.named_as("attention_entropy", name):
+        entropy = attention_entropy(
+            checked.tensor,
+            support=support,
+            lengths=lengths,
+            query_positions=query_positions,
+            query_lengths=query_lengths,
+            cross=cross,
+        )
     return _correlation_of(entropy, before, after, real_queries=checked.queries_inside())
 
 
@@ -332,7 +328,9 @@ def _correlation_of(
     """`entropy_magnitude_correlation` from the entropies [..., q] and which queries are no padding."""
     name = "entropy_magnitude_correlation"
     words = "+ [d] do not broadcast to"
-    magnitude = _checks.expanded(f"{name}: states", _distances(before, after), entropy.shape, words)
+    with _calls.named_as("transformation_magnitude", name):
+        distances = _distances(before, after)
+    magnitude = _checks.expanded(f"{name}: states", distances, entropy.shape, words)
     _warn_of_spoiled(name, magnitude, real_queries)
     return pearson(entropy, magnitude, real_queries)
 

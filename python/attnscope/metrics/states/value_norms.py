@@ -28,7 +28,8 @@ def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Te
             f_j^h · f_j^g, [..., n, h, h].
 
     Returns:
-        [..., h, n] float64, at least 0; NaN where a value is not finite.
+        [..., h, n] float64, at least 0; NaN where a value, or its head's projection, is not finite, with one
+        warning.
 
     Raises:
         ValueError: no axes of heads, tokens and dimensions; a projection of other dimensions or heads.
@@ -55,9 +56,12 @@ def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Te
             f"{tuple(matrix.shape)}"
         )
     per_head = values.repeat_interleave(matrix.shape[1] // kv, -3)
-    finite = per_head.detach().isfinite().all(-1)
+    finite_heads = matrix.detach().isfinite().all(-1).all(0)
+    finite = per_head.detach().isfinite().all(-1) & finite_heads[:, None]
+    _calls.warn_of_spoiled(name, ~finite, "values of heads or their projections")
     # set to 0 before the products, which would carry NaN into the gradient of the projection
     per_head = torch.where(finite[..., None], per_head, 0.0)
+    matrix = torch.where(finite_heads[:, None], matrix, 0.0)
     if scalars.flag(name, "layer", layer):
         products = torch.einsum("Dhd,Dge->hdge", matrix, matrix)
         writes = torch.einsum("...hnd,hdge,...gne->...nhg", per_head, products, per_head)
@@ -100,7 +104,7 @@ def weighted_attention(
         validate: refuse NaN, infinite, negative and > 1.01 entries.
 
     Returns:
-        [..., h, n, n] float64, or [..., n, n]; NaN for maps that are not finite.
+        [..., h, n, n] float64, or [..., n, n]; NaN for maps and columns of norms that are not finite.
 
     Raises:
         ValueError: norms of another shape, and as `head_divergence`.
@@ -138,12 +142,14 @@ def weighted_attention(
     bad = int((~finite[..., 0]).sum())
     if not of_layer:
         weights = _checks.expanded(f"{name}: norms", weights, (*checked.leading, checked.n))
+        _calls.warn_of_spoiled(name, inside & ~weights.detach().isfinite(), "norms")
         weighted = maps * torch.where(inside, weights, 0.0)[..., None, :]
         return _calls.warn_non_finite(name, checked.layers, weighted, bad, "layers")
     count = checked.leading[-1]
     shape = (*checked.leading[:-1], checked.n, count, count)
     weights = _checks.expanded(f"{name}: norms", weights, shape)
     within = inside[..., 0, :, None, None]
+    _calls.warn_of_spoiled(name, within & ~weights.detach().isfinite(), "norms")
     squares = torch.einsum("...hij,...jhg,...gij->...ij", maps, torch.where(within, weights, 0.0), maps)
     # the root has no slope at 0
     zero = squares <= 0

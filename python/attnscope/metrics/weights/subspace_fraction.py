@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from attnscope import _calls
 from attnscope._evaluation import full_precision
 from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
@@ -187,7 +188,8 @@ def relative_subspace_fraction(
         right: orthonormal [..., in, k_R], directions that it reads.
 
     Returns:
-        `RelativeSubspaceFraction`; 1 for a matrix without preferred directions.
+        `RelativeSubspaceFraction`; 1 for a matrix without preferred directions, NaN for one of zeros or with
+        an entry that is not finite.
 
     Raises:
         ValueError: neither basis, or one that does not fit.
@@ -239,8 +241,11 @@ def matrix_argument(function: str, matrix: Any) -> Tensor | LowRank:
             _powers.in_range(weights_argument(function, "matrix", factor).contiguous())[0]
             for factor in (matrix.left, matrix.right)
         )
+        spoiled = ~(left.isfinite().all() & right.isfinite().all())
+        _calls.warn_of_spoiled(function, spoiled, "matrices")
         return LowRank(left, right, math.frexp(matrix.scale)[0])
     tensor = weights_argument(function, "matrix", matrix).contiguous()
+    _calls.warn_of_spoiled(function, ~tensor.detach().isfinite().all(-1).all(-1), "matrices")
     if tensor.dtype not in (torch.float32, torch.float64):
         return tensor.float()
     return _powers.in_range(tensor)[0]
