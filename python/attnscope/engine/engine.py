@@ -232,8 +232,20 @@ class Engine:
             )
 
     def _stored_units(self) -> list[str]:
-        """Return the names of the stored units, in the order of the plan."""
-        return [unit.id for unit in self.plan.units if unit.id in self.store]
+        """Return the names of the stored units that count, in the order of the plan."""
+        return [unit.id for unit in self.plan.units if self.counts(unit)]
+
+    def counts(self, unit: Unit) -> bool:
+        """Return True if a unit is stored and its rows belong to the run.
+
+        A stage of a skipped checkpoint that lacks units would give means over fewer texts than the others: it
+        waits for `resume`.
+        """
+        if unit.id not in self.store or not self.is_skipped(unit):
+            return unit.id in self.store
+        key = (unit.other, unit.variant, unit.seed)
+        stage = self.plan.units_of(unit.stage, unit.checkpoint)
+        return all(of.id in self.store for of in stage if (of.other, of.variant, of.seed) == key)
 
     def _stored_tables(self, units: Sequence[str]) -> list[str]:
         """Return the names of the tables that some units have rows of."""
@@ -324,7 +336,7 @@ class Engine:
         """Return True if the unit can never run: its checkpoint or all of its inputs were skipped."""
         return self.is_skipped(unit) or (
             bool(self.plan.stages[unit.stage].reads)
-            and all(read.id not in self.store and self.is_unreachable(read) for read in self.plan.reads(unit))
+            and all(not self.counts(read) and self.is_unreachable(read) for read in self.plan.reads(unit))
         )
 
     def is_skipped(self, unit: Unit) -> bool:
@@ -339,7 +351,7 @@ class Engine:
 
     def _input_digest(self, unit: Unit) -> str:
         """Return a digest of the stored units that a unit reads; one may have been skipped before."""
-        reads = [read for read in self.plan.reads(unit) if read.id in self.store]
+        reads = [read for read in self.plan.reads(unit) if self.counts(read)]
         return self.plan.digest_of(reads).hex() if reads else ""
 
     def work(self, unit: Unit) -> Outcome:
@@ -418,7 +430,7 @@ class Engine:
 
     def files(self, unit: Unit, table: str) -> list[Path]:
         """Return the files of a table that the unit may read, in the order of the plan."""
-        return self.store.files([read.id for read in self.plan.reads(unit)], table)
+        return self.store.files([read.id for read in self.plan.reads(unit) if self.counts(read)], table)
 
     def release(self, *, remove: bool = False) -> None:
         """Release the model in memory, and with `remove` delete its files in the hub's cache."""
