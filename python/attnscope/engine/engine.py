@@ -37,7 +37,7 @@ from attnscope.engine.run_folder import (
     with_stored_texts,
 )
 from attnscope.engine.stop import stop_signals
-from attnscope.errors import DiskFull, FolderLocked, Interrupted, UnitsFailed, command
+from attnscope.errors import DiskFull, FolderLocked, Interrupted, ResultsError, UnitsFailed, command
 from attnscope.models import Checkpoint, LoadedModel, LoadError
 from attnscope.models.checkpoints import folder_of
 from attnscope.models.tokens import Encoder
@@ -193,12 +193,8 @@ class Engine:
         names = [name for name in self._stored_tables(done) if not name.startswith("reduced-")]
         if not done or (self.plan.skipped and not names):  # a unit may be done, and have nothing to write
             raise LoadError(self.plan.reasons)
-        try:
+        with self._recorded(facts, lock):
             facts["tables"] = self._gather_tables(done, names)
-        except BaseException:
-            with suppress(OSError):  # the error at hand says more
-                write_provenance(self, facts, "interrupted")
-            raise
         facts["seconds"] = round(time.monotonic() - started, 3)
         write_provenance(self, facts, "finished")
         self._say_what_was_counted()
@@ -257,7 +253,7 @@ class Engine:
         total, done = len(self.plan.units), self.store.count()
         with stop_signals(self.say) as received, self.bar(total, self.label, done) as self._bar:
             self.stopping = lambda: bool(received)
-            try:
+            with self._recorded(facts, lock):
                 for outcome in self.executor.outcomes(self):
                     if outcome is not None:
                         models = len(self.total.models)
@@ -265,11 +261,6 @@ class Engine:
                         if len(self.total.models) > models:  # who goes on after a kill may not load it again
                             write_provenance(self, facts, "running")
                     lock.check()
-            except (FolderLocked, OSError):  # the folder is another's, or cannot be written
-                raise
-            except Exception:
-                write_provenance(self, facts, "interrupted")
-                raise
         if received:
             write_provenance(self, facts, "interrupted")
             raise Interrupted(received[0], str(self.folder))
@@ -279,6 +270,17 @@ class Engine:
                 f"{len(self.failed)} of {len(self.plan.units)} units were given up, all others are stored: "
                 f"{'; '.join(self.failed)}; {command('resume', self.folder)}"
             )
+
+    @contextmanager
+    def _recorded(self, facts: Mapping[str, Any], lock: FolderLock) -> Iterator[None]:
+        """Store that the run was interrupted where an error ends what is inside, while the folder is ours."""
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError, ResultsError, FolderLocked):  # the error at hand says more
+                lock.check()
+                write_provenance(self, facts, "interrupted")
+            raise
 
     def _store_outcome(self, outcome: Outcome) -> None:
         """Store the tables of a unit, or record why it has none."""

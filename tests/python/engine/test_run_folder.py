@@ -186,7 +186,15 @@ def test_a_process_killed_before_its_first_file_blocks_nothing(tmp_path, llama, 
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError("fiedler_value: 5 GB"), torch.OutOfMemoryError("CUDA out of memory"), ZeroDivisionError()],
+    [
+        *(MemoryError("fiedler_value: 5 GB"), torch.OutOfMemoryError("CUDA out of memory")),
+        *(
+            ZeroDivisionError(),
+            KeyboardInterrupt(),
+            OSError(errno.ENOSPC, "No space left on device", "heads"),
+        ),
+    ],
+    ids=lambda error: type(error).__name__,
 )
 def test_a_run_that_an_error_ends_is_not_called_running(tmp_path, call, llama, texts, monkeypatch, error):
     def work(engine, unit, compute=Engine.work):
@@ -198,8 +206,8 @@ def test_a_run_that_an_error_ends_is_not_called_running(tmp_path, call, llama, t
     (tmp_path / "study.yaml").write_text(settings.to_yaml(), "utf-8")
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "work", work)
-        if isinstance(error, ZeroDivisionError):
-            with pytest.raises(ZeroDivisionError):
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            with pytest.raises(type(error)):
                 run(settings)
         else:
             code, _, err = call("run", tmp_path / "study.yaml", "--no-draw", "-q")
