@@ -34,7 +34,7 @@ def report(
 
     Example: attnscope report runs/demo
     """
-    show(opened(folder).report(output))
+    _show_beside(output, opened(folder).report(output))
 
 
 def figures(
@@ -230,7 +230,7 @@ def compare(
     if csv is not None:
         with atomic_file(csv) as file:
             write_csv(frame, file)
-    show(answer if as_json else text)
+    _show_beside(csv, answer if as_json else text)
 
 
 def check(
@@ -319,7 +319,15 @@ def view(
             raise
         say(f"without matrices of sentence 0: {error}")
         page = look_at(results)
-    show(page.save(output or folder / "view.html"))
+    _show_beside(output, page.save(output or folder / "view.html"))
+
+
+def _show_beside(file: Path | None, answer: object) -> None:
+    """Print an answer, unless the file that was written is standard output, or another open one."""
+    from attnscope.results.files import descriptor_of
+
+    if file is None or descriptor_of(file) is None:
+        show(answer)
 
 
 def opened(folder: Path) -> Results:

@@ -37,7 +37,7 @@ from attnscope.engine.run_folder import (
     with_stored_texts,
 )
 from attnscope.engine.stop import stop_signals
-from attnscope.errors import DiskFull, FolderLocked, Interrupted, UnitsFailed, command
+from attnscope.errors import DiskFull, FolderLocked, Interrupted, ResultsError, UnitsFailed, command
 from attnscope.models import Checkpoint, LoadedModel, LoadError
 from attnscope.models.checkpoints import folder_of
 from attnscope.models.tokens import Encoder
@@ -193,12 +193,8 @@ class Engine:
         names = [name for name in self._stored_tables(done) if not name.startswith("reduced-")]
         if not done or (self.plan.skipped and not names):  # a unit may be done, and have nothing to write
             raise LoadError(self.plan.reasons)
-        try:
+        with self._recorded(facts, lock):
             facts["tables"] = self._gather_tables(done, names)
-        except BaseException:
-            with suppress(OSError):  # the error at hand says more
-                write_provenance(self, facts, "interrupted")
-            raise
         facts["seconds"] = round(time.monotonic() - started, 3)
         write_provenance(self, facts, "finished")
         self._say_what_was_counted()
@@ -232,8 +228,20 @@ class Engine:
             )
 
     def _stored_units(self) -> list[str]:
-        """Return the names of the stored units, in the order of the plan."""
-        return [unit.id for unit in self.plan.units if unit.id in self.store]
+        """Return the names of the stored units that count, in the order of the plan."""
+        return [unit.id for unit in self.plan.units if self.counts(unit)]
+
+    def counts(self, unit: Unit) -> bool:
+        """Return True if a unit is stored and its rows belong to the run.
+
+        A stage of a skipped checkpoint that lacks units would give means over fewer texts than the others: it
+        waits for `resume`.
+        """
+        if unit.id not in self.store or not self.is_skipped(unit):
+            return unit.id in self.store
+        key = (unit.other, unit.variant, unit.seed)
+        stage = self.plan.units_of(unit.stage, unit.checkpoint)
+        return all(of.id in self.store for of in stage if (of.other, of.variant, of.seed) == key)
 
     def _stored_tables(self, units: Sequence[str]) -> list[str]:
         """Return the names of the tables that some units have rows of."""
@@ -245,7 +253,7 @@ class Engine:
         total, done = len(self.plan.units), self.store.count()
         with stop_signals(self.say) as received, self.bar(total, self.label, done) as self._bar:
             self.stopping = lambda: bool(received)
-            try:
+            with self._recorded(facts, lock):
                 for outcome in self.executor.outcomes(self):
                     if outcome is not None:
                         models = len(self.total.models)
@@ -253,11 +261,6 @@ class Engine:
                         if len(self.total.models) > models:  # who goes on after a kill may not load it again
                             write_provenance(self, facts, "running")
                     lock.check()
-            except (FolderLocked, OSError):  # the folder is another's, or cannot be written
-                raise
-            except Exception:
-                write_provenance(self, facts, "interrupted")
-                raise
         if received:
             write_provenance(self, facts, "interrupted")
             raise Interrupted(received[0], str(self.folder))
@@ -267,6 +270,17 @@ class Engine:
                 f"{len(self.failed)} of {len(self.plan.units)} units were given up, all others are stored: "
                 f"{'; '.join(self.failed)}; {command('resume', self.folder)}"
             )
+
+    @contextmanager
+    def _recorded(self, facts: Mapping[str, Any], lock: FolderLock) -> Iterator[None]:
+        """Store that the run was interrupted where an error ends what is inside, while the folder is ours."""
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError, ResultsError, FolderLocked):  # the error at hand says more
+                lock.check()
+                write_provenance(self, facts, "interrupted")
+            raise
 
     def _store_outcome(self, outcome: Outcome) -> None:
         """Store the tables of a unit, or record why it has none."""
@@ -324,7 +338,7 @@ class Engine:
         """Return True if the unit can never run: its checkpoint or all of its inputs were skipped."""
         return self.is_skipped(unit) or (
             bool(self.plan.stages[unit.stage].reads)
-            and all(read.id not in self.store and self.is_unreachable(read) for read in self.plan.reads(unit))
+            and all(not self.counts(read) and self.is_unreachable(read) for read in self.plan.reads(unit))
         )
 
     def is_skipped(self, unit: Unit) -> bool:
@@ -339,7 +353,7 @@ class Engine:
 
     def _input_digest(self, unit: Unit) -> str:
         """Return a digest of the stored units that a unit reads; one may have been skipped before."""
-        reads = [read for read in self.plan.reads(unit) if read.id in self.store]
+        reads = [read for read in self.plan.reads(unit) if self.counts(read)]
         return self.plan.digest_of(reads).hex() if reads else ""
 
     def work(self, unit: Unit) -> Outcome:
@@ -418,7 +432,7 @@ class Engine:
 
     def files(self, unit: Unit, table: str) -> list[Path]:
         """Return the files of a table that the unit may read, in the order of the plan."""
-        return self.store.files([read.id for read in self.plan.reads(unit)], table)
+        return self.store.files([read.id for read in self.plan.reads(unit) if self.counts(read)], table)
 
     def release(self, *, remove: bool = False) -> None:
         """Release the model in memory, and with `remove` delete its files in the hub's cache."""

@@ -99,9 +99,9 @@ def _series(plan: Plan) -> None:
     labels: dict[str, int] = {}
     for position in range(len(plan.settings.models)):
         if position not in plan.checkpoints_by_model:
+            series = checkpoints_of(plan.settings, position)
             plan.checkpoints_by_model[position] = [
-                (checkpoint, fingerprint(checkpoint))
-                for checkpoint in checkpoints_of(plan.settings, position)
+                (checkpoint, fingerprint(checkpoint, len(series))) for checkpoint in series
             ]
         label = plan.checkpoints_by_model[position][0][0].model
         if fault := name_fault(label):

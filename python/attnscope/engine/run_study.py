@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -118,7 +119,8 @@ def resume(
 ) -> Results:
     """Continue a run that was stopped or killed, from its first missing unit.
 
-    Any executor may continue the run. Finished shards are merged first.
+    Any executor may continue the run. Finished shards are merged first. A finished run on a disk that cannot
+    be written is given as it is.
 
     Args:
         folder: the run folder.
@@ -157,7 +159,13 @@ def resume(
     with executor or LocalExecutor() as workers:
         engine = Engine(prepare(study), progress=progress, say=say, executor=workers)
         refuse = partial(refuse_other_study, engine.folder, study)
-        with engine.open_run(resume=True, refuse=refuse) as (facts, lock):
-            merge_shards(engine, parts, facts)
-            engine.finish(facts, lock)
+        try:
+            with engine.open_run(resume=True, refuse=refuse) as (facts, lock):
+                merge_shards(engine, parts, facts)
+                engine.finish(facts, lock)
+        except OSError as error:
+            # an archive that cannot be written: nothing is to be done where its run is finished
+            if error.errno != errno.EROFS or read_provenance(engine.folder).get("state") != FINISHED:
+                raise
+            refuse_changed(engine.folder, {"plan": engine.plan.digest})
     return load(engine.folder)

@@ -10,17 +10,24 @@ from __future__ import annotations
 import glob
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from attnscope.errors import ConfigError
 from attnscope.models.hub import hub_answers
+from attnscope.models.safetensors_header import read_header
 
 _STEP = re.compile(r"(?:step|checkpoint|ckpt|iter)[-_]?(\d+)", re.IGNORECASE)
 # Of whole numbers that 64 bits hold.
 _DIGITS = 18
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+#: Bytes of weights in a series up to which a fingerprint reads all of them, which takes about a second.
+READ_IN_FULL = 1024**3
+#: Pieces of a tensor that stand for one that is longer than all of them, and bytes of each.
+_PIECES, _PIECE = 16, 4096
+_BUFFER = 1024**2
 #: Folder names that say nothing about the model: the label then comes from the folder above.
 _PLAIN = frozenset({"hf", "model", "final", "checkpoints", "checkpoint", "main", "latest"})
 
@@ -105,25 +112,53 @@ def find_checkpoints(path: str, revisions: Sequence[str] = (), label: str = "") 
     )
 
 
-def fingerprint(checkpoint: Checkpoint) -> str:
+def fingerprint(checkpoint: Checkpoint, series: int = 1) -> str:
     """Return a digest that tells two sets of weights apart without reading gigabytes.
 
-    A folder counts by names, sizes, the head and evenly spaced samples of every weight file, and all of the
-    config; a hub id by the id and its revision.
+    A folder counts by names, sizes and contents of its configs and weight files; a hub id by the id and its
+    revision. Pieces of every tensor stand for the weights of a series of more than `READ_IN_FULL` bytes: a
+    change of few rows of a large matrix can go unnoticed there.
+
+    Args:
+        series: how many checkpoints share those bytes, each an equal part.
     """
     if not checkpoint.local:
         return hashlib.sha256(f"{checkpoint.path}@{checkpoint.revision}".encode()).hexdigest()[:16]
+    files = [
+        file
+        for file in sorted(Path(checkpoint.path).glob("*"))
+        if file.name in ("config.json", "adapter_config.json") or file.suffix == ".safetensors"
+    ]
+    sizes = [file.stat().st_size for file in files]
     digest = hashlib.sha256()
-    for file in sorted(Path(checkpoint.path).glob("*")):
-        if file.name not in ("config.json", "adapter_config.json") and file.suffix != ".safetensors":
-            continue
-        size = file.stat().st_size
+    for file, size in zip(files, sizes, strict=True):
         digest.update(f"{file.name}:{size}".encode())
+        is_long = sum(sizes) > READ_IN_FULL // series and file.suffix == ".safetensors"
         with open(file, "rb") as data:
-            for offset in sorted({0, *range(0, size, max(1, size // 64))}):
-                data.seek(offset)
-                digest.update(data.read(65536 if offset == 0 else 4096))
+            for begin, end in _pieces(file, size) if is_long else [(0, size)]:
+                data.seek(begin)
+                for offset in range(begin, end, _BUFFER):
+                    digest.update(data.read(min(_BUFFER, end - offset)))
     return digest.hexdigest()[:16]
+
+
+def _pieces(file: Path, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of bytes of a weight file that stand for all of it: the header, and of every tensor
+    the beginning, the end and evenly spaced pieces between them.
+    """
+    try:
+        starts = sorted({tensor.start for tensor in read_header(file)})
+    except ValueError:
+        starts = []  # who loads the file says what is wrong with it
+    header = min(starts[0] if starts else _PIECE, size)
+    yield 0, header
+    for start, end in pairwise([*(starts or [header]), size]):
+        if end - start <= _PIECES * _PIECE:
+            yield start, end
+            continue
+        for piece in range(_PIECES):
+            begin = start + (end - start - _PIECE) * piece // (_PIECES - 1)
+            yield begin, begin + _PIECE
 
 
 def folder_of(checkpoint: Checkpoint) -> Path:

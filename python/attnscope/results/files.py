@@ -86,15 +86,17 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that appears under its name complete and on disk, or not at all.
 
     Unfinished files of this name that killed writers have left go when nobody has written to them for
-    `ABANDONED` seconds. A device such as `/dev/stdout` has no such name and is written at once.
+    `ABANDONED` seconds. A device and an open file, such as `/dev/stdout`, are written at once.
 
     Raises:
         IsADirectoryError: a folder has the name.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.is_absolute() and path.parts[1:2] == ("dev",) and path.exists() and not path.is_file():
-        with naming(path), open(path, "wb") as stream:
+    number = descriptor_of(path)
+    if number is not None or (path.is_absolute() and path.parts[1:2] == ("dev",) and _is_device(path)):
+        # a file that is opened anew would be written from its beginning, over what others have written there
+        with naming(path), open(path if number is None else os.dup(number), "wb") as stream:
             yield stream
         return
     with _appearing(path, f".{os.getpid()}") as temporary, open(temporary, "xb") as file:
@@ -102,6 +104,24 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def descriptor_of(path: Path) -> int | None:
+    """Return the number of the open file of this process that a path such as `/dev/stdout` stands for, None
+    of others.
+
+    >>> descriptor_of(Path("/dev/fd/2")), descriptor_of(Path("/dev/null")), descriptor_of(Path("2"))
+    (2, None, None)
+    """
+    if path.parent == Path("/dev") and path.is_symlink():
+        path = path.parent / os.readlink(path)
+    folders = ("/dev/fd", f"/proc/{os.getpid()}/fd")
+    is_open = path.is_absolute() and path.name.isdecimal() and os.path.realpath(path.parent) in folders
+    return int(path.name) if is_open else None
+
+
+def _is_device(path: Path) -> bool:
+    return path.exists() and not path.is_file()
 
 
 def _remove_abandoned(path: Path, now: float) -> None:

@@ -177,7 +177,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
 
         Raises:
             MissingError: no such table or column; the message carries the nearest right name.
-            ResultsError: the file is damaged, or is not as the run wrote it.
+            ResultsError: the file is damaged, is not as the run wrote it, or does not fit into memory.
         """
         import pandas as pd
 
@@ -429,7 +429,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
 
-        from attnscope.results.store import dataset
+        from attnscope.results.store import dataset, refuse_more_than_memory
 
         files = self._stored().get(name)
         if files is None:
@@ -444,11 +444,13 @@ class Results(Mapping[str, "pd.DataFrame"]):
             if columns == ():
                 return stored.schema.empty_table()
             check_columns(name, columns or (), stored.schema.names)
+            refuse_more_than_memory(files, columns)
             return stored.to_table(columns=None if columns is None else list(columns))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise ResultsError(f"{error.filename or files[0]} {fault_of(error)}") from error
-            raise ResultsError(f"{files[0]} is not a readable Parquet file: {error}") from error
+            reason = " ".join(str(error).split())
+            raise ResultsError(f"{files[0]} is not a readable Parquet file: {reason}") from error
 
     def _verify(self, file: Path) -> None:
         """Raise ResultsError where a file of the run folder is not as it was written; each is hashed once."""

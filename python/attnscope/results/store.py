@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from attnscope._system import machine_free_bytes
 from attnscope.errors import DocumentError, ResultsError
 from attnscope.results.files import (
     atomic_file,
@@ -42,12 +43,15 @@ from attnscope.results.files import (
 )
 from attnscope.results.schema import nullable_type, pandas_note
 from attnscope.untrusted.documents import read_json
+from attnscope.untrusted.limits import MAX_PARQUET_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 #: Rows of a row group of a gathered table.
 ROW_GROUP = 65536
+#: Bytes of a number of a column; what is not here is text, of which the offset takes four.
+_BYTES = {"BOOLEAN": 0.125, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 #: The file of a unit that names its files, with their hashes and rows.
 UNIT_FILE = "unit.json"
 #: The folder of units that are damaged or of another plan.
@@ -235,16 +239,47 @@ def dataset(files: Sequence[Path]) -> Any:
     """
     import pyarrow as pa
     import pyarrow.dataset as ds
-    import pyarrow.parquet as pq
 
-    schemas = [pq.read_schema(file) for file in files]
+    schemas = [_opened(file)[1] for file in files]
     schema = schemas[0]
     if any(not other.equals(schema) for other in schemas):
         unified = pa.unify_schemas(schemas, promote_options="permissive")
         schema = unified.with_metadata(schema.metadata)
-    checking = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    checking = ds.ParquetFragmentScanOptions(
+        page_checksum_verification=True, thrift_container_size_limit=MAX_PARQUET_COLUMNS
+    )
     how = ds.ParquetFileFormat(default_fragment_scan_options=checking)
     return ds.dataset([str(file) for file in files], schema=schema, format=how)
+
+
+def _opened(file: Path) -> tuple[Any, Any]:
+    """Return what a Parquet file says of its row groups, and its schema, within the bounds of a reader."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file, thrift_container_size_limit=MAX_PARQUET_COLUMNS) as opened:
+        return opened.metadata, opened.schema_arrow
+
+
+def refuse_more_than_memory(files: Sequence[Path], columns: Sequence[str] | None) -> None:
+    """Raise ResultsError where columns of Parquet files (None: all) take more memory than is free.
+
+    A file of some kilobytes can describe billions of equal rows. No row is read.
+    """
+    needed = rows = 0
+    for file in files:
+        metadata = _opened(file)[0]
+        rows += metadata.num_rows
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for chunk in map(group.column, range(group.num_columns)):
+                if columns is None or chunk.path_in_schema.partition(".")[0] in columns:
+                    width = _BYTES.get(chunk.physical_type)
+                    text = 0 if width else chunk.total_uncompressed_size
+                    needed += chunk.num_values * (width or 4) + text
+    if needed > (free := machine_free_bytes()):
+        raise ResultsError(
+            f"{files[0]}: {rows:,} rows take at least {needed / 1024**3:.1f} GB of memory, and "
+            f"{free / 1024**3:.1f} GB are free"
+        )
 
 
 def with_missing(files: Sequence[Path], schema: pa.Schema) -> list[str]:

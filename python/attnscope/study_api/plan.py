@@ -136,6 +136,10 @@ class Plan:
             self._read[key] = read, self.digest_of(read)
         return self._read[key]
 
+    def units_of(self, stage: str, checkpoint: Checkpoint | None) -> Sequence[Unit]:
+        """Return the units of a stage, in the order of the plan; None is every checkpoint's."""
+        return self._of[stage, checkpoint]
+
     def restrict(self, samples: Collection[int], checkpoints: Collection[Checkpoint]) -> None:
         """Keep the units of some checkpoints, reading some texts alone; names of units stay as they were.
 

@@ -7,10 +7,14 @@ import resource
 import shutil
 import threading
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
 import attnscope as asc
+from attnscope._system import machine_free_bytes
 from attnscope.config.run_config import RunConfig
 from attnscope.engine import prepared_run
 from attnscope.engine.executors.shards import gather, run_shard
@@ -18,6 +22,8 @@ from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError, DiskFull, FolderLocked, LinkRefused, ResultsError
 from attnscope.models import LoadError
 from attnscope.results.folder_lock import FolderLock
+from attnscope.results.results import Results
+from attnscope.untrusted.limits import MAX_PARQUET_COLUMNS
 from folders import sentences, study, table_bytes
 
 
@@ -309,6 +315,39 @@ def test_a_damaged_study_is_a_line(copied, call, content, message):
     code, out, _ = call("check", copied)
     assert code == 1
     assert message in out
+
+
+def forgotten(folder, name, table, **options):
+    """Put a table into a run folder that says nothing of its hash; returns the file."""
+    file = folder / "tables" / f"{name}.parquet"
+    pq.write_table(table, file, compression="zstd", **options)
+    facts = json.loads((folder / "provenance.json").read_text("utf-8"))
+    facts["tables"].pop(name, None)
+    (folder / "provenance.json").write_text(json.dumps(facts), "utf-8")
+    return file
+
+
+def test_rows_that_take_more_memory_than_there_is_are_refused_before_one_is_read(copied):
+    count = 2**22
+    zeros = {"layer": np.zeros(count, np.int64), "entropy": np.zeros(count), "is_flat": np.zeros(count, bool)}
+    file = forgotten(copied, "heads", pa.table(zeros))
+    assert file.stat().st_size < 2**17
+    # as many small files as take twice the memory of this machine
+    copies = 2 * machine_free_bytes() // (count * 16)
+    results = Results(files={"heads": [file] * copies})
+    with pytest.raises(ResultsError, match=r"rows take at least [\d.]+ GB of memory, and [\d.]+ GB are free"):
+        results.table("heads")
+    assert results.column_names("heads") == list(zeros)
+    assert Results(files={"heads": [file]}).table("heads", ["is_flat"]).shape == (count, 1)
+
+
+def test_a_table_of_too_many_columns_is_a_line(copied, call):
+    names = [f"c{at}" for at in range(MAX_PARQUET_COLUMNS + 1)]
+    forgotten(copied, "heads", pa.table({name: [0.0] for name in names}), use_dictionary=False)
+    code, _, err = call("tables", copied)
+    assert code == 1
+    assert "heads.parquet is not a readable Parquet file" in err
+    assert len(err.splitlines()) == 1
 
 
 def test_pipes_do_not_block(copied, call, llama, texts, tmp_path):

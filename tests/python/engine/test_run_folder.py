@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -186,7 +187,15 @@ def test_a_process_killed_before_its_first_file_blocks_nothing(tmp_path, llama, 
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError("fiedler_value: 5 GB"), torch.OutOfMemoryError("CUDA out of memory"), ZeroDivisionError()],
+    [
+        *(MemoryError("fiedler_value: 5 GB"), torch.OutOfMemoryError("CUDA out of memory")),
+        *(
+            ZeroDivisionError(),
+            KeyboardInterrupt(),
+            OSError(errno.ENOSPC, "No space left on device", "heads"),
+        ),
+    ],
+    ids=lambda error: type(error).__name__,
 )
 def test_a_run_that_an_error_ends_is_not_called_running(tmp_path, call, llama, texts, monkeypatch, error):
     def work(engine, unit, compute=Engine.work):
@@ -198,8 +207,8 @@ def test_a_run_that_an_error_ends_is_not_called_running(tmp_path, call, llama, t
     (tmp_path / "study.yaml").write_text(settings.to_yaml(), "utf-8")
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "work", work)
-        if isinstance(error, ZeroDivisionError):
-            with pytest.raises(ZeroDivisionError):
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            with pytest.raises(type(error)):
                 run(settings)
         else:
             code, _, err = call("run", tmp_path / "study.yaml", "--no-draw", "-q")
@@ -208,6 +217,25 @@ def test_a_run_that_an_error_ends_is_not_called_running(tmp_path, call, llama, t
     facts = json.loads((folder / "provenance.json").read_text("utf-8"))
     assert (facts["state"], facts["units"]["stored"]) == ("interrupted", 1)
     assert resume(folder).provenance["units"]["stored"] == facts["units"]["planned"]
+
+
+def test_a_finished_run_on_a_disk_that_is_read_only_is_read(tmp_path, llama, texts):
+    settings = study(tmp_path, llama, texts, metrics=["fiedler_value"])
+    folder = run(settings).path
+    read_only = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder} && "
+    in_namespace = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*in_namespace, f"{read_only} true"], check=False, capture_output=True).returncode:
+        pytest.skip("a folder cannot be mounted read-only here")
+    for arguments in ("resume {} --no-draw -q", "report {} -o {}.html"):
+        words = arguments.replace("{}", str(folder))
+        command = f"{read_only} {sys.executable} -m attnscope {words}"
+        done = subprocess.run([*in_namespace, command], check=False, capture_output=True, text=True)
+        assert (done.returncode, "Read-only" in done.stderr) == (0, False), (words, done.stderr)
+    facts = json.loads((folder / "provenance.json").read_text("utf-8"))
+    (folder / "provenance.json").write_text(json.dumps({**facts, "state": "interrupted"}), "utf-8")
+    command = f"{read_only} {sys.executable} -m attnscope resume {folder} -q"
+    done = subprocess.run([*in_namespace, command], check=False, capture_output=True, text=True)
+    assert (done.returncode, "Read-only file system" in done.stderr) == (1, True)
 
 
 def test_a_folder_that_arrow_cannot_name_is_refused_before_anything_is_measured(

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.engine.executors.executor import LocalExecutor
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError, OtherModel, ResultsError
 from attnscope.models import LoadError, loading
 from folders import model_folder, study
+from models import tiny
 
 
 def test_a_series_of_checkpoints_is_ordered_by_integer_step(tmp_path, checkpoints, texts):
@@ -55,6 +57,40 @@ def test_a_broken_checkpoint_in_mid_sweep_is_skipped_and_named(tmp_path, checkpo
     shutil.copy(checkpoints / "step2" / "model.safetensors", weights)
     with pytest.raises(ConfigError, match="the texts or the weights have changed"):
         resume(results.path)
+
+
+def test_a_checkpoint_that_is_skipped_in_its_middle_has_no_rows_until_it_loads(tmp_path, texts, messages):
+    for step in (0, 2, 10):
+        folder = model_folder(tmp_path / "m" / f"step{step}", seed=step)
+        tiny("llama", seed=step, hidden_size=32, intermediate_size=32, num_hidden_layers=2).save_pretrained(
+            folder, max_shard_size="20KB"
+        )
+        (folder / "model.safetensors").unlink()
+    settings = study(tmp_path, str(tmp_path / "m"), str(texts), block=2)
+    undisturbed = run(settings.model_copy(update={"name": "undisturbed"}))
+
+    def stop_behind_its_first_unit(unit):
+        if unit.checkpoint and unit.checkpoint.step == 2 and unit.inputs[0].sentence.sample > 1:
+            raise KeyboardInterrupt
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, executor=LocalExecutor(stop_behind_its_first_unit))
+    folder = tmp_path / "runs" / settings.name
+    stored = len(list((folder / "units").glob("*/samples.parquet")))
+    index = tmp_path / "m" / "step2" / "model.safetensors.index.json"
+    index.rename(tmp_path / "index.json")
+    results = resume(folder, say=messages.append)
+    assert [entry["checkpoint"] for entry in results.provenance["skipped"]] == ["m step2"]
+    for table in ("samples", "heads", "head_means"):
+        assert sorted(set(results[table]["step"])) == [0, 10], table
+    # what was measured is not lost
+    (tmp_path / "index.json").rename(index)
+    resume(folder)
+    assert stored == 5
+    assert results.provenance["units"]["stored"] > stored
+    for file in sorted((undisturbed.path / "tables").glob("*.parquet")):
+        assert (folder / "tables" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
 def test_weights_that_the_architecture_lacks_are_never_random(tmp_path, llama, texts):

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ import pytest
 
 from attnscope.errors import DiskFull, FolderLocked
 from attnscope.results import folder_lock
-from attnscope.results.files import ABANDONED, atomic_file, atomic_folder, write_bytes
+from attnscope.results.files import ABANDONED, atomic_file, atomic_folder, descriptor_of, write_bytes
 from attnscope.results.folder_lock import FolderLock
 from attnscope.results.store import Store, repeating
 from folders import until
@@ -214,6 +215,20 @@ def test_gather_writes_bounded_row_groups(store, tmp_path, monkeypatch):
     assert pq.read_metadata(tmp_path / "a.parquet").num_row_groups == 2
     store.gather(list(NAMES), "bars", tmp_path / "b.parquet")
     assert pq.read_table(tmp_path / "b.parquet").column_names == ["birth"]
+
+
+def test_an_open_file_goes_on_where_it_is(tmp_path):
+    """A name such as /dev/stdout, which a shell has led into a file, was replaced by a file of that name."""
+    with open(tmp_path / "log", "wb") as log:
+        log.write(b"before ")
+        log.flush()
+        for folder in ("/dev/fd", "/proc/self/fd", f"/proc/{os.getpid()}/fd"):
+            write_bytes(Path(folder, str(log.fileno())), b"page ")
+            assert os.path.islink(f"/proc/self/fd/{log.fileno()}")
+        log.write(b"behind")
+    assert (tmp_path / "log").read_bytes() == b"before page page page behind"
+    assert [descriptor_of(Path("/dev", name)) for name in ("stdin", "stdout", "stderr")] == [0, 1, 2]
+    assert descriptor_of(tmp_path / "1") is None
 
 
 def test_atomic_file_leaves_the_old_content_when_writing_fails(tmp_path):

@@ -9,11 +9,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.planning import make_plan
 from attnscope.errors import ConfigError
-from attnscope.models import Encoder, LoadError, find_checkpoints, hub, load_model, load_tokenizer, step_of
+from attnscope.models import (
+    Encoder,
+    LoadError,
+    checkpoints,
+    find_checkpoints,
+    hub,
+    load_model,
+    load_tokenizer,
+    step_of,
+)
 from attnscope.models.checkpoints import fingerprint
 from attnscope.models.inputs.context_length import context_length
 from folders import model_folder, series, tokenizer
@@ -125,6 +135,54 @@ def test_fingerprints_follow_the_weights(tmp_path):
     assert fingerprint(find_checkpoints(str(tmp_path / "copy"))[0]) == first
     hub = find_checkpoints("gpt2", ["a", "b"])
     assert fingerprint(hub[0]) != fingerprint(hub[1])
+
+
+def _change(folder, name, entry=...):
+    """Change one tensor of a checkpoint in place: all of it, some rows or a single number."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights[name][entry] += 1
+    save_file(weights, file)
+
+
+def test_one_number_changed_in_place_is_another_fingerprint(tmp_path):
+    checkpoint = find_checkpoints(str(model_folder(tmp_path / "m")))[0]
+    seen = {fingerprint(checkpoint)}
+    for name, weight in load_file(tmp_path / "m" / "model.safetensors").items():
+        _change(tmp_path / "m", name, tuple(length // 3 for length in weight.shape))
+        seen.add(fingerprint(checkpoint))
+    assert len(seen) == 1 + len(load_file(tmp_path / "m" / "model.safetensors"))
+
+
+def test_every_matrix_of_large_weights_is_in_the_fingerprint(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "READ_IN_FULL", 1024)
+    checkpoint = find_checkpoints(str(model_folder(tmp_path / "m", hidden_size=128)))[0]
+    file = tmp_path / "m" / "model.safetensors"
+    torch.manual_seed(0)
+    weights = {**load_file(file), "between": torch.randn(768, 768), "last": torch.zeros(())}
+    layers = [(f"model.layers.{at}.{name}", weights[name].clone()) for at in range(3) for name in weights]
+    save_file(dict(layers), file)
+    seen, names = {fingerprint(checkpoint)}, list(load_file(file))
+    for name in names:
+        _change(tmp_path / "m", name)
+        seen.add(fingerprint(checkpoint))
+    assert len(seen) == 1 + len(names)
+    # the rows by which one of twelve heads writes
+    for head in range(12):
+        _change(tmp_path / "m", "model.layers.1.between", slice(64 * head, 64 * head + 64))
+        seen.add(fingerprint(checkpoint))
+    assert len(seen) == 1 + len(names) + 12
+
+
+def test_a_weight_file_that_is_none_has_a_fingerprint(tmp_path, monkeypatch):
+    checkpoint = find_checkpoints(str(model_folder(tmp_path / "m")))[0]
+    for limit in (2**20, 2):
+        monkeypatch.setattr(checkpoints, "READ_IN_FULL", limit)
+        seen = set()
+        for content in (b"", b"\xff" * 9, bytes(500_000), b"\0" * 499_999 + b"1"):
+            (tmp_path / "m" / "model.safetensors").write_bytes(content)
+            seen.add(fingerprint(checkpoint))
+        assert len(seen) == 4
 
 
 def test_dtype_is_kept_or_as_asked(tmp_path):

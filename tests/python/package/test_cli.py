@@ -241,6 +241,22 @@ def test_tables_as_text_latex_csv_and_json(call, finished, tmp_path):
     assert (code, "did you mean 'heads'" in err) == (2, True)
 
 
+@pytest.mark.parametrize("to", ["file", "pipe"])
+def test_standard_output_holds_nothing_but_the_page(finished, tmp_path, to):
+    """The page was overwritten by its name where standard output is a file, and followed by it in a pipe."""
+    command = [sys.executable, "-m", "attnscope", "compare", str(finished / "a"), str(finished / "b")]
+    command += ["--csv", "/dev/fd/1"]
+    if to == "pipe":
+        page = subprocess.run(command, capture_output=True, check=True).stdout
+    else:
+        with open(tmp_path / "page", "wb") as file:
+            subprocess.run(command, stdout=file, check=True)
+        page = (tmp_path / "page").read_bytes()
+    in_place = subprocess.run([*command[:-1], str(tmp_path / "table.csv")], capture_output=True, check=True)
+    assert page == (tmp_path / "table.csv").read_bytes()
+    assert in_place.stdout
+
+
 @pytest.mark.parametrize("place", [".", "..", "", "/"])
 def test_a_folder_in_the_place_of_a_file_is_an_error_of_one_line(call, finished, place):
     """A path without a name ended in "PosixPath('.') has an empty name"."""

@@ -241,7 +241,7 @@ class _Driver:
         """Return references to the tables that a unit reads and its worker lacks, by number of their unit."""
         store, references = self._engine.store, {}
         for read in self._engine.plan.reads(unit):
-            if read.id in store and read.id not in worker.has:
+            if self._engine.counts(read) and read.id not in worker.has:
                 if read.id not in self._sent:
                     names = self._tables & set(store.rows(read.id))
                     self._sent[read.id] = self._ray.put({name: store.read(read.id, name) for name in names})

@@ -67,6 +67,9 @@ class RunState(Protocol):
     def is_ready(self, unit: Unit) -> bool:
         """Return True if all that a unit reads is stored, or never will be."""
 
+    def counts(self, unit: Unit) -> bool:
+        """Return True if a unit is stored and its rows belong to the run."""
+
     def show(self, text: str) -> None:
         """Write a text behind the progress bar."""
 

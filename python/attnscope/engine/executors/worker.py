@@ -121,14 +121,19 @@ class Worker:
 
     def _verify(self, unit: Unit) -> None:
         """Raise LoadError if this machine has other files than the driver."""
-        weights = dict(pair for pairs in self._checkpoints.values() for pair in pairs)
+        weights = {
+            checkpoint: (digest, len(series))
+            for series in self._checkpoints.values()
+            for checkpoint, digest in series
+        }
         for checkpoint in (unit.checkpoint, unit.other):
             if checkpoint is None or checkpoint in self._verified or not checkpoint.local:
                 continue
             title, path, host = checkpoint.title, checkpoint.path, socket.gethostname()
             if not Path(path).is_dir():
                 raise LoadError(f"{title}: there is no folder {path} on {host}")
-            if fingerprint(checkpoint) != weights[checkpoint]:
+            digest, series = weights[checkpoint]
+            if fingerprint(checkpoint, series) != digest:
                 raise LoadError(f"{title}: in {path} on {host} lie other weights than the driver found")
             self._verified.add(checkpoint)
 
