@@ -60,7 +60,7 @@ def blocks_and_controls(units: Units, study: AttentionLikelihood) -> Cut:
 def find(study: AttentionLikelihood, unit: Unit, run: StageRun) -> None:
     """Find the word of every text, and the pairs of texts that exchange words.
 
-    What a model lacks for the study is said here, before anything is replaced or measured.
+    A model that gives no maps is refused here, before anything is replaced or measured.
     """
     checks.require_maps(run)
     targets.store(run, targets.find(unit, run, study.options))

@@ -173,8 +173,8 @@ def test_a_further_draw_lies_between_the_ends_of_a_null_as_often_as_is_said(draw
     drawn = np.random.default_rng(draws).standard_normal((draws + 1, 20_000))
     low, high = null_ends(drawn[1:])
     assert ((low <= drawn[0]) & (drawn[0] <= high)).mean() == pytest.approx(coverage, abs=0.012)
-    said = 95 if draws >= DRAWS_OF_95 else round(100 * coverage)
-    assert f"{said} %" in null_words(draws)
+    percent = 95 if draws >= DRAWS_OF_95 else round(100 * coverage)
+    assert f"{percent} %" in null_words(draws)
 
 
 def test_a_null_without_a_finite_draw_has_no_ends():
