@@ -516,11 +516,22 @@ def test_the_axis_of_changed_answers_holds_every_random_direction():
     drawn = FIGURES["steering_curve"](Results(tables))
     (ax,) = drawn.figure.axes
     assert "contrasts" not in drawn.caption
+    assert "bands: random directions of the same length, the range of " in drawn.caption
     several = pd.concat([tables["interventions"], tables["interventions"].assign(contrast="impossible")])
     caption = FIGURES["steering_curve"](Results({"interventions": several})).caption
     assert f"prompts, mean over the contrasts {U}, impossible; bands" in caption
     band = ax.collections[0].get_paths()[0].vertices[:, 1]
     assert band.max() == 1.0 < ax.get_ylim()[1]
+
+
+def test_captions_say_nothing_of_a_control_that_is_not_drawn():
+    """Without random weights the caption of a run still said what their range was."""
+    table = detection().assign(model="m", revision="", step=-1, n=80)
+    drawn = FIGURES["confounds"](Results({"detection": table}))
+    assert "intervals over templates." in drawn.caption
+    untrained_rows = of_seeds(table[table["score"] == "auc"], 0.5, "auc")
+    drawn = FIGURES["confounds"](Results({"detection": table, "detection_variants": untrained_rows}))
+    assert "intervals over templates; of random weights, the range of initialisations." in drawn.caption
 
 
 def test_figures_along_the_boundary_count_the_prompts_of_each_contrast():

@@ -56,10 +56,11 @@ def dimension_by_depth(results: Results, options: Options) -> Drawn:
     axes[0][1].set_title("ratio")
     for ax in axes[0]:
         layers_below(ax)
+    untrained = "" if random is None else "; dashed, the same prompts through random weights"
     return captioned(
         figure_,
-        "Left: bars are 95 % jackknife intervals over templates, drawn side by side; dashed, the same "
-        "prompts through random weights. Right: dotted edges of a contrast's colour: its exchanged "
+        f"Left: bars are 95 % jackknife intervals over templates, drawn side by side{untrained}. Right: "
+        "dotted edges of a contrast's colour: its exchanged "
         f"labellings, {null_words(_labellings(results))}; {counts_of(tests)}.",
         subject,
     )
