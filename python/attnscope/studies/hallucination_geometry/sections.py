@@ -232,6 +232,8 @@ def _geometry(page: Page) -> None:
 def _fewer_draws(rows: pd.DataFrame) -> str:
     """Return what the null of tests by few random directions is, in words; "" where all have enough."""
     of_directions = where(rows, quantity=OF_DIRECTIONS)
+    if of_directions.empty:
+        return ""
     counts = {int(count) for count in of_directions["labellings"].dropna()}
     few = sorted(count for count in counts if count < DRAWS_OF_95)
     return "".join(f"; of few directions {null_words(count)}" for count in few)
