@@ -70,7 +70,8 @@ def first_token_trajectory(model: nn.Module, inputs: Mapping[str, Any]) -> Traje
         Trajectory. gap is rounding for every causal model: below 1e-5 in float32, 1e-12 in float64.
 
     Raises:
-        NotImplementedError: an encoder, an encoder-decoder, or a model whose blocks are not found.
+        NotImplementedError: an encoder, an encoder-decoder, or a model whose blocks are not found,
+            or in which a token is several states at once (Gemma 3n).
         ValueError: inputs without token ids, a text without a token.
 
     Example:
@@ -95,14 +96,15 @@ def trajectory_and_states(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[
     """Return the result of `first_token_trajectory`, and all states that it was taken from, L + 1 of [B, n,
     D].
     """
-    ids, mask = _tokens("first_token_trajectory", inputs)
-    require_causal("first_token_trajectory", model, ids)
+    name = "first_token_trajectory"
+    ids, mask = _tokens(name, inputs)
+    require_causal(name, model, ids)
     rows, first = torch.arange(len(ids), device=ids.device), mask.int().argmax(-1)
     states = _states(
-        model, _forward_arguments(model, {**inputs, "input_ids": ids, "attention_mask": mask.long()})
+        name, model, _forward_arguments(model, {**inputs, "input_ids": ids, "attention_mask": mask.long()})
     )
     first_only = {"input_ids": ids[rows, first][:, None], "attention_mask": mask.new_ones(len(ids), 1).long()}
-    single = [state[:, 0].double() for state in _states(model, first_only)]
+    single = [state[:, 0].double() for state in _states(name, model, first_only)]
     path = torch.stack([state[rows, first].double() for state in states])
     norm = path.norm(dim=-1)
     cosine = torch.full(norm.shape[:1], torch.nan, dtype=torch.float64, device=norm.device)
@@ -322,13 +324,18 @@ def _forward_arguments(model: nn.Module, inputs: dict[str, Any]) -> dict[str, An
     return {**inputs, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
 
 
-def _states(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
+def _states(function: str, model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
     """Return the states that enter block 0 and that leave each block, [B, n, D] each."""
     states: list[Tensor] = []
     with forward(model, inputs, Forward(sites=("hidden", "block_output"))) as layers:
         for layer in layers:
             states += [layer.hidden] if not states else []
             states.append(layer.block_output)
+            if states[0].ndim != 3:
+                raise NotImplementedError(
+                    f"{type(model).__name__}: a token enters the first block as several states, {function} "
+                    f"needs one; got shape {tuple(states[0].shape)}"
+                )
     return states
 
 

@@ -20,6 +20,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -206,7 +207,8 @@ def features_of(
     blocks: list[_Block] = []
     used: set[str] = set()
     for table in (name for name in TABLES if name in results.tables()):
-        for column, block in _blocks(results, table, samples, declared, columns, also, bool(of_answers)):
+        facts_of = _ColumnFacts(declared, results, table)
+        for column, block in _blocks(results, table, samples, facts_of, columns, also, bool(of_answers)):
             used.add(column)
             blocks.append(block)
     if missing := [column for column in columns or () if column not in used]:
@@ -282,7 +284,7 @@ def _blocks(
     results: Any,
     table: str,
     samples: np.ndarray[Any, Any],
-    declared: Mapping[str, Any],
+    facts_of: _ColumnFacts,
     columns: Sequence[str] | None,
     also: Sequence[str],
     of_answers: bool,
@@ -301,7 +303,7 @@ def _blocks(
     numeric = [
         name
         for name in numeric_columns(frame)
-        if name not in _PLACES and _is_asked(name, table, columns, also, declared)
+        if name not in _PLACES and _is_asked(name, table, columns, also, facts_of)
     ]
     if not numeric or not len(frame):
         return
@@ -319,7 +321,7 @@ def _blocks(
     for name in numeric:
         values = np.full((len(samples), len(places)), np.nan)
         values[rows, place_of_row] = frame[name].to_numpy(np.float64, na_value=np.nan)
-        facts = _facts(name, declared)
+        facts = facts_of.of(name)
         levels = facts.get("levels")
         chosen = range(len(places))
         if extra == "index":
@@ -347,22 +349,56 @@ def _is_asked(
     table: str,
     columns: Sequence[str] | None,
     also: Sequence[str],
-    declared: Mapping[str, Any],
+    facts_of: _ColumnFacts,
 ) -> bool:
     """Return True if a column of a table becomes features."""
     if columns is not None:
         return column in columns
-    facts = _facts(column, declared)
+    facts = facts_of.of(column)
     if facts.get("heads_only") and TABLES[table]:
         return False
     ranked = not table.endswith("vectors") or (bool(facts.get("axes")) and facts["axes"][0] in RANKED)
     return ranked and (column in also or facts.get("kind") not in LEFT_OUT)
 
 
-def _facts(column: str, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of a column: from the run, or else from the metric that declares it."""
-    if column in declared:
-        return dict(declared[column])
+@dataclass(frozen=True)
+class _ColumnFacts:
+    """Kinds, bounds and other facts of the columns of a table.
+
+    Attributes:
+        declared: by the run, by column; nothing else is asked of a column in it.
+        results: that the table is of.
+        table: its name.
+    """
+
+    declared: Mapping[str, Any]
+    results: Any
+    table: str
+
+    def of(self, column: str) -> dict[str, Any]:
+        """Return what the run says of a column; or else what its metric does, and the file's kind and bounds.
+
+        A study may store something else under a metric's name, such as a rate over heads of what each head
+        has or has not.
+        """
+        if column in self.declared:
+            return dict(self.declared[column])
+        return {**_metric_facts(column), **self._stored.get(column, {})}
+
+    @cached_property
+    def _stored(self) -> dict[str, dict[str, Any]]:
+        """Kind and bounds of each column as the table's file says them; a table in memory may say none."""
+        facts: dict[str, dict[str, Any]] = {}
+        for column in self.results.schema(self.table):
+            metadata = {key.decode(): text.decode() for key, text in (column.metadata or {}).items()}
+            facts[column.name] = {"kind": metadata["kind"]} if "kind" in metadata else {}
+            bounds = (name for name in ("low", "high") if name in metadata)
+            facts[column.name] |= {name: json.loads(metadata[name]) for name in bounds}
+        return facts
+
+
+def _metric_facts(column: str) -> dict[str, Any]:
+    """Return what the metric says that declares a column; {} without one, or where torch is not installed."""
     try:
         from attnscope.metrics.discovery import registry
     except ImportError:  # a folder is read where torch is not installed

@@ -248,6 +248,9 @@ class Results(Mapping[str, "pd.DataFrame"]):
     def features(self, columns: Sequence[str] | None = None) -> Any:
         """Return a row of features for each text, for classifiers; see `attnscope.results.features`.
 
+        Where torch is not installed, what metrics alone say is missing: names and options of metrics in
+        `about`, and vectors; of head means, numbers of single heads are features too.
+
         Args:
             columns: only these columns of the tables; None: all but positions, constants and numbers per
                 token.

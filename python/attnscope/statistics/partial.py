@@ -24,7 +24,7 @@ from attnscope.statistics.correlations import (
     fisher_z,
     rank_of,
 )
-from attnscope.statistics.intervals import bootstrap
+from attnscope.statistics.intervals import FEWEST, bootstrap
 from attnscope.statistics.rounding import varies
 
 Array = npt.NDArray[np.float64]
@@ -120,9 +120,10 @@ def within_correlation(
     """Return Spearman's correlation of versions of one text, its mean over texts.
 
     Without association the variance of the correlation of k versions over their orders is exactly 1/(k − 1),
-    ties or not, so Σ r/√(Σ 1/(k − 1)) is nearly normal. p tests that no text has an association, and the
-    interval is of the mean over texts: where texts have strong ones of either sign, whose mean is 0, p is
-    below .05 in .2 to .3 of cases beside an interval that holds 0.
+    ties or not, so Σ r/√(Σ 1/(k − 1)) is nearly normal where no text has an association. The interval is of
+    the mean over texts, which may be 0 while texts have strong ones of either sign: there that normal's p is
+    below .05 in .2 to .3 of cases. So from five texts on, where there is an interval, p is the larger of it
+    and Student's of the mean over texts, and speaks of what the interval does.
 
     Args:
         x: one number a version.
@@ -135,10 +136,10 @@ def within_correlation(
         seed: of the bootstrap.
 
     Returns:
-        Correlation: mean over texts with its bootstrap interval over texts, two-sided p of the normal, and
-        the number of texts. A text with fewer than three versions, or whose x or y is constant, does not
-        count; NaN without a text. With covariates the interval is that of `correlation` with texts as units,
-        and the p-value is NaN.
+        Correlation: mean over texts with its bootstrap interval over texts, two-sided p, and the number of
+        texts; below five texts p is that of no association in any of them. A text with fewer than three
+        versions, or whose x or y is constant, does not count; NaN without a text. With covariates the
+        interval is that of `correlation` with texts as units, and the p-value is NaN.
 
     Raises:
         ValueError: different lengths, confidence outside (0, 1), draws below 1.
@@ -171,7 +172,11 @@ def within_correlation(
     mean = bootstrap(correlations[defined], confidence=confidence, draws=draws, seed=seed)
     variance = sum(1 / (len(part) - 1) for part, is_defined in zip(parts, defined, strict=True) if is_defined)
     z = float(correlations[defined].sum()) / math.sqrt(variance)
-    return Correlation(mean.estimate, mean.low, mean.high, float(2 * special.ndtr(-abs(z))), mean.n)
+    p_value = float(2 * special.ndtr(-abs(z)))
+    error = float(correlations[defined].std(ddof=1)) / math.sqrt(mean.n) if mean.n >= FEWEST else 0.0
+    if error > 0:
+        p_value = max(p_value, float(2 * special.stdtr(mean.n - 1, -abs(mean.estimate) / error)))
+    return Correlation(mean.estimate, mean.low, mean.high, p_value, mean.n)
 
 
 def _columns(

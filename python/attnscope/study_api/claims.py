@@ -55,9 +55,13 @@ CLAIM_COLUMNS = (
     Column("null", meaning="The border of the claim: the value that an absent effect would give."),
     Column("range_low", meaning="Smallest of several values of the statistic (draws, layers); no interval."),
     Column("range_high", meaning="Largest of them."),
-    Column("control_mean", meaning="Mean of the control's values."),
-    Column("control_low", meaning="Smallest value of the control."),
-    Column("control_high", meaning="Largest value of the control."),
+    Column(
+        "control_mean",
+        meaning="Mean of the control's values. Those of a counterpart of the statistic, as an area is of its "
+        "excess, are moved by what the two differ by, so that they stand as far from `value`.",
+    ),
+    Column("control_low", meaning="Smallest value of the control, moved likewise."),
+    Column("control_high", meaning="Largest value of the control, moved likewise."),
     *columns("ratio", "p_value", "p_adjusted", low=0.0, high=1.0),
     Column(
         "correction",
@@ -177,19 +181,30 @@ class Control(NamedTuple):
         values = np.asarray(self.values, dtype=float)
         return np.asarray(values[np.isfinite(values)], dtype=np.float64)
 
+    def beside(self, value: float) -> npt.NDArray[np.float64]:
+        """Return the finite values moved so that they are as far from an estimate as from its counterpart.
+
+        >>> Control("models with random weights", [0.5, 0.6], measured=0.8).beside(0.25).round(3).tolist()
+        [-0.05, 0.05]
+        """
+        return self.finite() + (0.0 if math.isnan(self.measured) else value - self.measured)
+
     def describe(self) -> str:
-        """Return number, mean and largest of the values that were seen.
+        """Return number, mean and ends of the values that were seen, and their counterpart if there is one.
 
         >>> Control("models with random weights", [0.5, 0.58]).describe()
         '2 models with random weights: 0.5, 0.58'
         >>> Control("other heads", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]).describe()
         '6 other heads: mean 0.35, from 0.1 to 0.6'
+        >>> Control("models with random weights", [0.5] * 5, measured=0.8).describe()
+        '5 models with random weights: mean 0.5, from 0.5 to 0.5, where 0.8 is measured'
         """
         values = self.finite()
         if len(values) < FEWEST_CONTROLS:
             return f"{len(values)} {self.name}: {', '.join(map(rounded, values))}".rstrip(": ")
         ends = f"from {rounded(values.min())} to {rounded(values.max())}"
-        return f"{len(values)} {self.name}: mean {rounded(values.mean())}, {ends}"
+        counterpart = "" if math.isnan(self.measured) else f", where {rounded(self.measured)} is measured"
+        return f"{len(values)} {self.name}: mean {rounded(values.mean())}, {ends}{counterpart}"
 
     def exceedance(self, value: float, region: Region) -> float:
         """Return the p-value of a value among the control's draws, in a claim's direction.
@@ -580,8 +595,8 @@ def _numbers(estimate: Estimate) -> dict[str, Any]:
     seen = [control for control in estimate.controls if len(control.finite())]
     if seen:
         sign = 1.0 if math.isinf(estimate.region.high) else -1.0
-        closest = max(seen, key=lambda control: float((sign * control.finite()).max()))
-        values = closest.finite()
+        all_values = [control.beside(estimate.value) for control in seen]
+        values = max(all_values, key=lambda values: float((sign * values).max()))
         numbers |= {
             "control_mean": float(values.mean()),
             "control_low": float(values.min()),

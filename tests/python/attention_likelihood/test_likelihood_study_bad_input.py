@@ -7,8 +7,8 @@ import pytest
 
 import attnscope as asc
 from attnscope.engine.run_study import run
-from attnscope.errors import ConfigError
-from folders import model_folder, sentences
+from attnscope.errors import ConfigError, LoadError
+from folders import model_folder, sentences, tokenizer
 from likelihood_study import encoder_folder, settings, texts_of
 from models import tiny
 from placeholders import placeholders
@@ -179,3 +179,17 @@ def test_half_precision_is_measured_and_named_in_the_report(folder, texts, tmp_p
     assert (words["log_likelihood"] != words["log_likelihood"].astype("float32")).any()
     assert isinstance(asc.load(tmp_path / "a").table("claims")["verdict"].iloc[0], str)
     assert dtype in results.report().read_text("utf-8")
+
+
+def test_a_model_of_pictures_and_text_is_refused_by_name(texts, tmp_path):
+    """CLIP reads tokens beside a picture alone; the run ended in Python's own error about None."""
+    from transformers import CLIPConfig, CLIPModel
+
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text = {**shape, "vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = CLIPConfig(text_config=text, vision_config={**shape, "image_size": 12, "patch_size": 4})
+    CLIPModel(config).save_pretrained(tmp_path / "clip")
+    tokenizer().save_pretrained(tmp_path / "clip")
+    with pytest.raises(LoadError, match="clip: capture: the attention of CLIPModel cannot be captured"):
+        run(settings(tmp_path / "clip", texts, tmp_path), progress=False)
+    assert not list((tmp_path / "a" / "units").glob("[0-9]*"))

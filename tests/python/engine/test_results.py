@@ -32,6 +32,7 @@ from attnscope.results.summaries import grouped, kinds_of, typical
 from attnscope.statistics.rounding import ROUNDED_FLOAT32
 from attnscope.study_api.tables import Column, Rows, Table
 from attnscope.study_api.unfinished import unfinished
+from folders import sink_study
 
 
 def heads(steps=(0, 2, 10), samples=2, layers=2, n_heads=2, model="toy"):
@@ -358,6 +359,31 @@ except ImportError as error:
     assert done.returncode == 0, done.stderr
     expected = "attnscope.fiedler_value needs torch, which is not installed; attnscope.load does not\n"
     assert done.stdout == expected
+
+
+def test_features_without_torch_are_those_with_it(llama, texts, tmp_path):
+    """Kinds and bounds stand in the files: without them positions and constants would be features."""
+    from attnscope.engine.run_study import run
+
+    finished = run(sink_study(tmp_path / "runs", llama, texts, protocols="exact"), progress=False)
+    expected = finished.features()
+    assert {"value", "count"} <= set(expected.about["kind"])
+    code = f"""
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None       # any import of them raises
+import attnscope as asc
+table = asc.load({str(finished.path)!r}).features()
+print(table.about[["name", "kind", "low", "high"]].to_json(orient="records"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    columns = ["name", "kind", "low", "high"]
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    expected_rows = json.loads(expected.about[columns].to_json(orient="records"))
+    assert [rows[row["name"]] for row in expected_rows] == expected_rows
+    assert rows["sink_rate__l00h00"]["kind"] == "value", "the study stores a share, the metric a flag"
+    # which numbers a mean over heads has not is said by metrics alone
+    assert all(name.endswith("mean") for name in {*rows} - {row["name"] for row in expected_rows})
 
 
 def test_a_run_that_was_stopped_is_read_from_its_units(tmp_path):

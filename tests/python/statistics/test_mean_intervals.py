@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import attnscope as asc
 from attnscope import statistics
@@ -124,6 +125,20 @@ def test_intervals_that_hold_together_leave_unknown_tails_out():
     single = statistics.mean_intervals([other], together=True)
     np.testing.assert_allclose([low[1], high[1]], np.ravel(single), rtol=1e-12)
     assert low[2] == high[2] == pytest.approx(0.3)
+
+
+def test_what_tied_samples_miss_together_is_what_is_equal_by_chance():
+    """Of 32 means of five samples of three values .24 of sets miss one: those whose samples are equal."""
+    rng, of_equal, of_others, sets = np.random.default_rng(1), 0, 0, 150
+    for _ in range(sets):
+        values = rng.integers(0, 3, size=(32, 5)) / 2
+        low, high = statistics.mean_intervals(values, together=True)
+        missed, equal = (low > 0.5) | (high < 0.5), np.ptp(values, axis=1) == 0
+        of_equal += bool((missed & equal).any())
+        of_others += bool((missed & ~equal).any())
+    by_law = 1 - (1 - 2 * 3.0**-5) ** 32
+    assert stats.binomtest(of_equal, sets, by_law).pvalue > 0.001
+    assert of_others <= 0.05 * sets
 
 
 @pytest.mark.parametrize("noise", [1e-13, 1e-9, 1e-7])

@@ -154,9 +154,25 @@ def test_the_mean_over_texts_and_its_z_against_scipy():
     assert result.r == pytest.approx(np.mean(correlations), abs=1e-12)
     assert result.n == 8  # the last text has two versions
     z = sum(correlations) / math.sqrt(sum(1 / ((texts == t).sum() - 1) for t in range(8)))
-    assert result.p_value == pytest.approx(2 * stats.norm.sf(abs(z)), abs=1e-12)
+    of_mean = stats.ttest_1samp(correlations, 0.0).pvalue
+    assert result.p_value == pytest.approx(max(2 * stats.norm.sf(abs(z)), of_mean), abs=1e-12)
+    four = statistics.within_correlation(x[:18], y[:18], texts[:18], draws=300)
+    few = sum(correlations[:4]) / math.sqrt(sum(1 / ((texts == t).sum() - 1) for t in range(4)))
+    assert math.isnan(four.low)
+    assert four.p_value == pytest.approx(2 * stats.norm.sf(abs(few)), abs=1e-12)
     interval = statistics.bootstrap(correlations, draws=300, seed=3)
     assert (result.low, result.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
+
+
+def test_p_within_texts_speaks_of_the_mean_as_the_interval_does():
+    """Texts of strong correlations of either sign, whose mean is 0: p was below .05 in .26 of cases."""
+    rng = np.random.default_rng(3)
+    texts, small = np.repeat(np.arange(12), 8), 0
+    for _ in range(300):
+        x, noise = rng.normal(size=(2, 12, 8))
+        y = rng.choice([-1.0, 1.0], (12, 1)) * x + 0.7 * noise
+        small += within_correlation(x.ravel(), y.ravel(), texts, draws=20).p_value < 0.05
+    assert stats.binomtest(small, 300, 0.05, alternative="greater").pvalue > 0.01
 
 
 def test_texts_that_say_nothing_do_not_count():

@@ -438,6 +438,16 @@ def test_gradients_of_a_model_without_a_vocabulary_head_are_refused_by_name(home
         run(settings, say=lambda text: None)
 
 
+def test_gradients_of_a_classifier_are_refused_by_name():
+    """ELECTRA's discriminator has a score for each token, no vocabulary: the loss ended in torch's error."""
+    from transformers import ElectraConfig, ElectraForPreTraining
+
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = ElectraForPreTraining(ElectraConfig(**shape, vocab_size=97, embedding_size=32)).eval()
+    with pytest.raises(LoadError, match=r"ElectraForPreTraining predicts no tokens: .*shape \(1, 3\)"):
+        asc.second_moments(model, [[5, 6, 7]], gradients=True)
+
+
 def test_an_encoder_has_no_prediction_subspace_and_says_so(home, tmp_path):
     shutil.copy(home / "texts.jsonl", tmp_path)
     for name, seed in (("base", 0), ("tuned", 1)):

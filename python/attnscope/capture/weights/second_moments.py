@@ -64,7 +64,7 @@ def second_moments(
     Raises:
         ValueError: no text, one with fewer than two tokens after `skip_first`, which have no spread about
             their mean, strings without a tokenizer, half precision with gradients.
-        LoadError: gradients of a model without a vocabulary head.
+        LoadError: gradients of a model without a vocabulary head, such as a classifier.
 
     Example:
         >>> import torch, attnscope as asc
@@ -210,6 +210,7 @@ class Tracer:
                     f"second_moments: {type(self.model).__name__} has no vocabulary head, whose loss has "
                     "gradients; load it with its head, or take gradients=False (options.gradients=false)"
                 )
+            _check_logits(self.model, result.logits, inputs["input_ids"])
             loss = _loss(result.logits[0], inputs["input_ids"][0], labels, generator)
             sources = [*outputs.values(), *weights.values()]
             grads = torch.autograd.grad(loss, sources, allow_unused=True)
@@ -290,6 +291,17 @@ class Tracer:
 def _differentiable(_: nn.Module, args: Any, output: Tensor) -> Tensor:
     # parameters are frozen, so something at the bottom must ask for the graph
     return output if output.requires_grad else output.requires_grad_(True)
+
+
+def _check_logits(model: nn.Module, logits: Any, ids: Tensor) -> None:
+    """Raise where logits are no scores of a vocabulary at every token, as of a classifier."""
+    shape = tuple(getattr(logits, "shape", ()))
+    if len(shape) != 3 or shape[:2] != tuple(ids.shape) or shape[2] <= int(ids.max()):
+        raise LoadError(
+            f"second_moments: {type(model).__name__} predicts no tokens: for {ids.shape[1]} tokens its "
+            f"logits have shape {shape}; load it with its vocabulary head, or take gradients=False "
+            "(options.gradients=false)"
+        )
 
 
 def _loss(logits: Tensor, ids: Tensor, labels: str, generator: torch.Generator | None) -> Tensor:

@@ -118,8 +118,8 @@ def blocks_and_controls(units: Units, study: AbsolutePosition) -> Cut:
 def check(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
     """Check identities of the model, and record how it tells positions apart."""
     tier_of(run)  # a model of pictures ends here, by its name
-    check_model(run)
     try:
+        check_model(run)
         encodings.record(run, imposed(study.options))
     except NotImplementedError as error:
         raise LoadError(str(error)) from None

@@ -45,6 +45,13 @@ class Version:
     log_likelihood: Tensor
 
 
+def require_maps(run: StageRun) -> None:
+    """Raise LoadError where the model gives no attention maps of a text of tokens."""
+    batch = next(iter(run.batches()))
+    for _ in run.layers(chosen_rows(batch, [0])):
+        return
+
+
 def check(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
     """Check every identity on a few texts and store the outcomes."""
     versions = run.read("versions")

@@ -58,7 +58,11 @@ def blocks_and_controls(units: Units, study: AttentionLikelihood) -> Cut:
 
 @STAGES.stage(all_texts, writes=("targets",))
 def find(study: AttentionLikelihood, unit: Unit, run: StageRun) -> None:
-    """Find the word of every text, and the pairs of texts that exchange words."""
+    """Find the word of every text, and the pairs of texts that exchange words.
+
+    A model that gives no maps is refused here, before anything is replaced or measured.
+    """
+    checks.require_maps(run)
     targets.store(run, targets.find(unit, run, study.options))
 
 

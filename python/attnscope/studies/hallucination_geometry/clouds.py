@@ -14,6 +14,7 @@ from torch import Tensor
 import attnscope as asc
 from attnscope.statistics import jackknife
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, balanced, buckets
+from attnscope.studies.hallucination_geometry.evidence import null_ends
 
 if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
@@ -208,7 +209,7 @@ def _null(
         space = Space(cloud, options)
         drawn.append(np.append(space.dimensions(all_points)[0], space.fragmentation(all_points)[0]))
     named = [*(("local_dimension", k) for k in options.dimension_k), ("two_nn", 0), ("fragmentation", 0)]
-    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    low, high = null_ends(drawn)
     run.write(
         "clouds",
         layer=layer,

@@ -14,6 +14,7 @@ from attnscope.statistics import benjamini_hochberg, jackknife, max_t
 from attnscope.statistics.detection import areas, auc, direction_scores, in_units, narrowed, probe_scores
 from attnscope.studies.hallucination_geometry.clouds import Space, compare, describe, template_jackknife
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, contrasts
+from attnscope.studies.hallucination_geometry.evidence import null_ends
 from attnscope.studies.hallucination_geometry.questions import bag_of_words
 from attnscope.studies.hallucination_geometry.states import Stored
 
@@ -232,7 +233,7 @@ def _write(
         )
         for at, layer in enumerate(numbers):
             value, drawn, _, _, p_value, ways, low, high = layers[layer]
-            bounds = np.nanquantile(drawn, [0.025, 0.975]) if np.isfinite(drawn).any() else (np.nan, np.nan)
+            bounds = null_ends(drawn)
             rows.append(
                 {
                     "layer": layer,

@@ -27,7 +27,7 @@ from attnscope.errors import ConfigError, LoadError
 from attnscope.statistics import benjamini_hochberg, max_t
 from attnscope.studies.hallucination_geometry import published_protocol
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
-from attnscope.studies.hallucination_geometry.evidence import exceedance
+from attnscope.studies.hallucination_geometry.evidence import exceedance, null_ends
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:
@@ -67,10 +67,12 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
                 contrast, states_of_contrast, options.sensitivity.directions, run.settings.seed
             )
             spreads[contrast.name, layer] = spread(contrast, states_of_contrast)
-            if read is not None:
-                gains[contrast.name, layer] = read.gain(
-                    many_directions(run, spreads, contrast, layer)
-                ).numpy()
+            if read is None:
+                continue
+            directions = many_directions(run, spreads, contrast, layer)
+            # states that do not spread have no direction to compare with, and `_readout` leaves them out
+            if bool(directions.isfinite().all()):
+                gains[contrast.name, layer] = read.gain(directions).numpy()
     if "ruscio2026" in run.settings.protocols:
         published_protocol.measure(run, table, all_contrasts, good, options)
     if read is not None:
@@ -304,7 +306,7 @@ def _refusal_tests(
             drawn = drawn[np.isfinite(drawn)]
             below, above = int((drawn <= value).sum()), int((drawn >= value).sum())
             p_value = min(1.0, 2 * (1 + min(below, above)) / (1 + len(drawn))) if len(drawn) else math.nan
-            ends = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (math.nan, math.nan)
+            ends = null_ends(drawn)
             run.write(
                 "contrasts",
                 layer=layer,
@@ -380,9 +382,12 @@ def _tests(
             ]
             ends = np.cumsum([1, *sizes])
             places[layer] = {kind: slice(ends[at], ends[at + 1]) for at, kind in enumerate(KINDS)}
-        fisher = np.array([logs[layer][0, 0] for layer in measured])
-        drawn = [logs[layer][0, places[layer]["covariance"]] for layer in measured]
-        _rows(run, contrast, "log_fisher_ratio", measured, fisher, np.stack(drawn, 1))
+        drawn = {layer: logs[layer][0, places[layer]["covariance"]] for layer in measured}
+        spreading = [layer for layer in measured if len(drawn[layer])]
+        if spreading:
+            fisher = np.array([logs[layer][0, 0] for layer in spreading])
+            others = np.stack([drawn[layer] for layer in spreading], 1)
+            _rows(run, contrast, "log_fisher_ratio", spreading, fisher, others)
         _transport_rows(run, contrast, measured, logs, places)
 
 
@@ -403,14 +408,15 @@ def _transport_rows(
     for layer in layers:
         value = float(logs[layer][1, 0])
         drawn = {kind: logs[layer][1, places[layer][kind]] for kind in ("isotropic", "labels")}
-        sides = {kind: value > float(np.mean(null)) for kind, null in drawn.items()}
+        # labels of states that do not spread give no direction
+        sides = {value > float(np.mean(null)) for null in drawn.values() if len(null)}
         p_values = [exceedance(value, null) for null in drawn.values()]
-        p_value = 1.0 if len(set(sides.values())) > 1 else float(np.max(p_values))
+        p_value = 1.0 if len(sides) > 1 else float(np.max(p_values))
         rows.append((layer, value, drawn["isotropic"], math.nan if np.isnan(p_values).any() else p_value))
     tested = sum(not math.isnan(p_value) for *_, p_value in rows)
     for layer, value, null, p_value in rows:
         centre = float(np.mean(null))
-        low, high = np.nanquantile(null - centre, [0.025, 0.975])
+        low, high = null_ends(null - centre)
         run.write(
             "contrasts",
             layer=layer,
@@ -517,7 +523,7 @@ def _rows(
     centre = others.mean(0)
     p_values, adjusted = p_values_of_layers(observed, others)
     for at, layer in enumerate(layers):
-        low, high = np.nanquantile(others[:, at] - centre[at], [0.025, 0.975])
+        low, high = null_ends(others[:, at] - centre[at])
         run.write(
             "contrasts",
             layer=layer,
@@ -572,7 +578,7 @@ def _readout(
             gain, others = float(read.gain(v)), gains[contrast.name, layer]
             values.append(math.log(gain))
             drawn.append(np.log(others))
-            ends = np.quantile(others, [0.025, 0.975])
+            ends = null_ends(others)
             for k in (size for size in options.readout_k if size <= len(read.gram)):
                 top, bottom = read.share(v, k), read.share(v, k, "bottom")
                 shares = [

@@ -126,6 +126,48 @@ def widen_by_draws(
     return value - math.hypot(value - low, reach), value + math.hypot(high - value, reach)
 
 
+#: The fewest draws of a null of which a further one lies between the smallest and the largest in 95 of 100.
+DRAWS_OF_95 = 39
+
+
+def null_ends(drawn: Any) -> np.ndarray[Any, Any]:
+    """Return the ends [2, ...] between which a further draw lies in 95 of 100 cases; draws: [m, ...].
+
+    They are order statistics at (m + 1)·0.025 and (m + 1)·0.975 (Weibull's rule): the chance is that of ranks
+    and needs no law. Fewer than 39 draws have no such ends: theirs are the smallest and the largest,
+    between which a further one lies in (m − 1) of (m + 1) cases.
+
+    >>> null_ends(np.arange(20.0)).tolist(), null_ends(np.arange(99.0)).round(6).tolist()
+    ([0.0, 19.0], [1.5, 96.5])
+    """
+    values = np.asarray(drawn, dtype=float)
+    columns = values.reshape(len(values), math.prod(values.shape[1:])).T
+    finite = (column[np.isfinite(column)] for column in columns)
+    ends = [
+        np.quantile(column, [0.025, 0.975], method="weibull") if len(column) else [math.nan, math.nan]
+        for column in finite
+    ]
+    return np.array(ends).reshape(-1, 2).T.reshape(2, *values.shape[1:])
+
+
+def null_words(draws: int) -> str:
+    """Return what the ends of a null of so many draws hold, in words.
+
+    >>> null_words(999), null_words(20)
+    ('95 % of draws', 'the range of 20 draws (90 % of further ones)')
+    """
+    return "95 % of draws" if draws >= DRAWS_OF_95 else range_words(draws)
+
+
+def range_words(draws: int) -> str:
+    """Return how much the range of some draws holds, in words: (m − 1)/(m + 1) whatever their law.
+
+    >>> range_words(20)
+    'the range of 20 draws (90 % of further ones)'
+    """
+    return f"the range of {draws} draws ({100 * max(draws - 1, 0) / (draws + 1):.0f} % of further ones)"
+
+
 def exceedance(value: float, null: np.ndarray[Any, Any]) -> float:
     """Return the two-sided p of a value among draws of its null: that of one more draw, t on n − 1.
 

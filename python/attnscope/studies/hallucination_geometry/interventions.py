@@ -346,7 +346,12 @@ class _Fitted:
                 if kind == "labels"
                 else asc.null_directions(without_difference, kind, draws=how.controls, seed=seed)
             )
-            self.directions += [(kind, at, v.norm() * direction) for at, direction in enumerate(drawn)]
+            # states that do not spread have no such direction, and a move of length 0 is no control
+            self.directions += [
+                (kind, at, v.norm() * direction)
+                for at, direction in enumerate(drawn)
+                if bool(direction.isfinite().all())
+            ]
         self.centre = states_of_folds[~labels].mean(0)
         main = _main(states_of_folds[~labels] - self.centre)
         other = _main(states_of_folds[labels] - states_of_folds[labels].mean(0))[:, : main.shape[1]]

@@ -22,7 +22,7 @@ from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.hallucination_geometry.claims import CLAIMS
 from attnscope.studies.hallucination_geometry.contrasts import buckets
-from attnscope.studies.hallucination_geometry.evidence import in_blocks
+from attnscope.studies.hallucination_geometry.evidence import DRAWS_OF_95, in_blocks, null_words
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.stored_options import stored_options
 from attnscope.study_api.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED, ClaimRow
@@ -31,6 +31,8 @@ from attnscope.study_api.rows import first_as
 from attnscope.study_api.selection import where
 
 WORDS = CLAIMS.sentences
+#: Quantities whose null is of random directions, as many as `labellings` says.
+OF_DIRECTIONS = ("log_fisher_ratio", "log_transport_ratio", "log_gain_ratio", "refusal_alignment")
 TITLE = "Signals of not knowing in a model's states"
 INTERVALS = (
     "Intervals are 95 % with templates of questions as the unit: bootstrap for areas and differences of "
@@ -214,14 +216,27 @@ def _geometry(page: Page) -> None:
         }
         cells = {
             "value": number_cells("value"),
-            "null, 95 %": interval_cells("null_low", "null_high"),
+            "null": interval_cells("null_low", "null_high"),
             "p": number_cells("p_value"),
             "adjusted p": number_cells("p_adjusted"),
             "by": text_cells("correction", ""),
             "pairs": text_cells("n_pairs"),
         }
-        caption = "Tests by exchanged labels or random directions, layer of the smallest p."
+        caption = (
+            "Tests by exchanged labels or random directions, layer of the smallest p. Null: ends that hold "
+            f"95 % of draws{_fewer_draws(rows)}."
+        )
         show(page, "tests", caption, best, names, cells)
+
+
+def _fewer_draws(rows: pd.DataFrame) -> str:
+    """Return what the null of tests by few random directions is, in words; "" where all have enough."""
+    of_directions = where(rows, quantity=OF_DIRECTIONS)
+    if of_directions.empty:
+        return ""
+    counts = {int(count) for count in of_directions["labellings"].dropna()}
+    few = sorted(count for count in counts if count < DRAWS_OF_95)
+    return "".join(f"; of few directions {null_words(count)}" for count in few)
 
 
 def _along(page: Page) -> None:

@@ -14,6 +14,11 @@ from attnscope.study_api.tables import Column, Table, columns
 C = CHECKPOINT_KEYS
 _DRAWN = {"draw": "Which of several random ones; −1: nothing is drawn."}
 _RATES = tuple(Column(name, kind="ratio", low=0.0, high=1.0) for name in ("p_value", "p_adjusted"))
+#: What the ends of a null's draws are, as in `evidence.null_ends`.
+NULL_ENDS = (
+    "A further draw lies between the ends in 95 of 100 cases; of m draws below 39 they are the smallest and "
+    "the largest, and hold (m − 1)/(m + 1) of further ones (20 draws: .90)."
+)
 
 TABLES = (
     CHECKS,
@@ -38,7 +43,7 @@ TABLES = (
         (*C, "layer", "bucket", "null", "quantity", "k", "protocol"),
         (
             Column("value", meaning="Of null clouds their mean."),
-            Column("low", meaning="Delete-a-template interval; of null clouds the range of 95 %."),
+            Column("low", meaning=f"Delete-a-template interval; of null clouds: {NULL_ENDS}"),
             Column("high"),
             *columns("count", "n", "duplicates", "tied"),
         ),
@@ -49,7 +54,9 @@ TABLES = (
         "contrasts",
         (*C, "layer", "contrast", "quantity", "k", "protocol"),
         (
-            *columns("value", "value", "low", "high", "null_mean", "null_low", "null_high"),
+            *columns("value", "value", "low", "high", "null_mean"),
+            Column("null_low", meaning=NULL_ENDS),
+            Column("null_high"),
             *_RATES,
             Column("correction", "string", "text"),
             Column("n_pairs", kind="count"),

@@ -93,6 +93,33 @@ def test_a_model_of_pictures_is_refused_by_name(texts, tmp_path):
         run(settings(tmp_path / "vit", texts, tmp_path, **QUICK), progress=False)
 
 
+def test_a_model_whose_tokens_are_several_states_is_refused_by_name(texts, tmp_path):
+    """Gemma 3n carries several residual streams; its state of the first token is no row of them."""
+    import transformers
+
+    from models import needs_configuration
+
+    needs_configuration("Gemma3nTextConfig")
+    shape = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = transformers.Gemma3nTextConfig(
+        **shape,
+        vocab_size_per_layer_input=97,
+        hidden_size_per_layer_input=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        layer_types=["full_attention"] * 2,
+        num_kv_shared_layers=0,
+        laurel_rank=4,
+        altup_num_inputs=2,
+        activation_sparsity_pattern=[0.0] * 2,
+    )
+    transformers.Gemma3nForCausalLM(config).save_pretrained(tmp_path / "m")
+    tokenizer().save_pretrained(tmp_path / "m")
+    with pytest.raises(LoadError, match="Gemma3nForCausalLM: a token enters the first block as several sta"):
+        run(settings(tmp_path / "m", texts, tmp_path, **QUICK), progress=False)
+
+
 def test_an_encoder_decoder_is_refused_before_anything_is_said_of_it(folder, texts, tmp_path):
     path = model_folder(tmp_path / "t5", "t5")
     with pytest.raises(LoadError, match=r"^t5: t5 has an encoder; absolute_position needs a causal map$"):

@@ -140,3 +140,12 @@ def test_heads_without_a_residual_are_none_of_those_that_were_tested():
     values = {"residual": [0.3, 0.1, np.nan], "p_adjusted": [0.01, 0.5, np.nan]}
     table = pd.DataFrame({**keys, **place, "head": [0, 1, 2], **values})
     assert "0.05): 1 of 2." in FIGURES["residual_maps"](Results({"position": table})).caption
+
+
+def test_a_negative_residual_sets_no_colour_scale():
+    """An estimate of −5 beside .3 made a thousandth of 5 the least that is seen."""
+    keys = {"model": "m", "revision": "", "step": -1, "layer": 1}
+    place = {"queries": "early", "arm": "base", "input": "windows", "sink_advantage": 0.5, "p_adjusted": 0.5}
+    table = pd.DataFrame({**keys, **place, "head": [0, 1], "residual": [0.3, -5.0]})
+    image = FIGURES["residual_maps"](Results({"position": table})).figure.axes[0].images[0]
+    assert image.norm.vmax == pytest.approx(0.3)

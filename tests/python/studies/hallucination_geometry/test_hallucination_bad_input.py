@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import attnscope as asc
@@ -369,6 +370,20 @@ def test_states_that_are_not_finite_leave_their_layer_out(folder, texts, tmp_pat
     results = run(settings(folder, texts, tmp_path, **FAST), progress=False)
     assert set(results.table("contrasts")["layer"]) == {-1, 0}
     assert any("layer 1: 1 states are not finite" in note for note in results.provenance["notes"])
+
+
+def test_a_layer_in_which_all_states_are_equal_has_no_directions(texts, tmp_path):
+    """The first block adds nothing of earlier tokens: prompts end alike, and so do its states."""
+    path = model_folder(tmp_path / "m")
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.0.self_attn.o_proj.weight"].zero_()
+    save_file(weights, file, metadata={"format": "pt"})
+    options = {**FAST, "sensitivity": {"prompts": 2, "directions": 3, "refusal": ["u", "n"]}}
+    results = run(settings(path, texts, tmp_path, **options), progress=False)
+    readout = results.table("readout")
+    assert set(readout["layer"]) == {1}
+    assert set(results.table("sensitivity")["layer"]) == {1}
 
 
 def test_outcomes_need_enough_of_either(folder, texts, tmp_path):

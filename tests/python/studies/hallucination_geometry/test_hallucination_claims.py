@@ -11,13 +11,20 @@ import pytest
 from matplotlib import figure as mpl
 from scipy import stats
 
+from attnscope.plots.figure import Options
 from attnscope.report.section import Page
 from attnscope.results.results import Results
 from attnscope.studies.hallucination_geometry.claims import CLAIMS, Evidence
 from attnscope.studies.hallucination_geometry.contrasts import of_both_outcomes, with_outcomes
-from attnscope.studies.hallucination_geometry.evidence import exceedance, widen
+from attnscope.studies.hallucination_geometry.evidence import (
+    DRAWS_OF_95,
+    exceedance,
+    null_ends,
+    null_words,
+    widen,
+)
 from attnscope.studies.hallucination_geometry.figures import FIGURES
-from attnscope.studies.hallucination_geometry.figures.along import draw_means, means_by
+from attnscope.studies.hallucination_geometry.figures.along import amplification, draw_means, means_by
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.hallucination_geometry.sections import SECTIONS, describe_contrast, findings
 
@@ -145,6 +152,66 @@ def test_detection(changes, p, controls, verdict, reason):
     assert re.search(reason, row.reason), row.reason
     printed = [float(word) for word in re.findall(r"\d\.\d+", row.reason)]
     assert max(printed, default=0) <= 0.96  # nothing above what was seen
+
+
+def test_the_control_of_detection_is_in_the_unit_of_the_excess():
+    """Areas of random weights stood beside an excess over baselines: .5 beside .2, in one row."""
+    row = decide_claim("C1", {"detection": detection(), "contrasts": contrasts()})
+    assert (row.value, row.verdict) == (0.2, SUPPORTED)
+    # their area is .5 where .8 is measured, whose excess is .2
+    assert row.control_mean == pytest.approx(-0.1, abs=0.01)
+    assert row.control_low <= row.control_mean <= row.control_high < row.value
+    assert "mean 0.5" in row.reason
+    assert "where 0.8 is measured" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("draws", "coverage"), [(2, 1 / 3), (20, 19 / 21), (39, 0.95), (100, 0.95), (999, 0.95)]
+)
+def test_a_further_draw_lies_between_the_ends_of_a_null_as_often_as_is_said(draws, coverage):
+    """Quantiles of 20 draws, interpolated, held .86 of further ones under the name of 95 %."""
+    drawn = np.random.default_rng(draws).standard_normal((draws + 1, 20_000))
+    low, high = null_ends(drawn[1:])
+    assert ((low <= drawn[0]) & (drawn[0] <= high)).mean() == pytest.approx(coverage, abs=0.012)
+    percent = 95 if draws >= DRAWS_OF_95 else round(100 * coverage)
+    assert f"{percent} %" in null_words(draws)
+
+
+def test_a_null_without_a_finite_draw_has_no_ends():
+    assert np.isnan(null_ends(np.full((5, 2), np.nan))).all()
+    assert np.isnan(null_ends([])).all()
+    assert null_ends([[1.0, np.nan], [2.0, np.nan]])[:, 0].tolist() == [1.0, 2.0]
+
+
+def test_means_of_amplification_are_geometric_only_where_all_are_above_zero():
+    rows = [
+        {
+            "model": "m",
+            "contrast": contrast,
+            "layer": layer,
+            "sample": sample,
+            "direction": kind,
+            "draw": draw,
+        }
+        for contrast in (U, "impossible")
+        for layer in (0, 1)
+        for sample in (0, 1)
+        for kind, draw in (("boundary", -1), ("labels", 0), ("labels", 1), ("isotropic", 0), ("isotropic", 1))
+    ]
+    table = pd.DataFrame(rows).assign(amplification=1.0, revision="", step=-1)
+    table.loc[table["sample"] == 1, "amplification"] = 4.0
+    for zeros, words in (
+        (0, "Geometric means and"),
+        (1, f"Geometric means ({U}: arithmetic ones, as some are 0)"),
+    ):
+        if zeros:
+            table.loc[0, "amplification"] = 0.0
+        drawn = amplification(Results({"sensitivity": table}), Options())
+        assert words in drawn.caption
+        assert "the range of 2 draws (33 % of further ones)" in drawn.caption
+        means = [ax.containers[0].lines[0].get_ydata()[0] for ax in drawn.figure.axes]
+        # of 1 and 4, and of 0 and 4
+        assert means == pytest.approx([2.0, 2.0])
 
 
 def test_states_that_enter_the_first_block_are_no_layer_of_the_choice():
@@ -449,11 +516,22 @@ def test_the_axis_of_changed_answers_holds_every_random_direction():
     drawn = FIGURES["steering_curve"](Results(tables))
     (ax,) = drawn.figure.axes
     assert "contrasts" not in drawn.caption
+    assert "bands: random directions of the same length, the range of " in drawn.caption
     several = pd.concat([tables["interventions"], tables["interventions"].assign(contrast="impossible")])
     caption = FIGURES["steering_curve"](Results({"interventions": several})).caption
     assert f"prompts, mean over the contrasts {U}, impossible; bands" in caption
     band = ax.collections[0].get_paths()[0].vertices[:, 1]
     assert band.max() == 1.0 < ax.get_ylim()[1]
+
+
+def test_captions_say_nothing_of_a_control_that_is_not_drawn():
+    """Without random weights the caption of a run still said what their range was."""
+    table = detection().assign(model="m", revision="", step=-1, n=80)
+    drawn = FIGURES["confounds"](Results({"detection": table}))
+    assert "intervals over templates." in drawn.caption
+    untrained_rows = of_seeds(table[table["score"] == "auc"], 0.5, "auc")
+    drawn = FIGURES["confounds"](Results({"detection": table, "detection_variants": untrained_rows}))
+    assert "intervals over templates; of random weights, the range of initialisations." in drawn.caption
 
 
 def test_figures_along_the_boundary_count_the_prompts_of_each_contrast():

@@ -25,8 +25,8 @@ from attnscope.studies.hallucination_geometry.direction_sensitivity import (
     spread,
 )
 from attnscope.studies.hallucination_geometry.evidence import Evidence, exceedance
-from attnscope.studies.hallucination_geometry.interventions import bypassed, detectors
-from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+from attnscope.studies.hallucination_geometry.interventions import _Fitted, bypassed, detectors
+from attnscope.studies.hallucination_geometry.options import HallucinationOptions, InterventionOptions
 from attnscope.studies.hallucination_geometry.sections import findings
 from folders import killed, table_bytes
 from knowing_study import model_folder, questions, settings
@@ -294,6 +294,22 @@ def test_exchanged_labels_do_not_lie_along_a_large_difference(shift):
     cosines = (drawn @ (boundary / boundary.norm())).abs()
     # twelve dimensions, of which the templates widen all alike: a mean of .23
     assert cosines.mean() < 0.35
+
+
+def test_moves_along_random_directions_that_do_not_exist_are_not_made():
+    """Equal states of a bucket have no covariance: moves of length 0 changed no answer and were a control."""
+    _, labels, templates = simulated(0)
+    _, contrast = simulated_contrast(labels, templates, 19)
+    states = torch.zeros(len(labels), 6, dtype=torch.float64)
+    states[torch.from_numpy(labels == 1), 0] = 2.0
+    how = InterventionOptions(controls=2)
+    fitted = _Fitted(states, contrast, np.ones(len(labels), dtype=bool), how, 0)
+    named, moves = fitted.moves(torch.ones(6, dtype=torch.float64), how)
+    steering = [
+        (key["control"], move) for key, move in zip(named, moves, strict=True) if "steer" in key["arm"]
+    ]
+    assert {control for control, _ in steering} == {"boundary", "isotropic"}
+    assert all(move.norm() > 0 for _, move in steering)
 
 
 def bypass_claim(seed, **how):

@@ -150,6 +150,8 @@ def residual_maps(results: Results, options: Options) -> Drawn:
         grid = table.pivot_table(index="layer", columns="head", values=column)
         largest = float(np.nanmax(np.abs(grid.to_numpy()))) or 1.0
         if column == "residual":
+            # the size of a negative estimate is no end of a scale of what is above 0
+            largest = max(float(np.nanmax(grid.to_numpy())), 0.0) or largest
             norm: Any = LogNorm(largest / 1000, largest)
             shown, cmap = grid.clip(lower=largest / 1000), SEQUENTIAL
         else:

@@ -13,6 +13,7 @@ from attnscope.plots.figure import Drawn, Options, Results, captioned
 from attnscope.plots.panels import PanelGrid, Panels, level_line
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, panels
+from attnscope.studies.hallucination_geometry.evidence import range_words
 from attnscope.studies.hallucination_geometry.figures.declared import (
     colors,
     decades,
@@ -56,7 +57,8 @@ def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
     legend(grid.axes[0][0])
     return grid.captioned(
         f"Means over {count} prompts of each bucket and contrast, on logarithmic axes geometric ones, bars: "
-        "95 % over prompts. Grey: range of random directions of the states' covariance and the same length.",
+        "95 % over prompts. Grey: directions of the states' covariance and the same length, "
+        f"{drawn_range(where(table, direction='covariance'))}.",
         subject,
     )
 
@@ -105,8 +107,9 @@ def amplification(results: Results, options: Options) -> Drawn:
         raise NotDrawable("the model has a single block")
     drawn = Panels.by(table, "contrast", options, height=2.6, panel_width=3.0, narrowest=2.0)
     shades = colors(["", *drawn.names])
+    geometric: dict[str, bool] = {}
     for contrast, (ax, rows) in zip(drawn.names, drawn.rows(table), strict=True):
-        positive = bool((rows["amplification"] > 0).all())
+        positive = geometric[contrast] = bool((rows["amplification"] > 0).all())
         for kind, color in (("labels", shades[contrast]), ("isotropic", MUTED)):
             drawn_rows = where(rows, direction=kind)
             null = means_by(drawn_rows, ["layer", "draw"], "amplification", logarithmic=positive)
@@ -127,10 +130,31 @@ def amplification(results: Results, options: Options) -> Drawn:
     drawn.axes[0].set_ylabel("‖J b‖ of the next block")
     legend(drawn.axes[0])
     return drawn.captioned(
-        "1 (dashed): the residual stream passes the boundary on. Geometric means and 95 % over prompts; "
-        "bands: range of the random directions. Only what exceeds exchanged labels is of the boundary.",
+        "1 (dashed): the residual stream passes the boundary on. "
+        f"{_kinds_of_means(geometric)} and 95 % over prompts; bands: random directions, "
+        f"{drawn_range(where(table, direction=['labels', 'isotropic']))}. Only what exceeds exchanged "
+        "labels is of the boundary.",
         subject,
     )
+
+
+def drawn_range(rows: pd.DataFrame) -> str:
+    """Return what a band from the smallest to the largest of a figure's random draws is, in words."""
+    return range_words(int(rows["draw"].nunique()))
+
+
+def _kinds_of_means(geometric: dict[str, bool]) -> str:
+    """Return which means are drawn of which contrast: of a number that is 0 there is no geometric one.
+
+    >>> _kinds_of_means({"a": True, "b": False}), _kinds_of_means({"b": False})
+    ('Geometric means (b: arithmetic ones, as some are 0)', 'Arithmetic means (some are 0)')
+    """
+    others = [name for name, is_geometric in geometric.items() if not is_geometric]
+    if not others:
+        return "Geometric means"
+    if len(others) == len(geometric):
+        return "Arithmetic means (some are 0)"
+    return f"Geometric means ({', '.join(others)}: arithmetic ones, as some are 0)"
 
 
 @figure("readout")
@@ -172,7 +196,7 @@ def readout_by_depth(results: Results, options: Options) -> Drawn:
     return captioned(
         figure_,
         "Gain 1 (dashed): the logits read the boundary as much as any direction. Dotted: directions "
-        "of the states' covariance, left the range of 95 %, right their mean. Right, dashed: chance k/D.",
+        "of the states' covariance, left 95 % of them, right their mean. Right, dashed: chance k/D.",
         subject,
     )
 
@@ -203,8 +227,8 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
     return captioned(
         figure_,
         f"Derivatives along the whole mean difference, means over {count} prompts of each contrast; dotted "
-        "edges: range of differences of exchanged labels. Above 0: towards the other bucket means towards "
-        "refusal, or towards entropy.",
+        f"edges: differences of exchanged labels, {drawn_range(where(table, direction='labels'))}. Above 0: "
+        "towards the other bucket means towards refusal, or towards entropy.",
         "" if "refusal_slope" in labels else "The refusal's words have no token of their own here.",
         subject,
     )

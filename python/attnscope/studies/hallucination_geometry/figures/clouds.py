@@ -14,6 +14,7 @@ from attnscope.plots.figure import Drawn, Options, Results, captioned
 from attnscope.plots.panels import Panels, level_line
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE, panels
+from attnscope.studies.hallucination_geometry.evidence import null_words, range_words
 from attnscope.studies.hallucination_geometry.figures.declared import (
     colors,
     controls,
@@ -22,6 +23,8 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     legend,
     null_range,
 )
+from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+from attnscope.studies.stored_options import stored_options
 from attnscope.study_api.selection import where
 
 
@@ -53,12 +56,12 @@ def dimension_by_depth(results: Results, options: Options) -> Drawn:
     axes[0][1].set_title("ratio")
     for ax in axes[0]:
         layers_below(ax)
+    untrained = "" if random is None else "; dashed, the same prompts through random weights"
     return captioned(
         figure_,
-        "Left: bars are 95 % jackknife intervals over templates, drawn side by side; dashed, the same "
-        "prompts through random weights. Right: dotted edges of a contrast's colour hold 95 % of its "
-        "exchanged labellings; "
-        f"{counts_of(tests)}.",
+        f"Left: bars are 95 % jackknife intervals over templates, drawn side by side{untrained}. Right: "
+        "dotted edges of a contrast's colour: its exchanged "
+        f"labellings, {null_words(_labellings(results))}; {counts_of(tests)}.",
         subject,
     )
 
@@ -137,10 +140,16 @@ def dimension_by_k(results: Results, options: Options) -> Drawn:
     drawn.axes[0].set_ylabel("ratio of local dimensions")
     legend(drawn.axes[0])
     return drawn.captioned(
-        f"Dotted edges: 95 % of exchanged labellings of the contrast of that colour; {counts_of(table)}. Few "
+        f"Dotted edges: exchanged labellings of the contrast of that colour, "
+        f"{null_words(_labellings(results))}; {counts_of(table)}. Few "
         "neighbours measure inside templates, many between them.",
         subject,
     )
+
+
+def _labellings(results: Results) -> int:
+    """Return how many labellings the run has drawn; the study's default where a run says nothing."""
+    return int(stored_options(results, HallucinationOptions).permutations)
 
 
 def counts_of(table: pd.DataFrame) -> str:
@@ -160,7 +169,7 @@ def _bands(kinds: list[str], null: str, draws: int) -> str:
         "gaussian": "clouds of the same variance",
         "labels": "exchanged labels",
     }
-    return f"bands: range of {draws} {words[null]}. " if kinds else ""
+    return f"bands: {words[null]}, {range_words(draws)}. " if kinds else ""
 
 
 @figure("betti")

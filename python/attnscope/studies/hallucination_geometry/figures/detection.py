@@ -71,11 +71,12 @@ def confounds(results: Results, options: Options) -> Drawn:
         ax.set_ylim(*area_limits([value for bar in bars for value in bar[1:4]]))
         ax.set_title(f"{contrast} (n = {rows_of_contrast['n'].max():.0f})" + (": no claim" if reason else ""))
     drawn.axes[0].set_ylabel("AUC on held-out templates")
+    untrained = "" if random is None else "; of random weights, the range of initialisations"
     return drawn.captioned(
         " ".join(reasons),
         "Area under the curve of probes fitted on other templates; .5 is chance. Grey: what is no state. The "
         "layer is the best on these prompts; its bar does not allow for that choice. "
-        "Lines: 95 % intervals over templates; of random weights, the range of initialisations.",
+        f"Lines: 95 % intervals over templates{untrained}.",
         subject,
     )
 

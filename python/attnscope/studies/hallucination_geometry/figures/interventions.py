@@ -10,6 +10,7 @@ from attnscope.plots.figure import Drawn, Options, Results
 from attnscope.plots.panels import LEVEL, PanelGrid, Panels, level_line
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE
+from attnscope.studies.hallucination_geometry.evidence import range_words
 from attnscope.studies.hallucination_geometry.figures.declared import figure, legend, with_buckets
 from attnscope.study_api.selection import where
 
@@ -86,8 +87,8 @@ def steering_curve(results: Results, options: Options) -> Drawn:
     together = f", mean over the contrasts {', '.join(contrasts)}" if len(contrasts) > 1 else ""
     legend(drawn.axes[0])
     return drawn.captioned(
-        f"Share of {table['sample'].nunique()} prompts{together}; bands: the range of random directions of "
-        "the same length.",
+        f"Share of {table['sample'].nunique()} prompts{together}; bands: random directions of the same "
+        f"length, {range_words(int(table['draw'][table['draw'] >= 0].nunique()))}.",
         subject,
     )
 
