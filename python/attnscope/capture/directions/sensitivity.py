@@ -264,7 +264,7 @@ def check_model(function: str, model: nn.Module) -> None:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if (
         head is None
-        or not module_tracing.takes(model, "use_cache")
+        or not any(module_tracing.takes(model, name) for name in ("use_cache", *module_tracing.CACHE))
         or getattr(config, "is_encoder_decoder", False)
     ):
         raise NotImplementedError(
