@@ -104,6 +104,7 @@ def test_an_encoder_that_runs_twice_counts_its_calls(name, depth):
 
 def hierarchy():
     """HRM runs its low module three times before each of two runs of its high one."""
+    models.needs_configuration("HrmTextConfig")
     config = transformers.HrmTextConfig(
         **TEXT, num_layers_per_stack=2, num_key_value_heads=4, head_dim=8, H_cycles=2, L_cycles=3
     )
