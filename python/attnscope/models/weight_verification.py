@@ -172,6 +172,11 @@ class _Block:
         generator = torch.Generator().manual_seed(0)
 
         def change(output: Tensor) -> Tensor:
+            if not isinstance(output, Tensor):  # a projection that hands on a scale besides (I-BERT)
+                raise WeightMapError(
+                    f"verify_weight_map: {entry.title} ({entry.tensor}) is of a projection that hands on "
+                    f"{type(output).__name__} of several tensors, so nothing can be proved"
+                )
             rows = _row_numbers(entry).to(output.device)
             scale = output.double().std().clamp_min(1e-6) * size
             direction = torch.randn(len(rows), generator=generator, dtype=torch.float64, device="cpu")

@@ -506,3 +506,10 @@ def test_a_gate_behind_the_softmax_is_no_output_projection():
             projection = asc.output_projection(model, layer.index)
             written = torch.einsum("Dhd,bhnd->bnD", projection, layer.states("head_output"))
             torch.testing.assert_close(layer.states("attention_output"), written, rtol=1e-5, atol=1e-7)
+
+
+def test_a_projection_that_hands_on_more_than_a_tensor_is_refused_by_name():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = transformers.IBertForMaskedLM(transformers.IBertConfig(vocab_size=60, **sizes)).eval()
+    with pytest.raises(asc.WeightMapError, match=r"layer 1 k .* hands on tuple of several tensors"):
+        asc.verify_weight_map(model)
