@@ -208,6 +208,35 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen3NextForCausalLM",
         _decoder(shared_expert_intermediate_size=40, **_HEAD, **_EXPERTS, **_LINEAR),
     ),
+    "afmoe": (
+        "AfmoeConfig",
+        "AfmoeForCausalLM",
+        _decoder(head_dim=12, num_dense_layers=1, num_shared_experts=1, **_EXPERTS),
+    ),
+    "lfm2": (
+        "Lfm2Config",
+        "Lfm2ForCausalLM",
+        _decoder(layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False),
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        "Lfm2MoeForCausalLM",
+        _decoder(layer_types=["conv", "full_attention"], num_dense_layers=1, **_EXPERTS),
+    ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        _decoder(
+            num_hidden_layers=4,
+            head_dim=8,
+            global_head_dim=16,
+            sliding_window=4,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            num_kv_shared_layers=2,
+            vocab_size_per_layer_input=VOCABULARY,
+            hidden_size_per_layer_input=8,
+        ),
+    ),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _decoder(**_HEAD, **_LINEAR)),
 }
 

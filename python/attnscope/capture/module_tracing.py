@@ -188,8 +188,10 @@ def entering(
     models = [name for name, module in modules.items() if isinstance(module, PreTrainedModel)]
     outermost = [name for name in models if name and not any(_is_inside(name, other) for other in models)]
     writing = [name for name in models if name and isinstance(modules[name], GenerationMixin)]
+    # a prompt that is read in pieces may come in by the forward function, past the hooks of the module itself
+    bodies = {id(modules[name].base_model) for name in ("", *writing) if name in models}
     #: Modules whose run is a pass, unless another one is under way.
-    beginning = {"", *outermost, *writing}
+    beginning = {"", *outermost, *writing, *(name for name in models if id(modules[name]) in bodies)}
     running: set[str] = set()
 
     # A deep copy of the model copies its hooks: functions as they are, bound methods with their object.

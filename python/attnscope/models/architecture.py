@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -308,6 +309,16 @@ class Structure:
                 numbers[block] = (counts.get(stack, 0), core)
                 counts[stack] = counts.get(stack, 0) + 1
         return parts, numbers
+
+    def numbers(self) -> dict[int, int]:
+        """Return the number of the layer that each module lies in, by the module's id.
+
+        Modules that lie in several layers, or whose block is several, have none.
+        """
+        names = [str(part.block) for part, _, _ in self.layers]
+        inside = [(id(m), at) for at, name in enumerate(names) for m in self.modules[name].modules()]
+        times = Counter(module for module, _ in inside)
+        return {module: at for module, at in inside if times[module] == 1}
 
     def depth_of(self, block: str) -> int:
         """Return how often the block runs in a pass."""

@@ -158,6 +158,16 @@ def _fused(name: str, layout: str) -> dict[str, NameRule]:
 _INTERLEAVED = Family(rotary="interleaved")
 _NO_ROTARY = Family(rotary="")
 _ONE_PLUS_GAIN = Family(norm_offset=1.0)
+_SHORT_CONVOLUTIONS = _claims(
+    {
+        "gate": "feed_forward.w1",
+        "up": "feed_forward.w3",
+        "down": "feed_forward.w2",
+        "mixer_in": "conv.in_proj",
+        "mixer_out": "conv.out_proj",
+        "": "conv.conv",
+    }
+)
 _LINEAR_ATTENTION = Family(_fused("self_attn.q_proj", "gated_query"), norm_offset=1.0)
 
 #: Model type -> what is its own. A type that is absent uses common names, or its matrices are refused.
@@ -201,6 +211,12 @@ FAMILIES: Mapping[str, Family] = {
         }
     ),
     "laguna": Family(_fused("self_attn.g_proj", "q_gate")),
+    "afmoe": Family({**_fused("self_attn.gate_proj", "q_gate"), **_fused("mlp.router.gate", "router")}),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), Family(_SHORT_CONVOLUTIONS)),
+    # a small vector of each token for each layer, which a gate lets into the residual stream
+    "gemma4_text": Family(
+        _claims({"token_gate": "per_layer_input_gate", "token_out": "per_layer_projection"}),
+    ),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LINEAR_ATTENTION),
     "gemma": _ONE_PLUS_GAIN,
     "gemma2": _ONE_PLUS_GAIN,
@@ -244,6 +260,7 @@ OUTSIDE: Mapping[str, tuple[str, ...]] = {
         "final_layernorm",
         "final_norm",
         "layer_norm",
+        "embedding_norm",
     ),
     "project_out": ("project_out",),
 }

@@ -85,7 +85,8 @@ class WeightEntry:
         layer: its block, -1 outside the blocks.
         role: q, k, v, o, gate, up, down; q_gate; kv, q_up, kv_up of multi-head latent attention; router,
             shared_gate, shared_up, shared_down, shared_router of mixtures; mixer_in, mixer_out … of linear
-            attention and state-space layers; embed, unembed [vocabulary, width].
+            attention, convolutions and state-space layers; token_gate, token_out of a token's vector for each
+            layer; embed, unembed [vocabulary, width].
         expert: number of a routed expert, None for a matrix that every token passes.
         shape: (out, in).
         tensor: name of the stored tensor.

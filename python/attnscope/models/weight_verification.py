@@ -4,10 +4,10 @@
 A wrong split of a fused matrix still gives plausible numbers, but q, k and v do different things. Noise added
 to one token's projection changes what the attention passes on (the input of o):
 
-* q: at that token only, since a query is read by its own row alone;
+* q: at that token only, since a query is read by its own row alone; and nowhere where all values are equal,
+  since it chooses among them, while a gate on what is read moves them all the same;
 * v: at other tokens, and affinely, since rows are weighted sums of values. Norms inside the attention, behind
-v
-  or before o, multiply by what they multiply by without noise, or nothing behind them were affine;
+  v or before o, multiply by what they multiply by without noise, or nothing behind them were affine;
 * k: at other tokens, and not affinely, since keys stand inside the softmax.
 
 And the input of down is linear in the up projection, which it is not in the gate.
@@ -62,18 +62,19 @@ def verify_weight_map(model: nn.Module, map: WeightMap | None = None) -> None:
         Vaswani et al., Attention is all you need, 2017, for what queries, keys and values do.
     """
     weights = weight_map(model) if map is None else map
-    attention = _middle(weights, "q")
-    if attention is None or (attention, "o", None) not in {entry.key for entry in weights}:
-        raise WeightMapError("verify_weight_map: no layer has both q and o, so nothing can be proved")
+    attention = _middle(weights, ("q",), ("o",), _KEYS)
+    if attention is None:
+        raise WeightMapError("verify_weight_map: no layer has q, k and o, so nothing can be proved")
     _check_attention(_Block(model, weights, attention), attention)
-    feed_forward = _middle(weights, "gate")
+    feed_forward = _middle(weights, ("gate",))
     if feed_forward is not None:
         _check_gate(_Block(model, weights, feed_forward), feed_forward)
 
 
-def _middle(weights: WeightMap, role: str) -> int | None:
-    """Return the middle one of the layers that have the role."""
-    layers = sorted({entry.layer for entry in weights if entry.role == role})
+def _middle(weights: WeightMap, *roles: Sequence[str]) -> int | None:
+    """Return the middle one of the layers that have a role of each of the groups."""
+    groups = ({entry.layer for entry in weights if entry.role in group} for group in roles)
+    layers = sorted(set.intersection(*groups))
     return layers[len(layers) // 2] if layers else None
 
 
@@ -82,13 +83,14 @@ class _Block:
 
     def __init__(self, model: nn.Module, weights: WeightMap, layer: int) -> None:
         self.entries = [entry for entry in weights if entry.layer == layer]
+        self.heads = max(1, weights.heads_of(layer))
         self._name = f"{weights.blocks}.{layer}"
         block = model.get_submodule(self._name)
         self._args, self._kwargs = _inputs(model, weights, block)
         half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in block.parameters())
         self._block = copy.deepcopy(block).float() if half else block
         self._args, self._kwargs = _fresh(self._args, half), _fresh(self._kwargs, half)
-        self._plain: dict[tuple[int, bool], Tensor] = {}
+        self._plain: dict[tuple[int, bool, bool], Tensor] = {}
 
     def of(self, role: str) -> list[WeightEntry]:
         """Return the entries of a role."""
@@ -155,11 +157,26 @@ class _Block:
             raise WeightMapError(f"verify_weight_map: {type(watched).__name__} did not run in {self._name}")
         return seen[0].double().reshape(-1, seen[0].shape[-1])
 
-    def noise(self, watched: nn.Module, entry: WeightEntry, size: float, held: bool = False) -> Tensor:
-        """Return how what enters `watched` changes when noise is added to one token of the entry's output."""
+    def noise(
+        self,
+        watched: nn.Module,
+        entry: WeightEntry,
+        size: float,
+        held: bool = False,
+        equal: Sequence[WeightEntry] = (),
+    ) -> Tensor:
+        """Return how what enters `watched` changes when noise is added to one token of the entry's output.
+
+        The outputs of the entries `equal` are those of their first token at all tokens.
+        """
         generator = torch.Generator().manual_seed(0)
 
         def change(output: Tensor) -> Tensor:
+            if not isinstance(output, Tensor):  # a projection that hands on a scale besides (I-BERT)
+                raise WeightMapError(
+                    f"verify_weight_map: {entry.title} ({entry.tensor}) is of a projection that hands on "
+                    f"{type(output).__name__} of several tensors, so nothing can be proved"
+                )
             rows = _row_numbers(entry).to(output.device)
             scale = output.double().std().clamp_min(1e-6) * size
             direction = torch.randn(len(rows), generator=generator, dtype=torch.float64, device="cpu")
@@ -168,10 +185,15 @@ class _Block:
             token[rows] += (scale * direction.to(output.device)).to(output.dtype)
             return changed
 
-        key = (id(watched), held)
+        alike = [(self.owner(entry), _equalising(entry)) for entry in equal]
+        key = (id(watched), held, bool(equal))
         if key not in self._plain:
-            self._plain[key] = self.run(watched, "input", [])
-        return self.run(watched, "input", [(self.owner(entry), change)]) - self._plain[key]
+            self._plain[key] = self.run(watched, "input", alike)
+        return self.run(watched, "input", [*alike, (self.owner(entry), change)]) - self._plain[key]
+
+    def plain(self, watched: nn.Module) -> Tensor:
+        """Return what enters `watched` where all values are equal and nothing else is changed."""
+        return self._plain[id(watched), False, True]
 
 
 def _check_attention(block: _Block, layer: int) -> None:
@@ -206,6 +228,13 @@ def _check_attention(block: _Block, layer: int) -> None:
                 f"verify_weight_map: {entry.title} ({entry.tensor}) is no value: noise in it moves other "
                 f"tokens by {moved:.1g} of the largest move, {bent:.1g} of that not affinely"
             )
+    for entry in (query_entry for role in ("q", "q_up") for query_entry in block.of(role)):
+        gated = _turn(block, watched, entry, size) if block.of("v") else 0.0
+        if gated > 1e-3:
+            raise WeightMapError(
+                f"verify_weight_map: {entry.title} ({entry.tensor}) is no query, or holds a gate besides: "
+                f"where all values are equal, noise in it turns what heads read by {gated:.1g} of its size"
+            )
 
 
 def _bend(
@@ -221,6 +250,18 @@ def _bend(
     elsewhere, largest = once[others].abs().max(), once.abs().max().clamp_min(1e-300)
     bend = (twice - 2 * once)[others].abs().max() / elsewhere.clamp_min(1e-300)
     return float(elsewhere / largest), float(bend)
+
+
+def _turn(block: _Block, watched: nn.Module, entry: WeightEntry, size: float) -> float:
+    """Return by how much noise in an entry turns what each head reads of values that are all equal.
+
+    A query leaves it or, where a learned sink takes a share, makes it longer or shorter.
+    """
+    moved = block.noise(watched, entry, size, equal=block.of("v"))[_TOKEN]
+    heads = block.heads if len(moved) % block.heads == 0 else 1
+    moved, plain = moved.view(heads, -1), block.plain(watched)[_TOKEN].view(heads, -1)
+    along = (moved * plain).sum(-1, keepdim=True) / plain.square().sum(-1, keepdim=True).clamp_min(1e-300)
+    return float((moved - along * plain).norm() / plain.norm().clamp_min(1e-300))
 
 
 def _check_gate(block: _Block, layer: int) -> None:
@@ -249,6 +290,17 @@ def _check_gate(block: _Block, layer: int) -> None:
             f"verify_weight_map: {ups[0].title} ({ups[0].tensor}) is not up but gate: the input of down is "
             f"not linear in it (off by {error:.1g})"
         )
+
+
+def _equalising(entry: WeightEntry) -> Callable[[Tensor], Tensor]:
+    def change(output: Tensor) -> Tensor:
+        changed = output.clone()
+        tokens = changed.view(-1, changed.shape[-1])
+        rows = _row_numbers(entry).to(output.device)
+        tokens[:, rows] = tokens[0, rows]
+        return changed
+
+    return change
 
 
 def _scaling(entry: WeightEntry, factor: float) -> Callable[[Tensor], Tensor]:

@@ -102,14 +102,32 @@ def test_an_encoder_that_runs_twice_counts_its_calls(name, depth):
             assert [(layer.index, layer.call) for layer in run] == expected
 
 
-def test_the_modules_of_a_hierarchy_count_their_calls():
+def hierarchy():
     """HRM runs its low module three times before each of two runs of its high one."""
+    models.needs_configuration("HrmTextConfig")
     config = transformers.HrmTextConfig(
         **TEXT, num_layers_per_stack=2, num_key_value_heads=4, head_dim=8, H_cycles=2, L_cycles=3
     )
-    rows = numbers(transformers.HrmTextForCausalLM(config).eval(), input_ids=torch.randint(3, 60, (1, 8)))
+    return transformers.HrmTextForCausalLM(config).eval()
+
+
+def test_the_modules_of_a_hierarchy_count_their_calls():
+    rows = numbers(hierarchy(), input_ids=torch.randint(3, 60, (1, 8)))
     low, high = ([(layer, call) for call in range(calls) for layer in (0, 1)] for calls in (6, 2))
     assert rows == [*low[:6], *high[:2], *low[6:], *high[2:]]
+
+
+@pytest.mark.parametrize("layer", range(-4, 4))
+def test_edits_of_heads_count_the_layers_of_a_hierarchy_through(layer):
+    """The low module's layers are 0 and 1 and the high one's 2 and 3, as for edits of states."""
+    model, ids = hierarchy(), torch.randint(3, 60, (1, 8))
+    with asc.edit(model, asc.edits.HideKeys([0], heads=[(layer, 1)])), asc.capture(model) as recording:
+        without = {
+            ("LH".index(step.stack.split(".")[1][0]) * 2 + step.index)
+            for step in recording.run(input_ids=ids)
+            if not step.attention[0, 1, 1:, 0].any()
+        }
+    assert without == {layer % 4}
 
 
 def blt():

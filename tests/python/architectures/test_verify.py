@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+import transformers
 
 import attnscope as asc
 from attnscope.capture.rectangles import assembled
@@ -199,3 +200,19 @@ def test_maps_in_the_outputs_of_a_models_parts_are_compared():
     inputs = {"input_ids": torch.tensor([[1, 5, 6, 2]]), "pixel_values": torch.rand(1, 3, 32, 32)}
     checks = named(asc.verify(CLIPModel(config).eval(), inputs))
     assert checks["maps"].result.endswith("from eager attention at most, 4 of 4 layers compared")
+
+
+def test_a_model_that_takes_more_than_tokens_is_asked_for_its_inputs():
+    """CLIP needs pictures besides, and was said to be out of reach of any capture."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = {**sizes, "vocab_size": 60, "max_position_embeddings": 64}
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config={**sizes, "image_size": 32, "patch_size": 8}
+    )
+    model = transformers.CLIPModel(config).eval()
+    table = repr(asc.verify(model))
+    assert (
+        "tried were input_ids and attention_mask alone: where it takes more, verify(model, inputs)" in table
+    )
+    inputs = {"input_ids": torch.arange(3, 10)[None], "pixel_values": torch.zeros(1, 3, 32, 32)}
+    assert asc.verify(model, inputs).ok

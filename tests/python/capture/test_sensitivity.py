@@ -11,6 +11,7 @@ from attnscope.capture.directions.sensitivity import sensitivity_of
 from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection
 from models import out
+from support import sweep
 
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2")
 
@@ -193,6 +194,36 @@ def test_padding_side_and_batch_change_nothing():
     of_right = asc.sensitivity(model, right, 0, directions)
     for a, b in zip(of_left, of_right, strict=True):
         torch.testing.assert_close(a[1], b[0], rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def test_a_decoder_whose_forward_pass_has_no_switch_for_its_cache():
+    """GraniteMoe's takes a cache alone, and was sent away as a model without a next token."""
+    model = sweep.build(*sweep.classes("causal", "granitemoe"))
+    ids = torch.randint(5, 60, (1, 8), generator=torch.Generator().manual_seed(0))
+    directions = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    for parameter in model.parameters():
+        parameter.data.mul_(3)
+    result = asc.sensitivity(
+        model, {"input_ids": ids}, 0, directions, method="difference", relative_step=1e-3
+    )
+    logits = []
+    for sign in (-1, 0, 1):
+        for direction in directions:
+            with torch.no_grad(), asc.edit(model, asc.edits.AddDirection(0, sign * 1e-3 * direction)):
+                logits.append(model(input_ids=ids).logits[0, -1])
+    before, at, behind = torch.stack(logits).view(3, 3, -1)
+    moved = (behind - before) / 2e-3
+    p = at.softmax(-1)
+    expected = (p * moved.square()).sum(-1) - (p * moved).sum(-1).square()
+    torch.testing.assert_close(result.directional_fisher[0], expected.double(), rtol=2e-2, atol=0)
+
+
+def test_several_streams_of_states_are_refused_by_name():
+    model = sweep.build(*sweep.classes("causal", "prophetnet"))
+    with pytest.raises(
+        NotImplementedError, match=r"sensitivity: behind layer 0 .* several streams of states of 64"
+    ):
+        asc.sensitivity(model, {"input_ids": torch.arange(5, 13)[None]}, 0, torch.eye(64)[:2])
 
 
 def test_bad_arguments():

@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -359,3 +360,43 @@ def test_a_page_numbers_layers_and_heads_as_the_model_does():
         [float(torch.special.entr(head).sum(-1).mean()) for head in maps[layer][0]] for layer in (1, 3)
     ]
     np.testing.assert_allclose(contents["values"][0][0][at], expected, rtol=0, atol=1e-3)
+
+
+def test_a_prompt_that_is_read_twice_has_its_rows_once():
+    """MusicGen's `generate` runs its decoder on the prompt, and its search does so again."""
+    sizes = {"num_layers": 2, "num_heads": 4}
+    text = transformers.T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=32, pad_token_id=0, **sizes)
+    audio = transformers.EncodecConfig(
+        **{"num_filters": 4, "hidden_size": 8, "codebook_size": 32, "codebook_dim": 8, "num_lstm_layers": 1},
+        **{"upsampling_ratios": [4, 2], "target_bandwidths": [100.0], "sampling_rate": 8000},
+    )
+    music = transformers.MusicgenDecoderConfig(
+        **{"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+        **{"ffn_dim": 32, "num_codebooks": 4, "pad_token_id": 32, "bos_token_id": 32},
+    )
+    parts = {"text_encoder": text, "audio_encoder": audio, "decoder": music}
+    config = transformers.MusicgenConfig(**{name: part.to_dict() for name, part in parts.items()})
+    torch.manual_seed(0)
+    model = transformers.MusicgenForConditionalGeneration(config).eval()
+    texts = {"input_ids": torch.randint(3, 60, (2, 5), generator=torch.Generator().manual_seed(1))}
+    read = []
+    hook = model.decoder.register_forward_pre_hook(
+        lambda _, args, inputs: read.append(inputs["input_ids"]), with_kwargs=True
+    )
+    with asc.capture(model) as recording:
+        list(recording.run(**texts, decoder_input_ids=torch.full((8, 3), 32)))
+        read.clear()
+        list(recording.generate(**texts, max_new_tokens=5, do_sample=False, guidance_scale=1))
+        layers = list(recording.assembled())
+    hook.remove()
+    written = torch.cat(read[-5:], -1)
+    eager = type(model)(config)
+    eager.set_attn_implementation("eager")
+    eager.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        output = eager.eval()(**texts, decoder_input_ids=written, output_attentions=True, use_cache=False)
+    for place, expected in (("self_attn", "decoder_attentions"), ("encoder_attn", "cross_attentions")):
+        captured = [layer.attention for layer in layers if layer.stack.endswith(place)]
+        assert len(captured) == 2
+        for maps, of_layer in zip(captured, output[expected], strict=True):
+            torch.testing.assert_close(maps, of_layer, rtol=0, atol=1e-5)

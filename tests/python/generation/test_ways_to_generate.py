@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 from transformers import (
     BartConfig,
@@ -23,6 +24,7 @@ from attnscope.view.generated import stacks_of_recording
 from models import SMALL_DECODER, sharpen
 
 WORDS = 64
+BEFORE_5 = int(transformers.__version__.split(".")[0]) < 5
 FREE = {"eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 5}
 GREEDY = {**FREE, "do_sample": False}
 
@@ -80,12 +82,18 @@ def test_a_wrapper_that_hands_generate_over_has_the_steps_of_its_model(options):
         assert layer.answer_start.tolist() == [7, 7]
 
 
-def test_beams_of_a_configuration_that_is_stored_are_followed():
-    """An option that the passed configuration does not name is the model's."""
+@pytest.mark.parametrize("stored", [None, "4.40.0", "4.50.1"])
+@pytest.mark.parametrize("beams", [{}, {"num_beams": 2}])
+def test_beams_of_a_configuration_that_is_stored_are_followed(beams, stored):
+    """An option that the passed configuration does not name is the model's.
+
+    transformers 4 asks which version stored the model's; the maps are those of what it wrote in any case.
+    """
     for wrap in (Wrapper, lambda model: model):
         model = llama()
         model.generation_config.num_beams = 3
-        passed = GenerationConfig(max_new_tokens=5, do_sample=False, pad_token_id=0)
+        model.generation_config.transformers_version = stored or transformers.__version__
+        passed = GenerationConfig(max_new_tokens=5, do_sample=False, pad_token_id=0, **beams)
         with asc.capture(wrap(model)) as recording:
             list(recording.run(**prompt()))
             list(recording.generate(**prompt(), generation_config=passed))
@@ -110,6 +118,10 @@ def test_a_cache_that_was_filled_before_has_keys_without_rows(kind, options):
     cache = make[kind](config=model.config)
     with torch.no_grad():
         model(input_ids=inputs["input_ids"][:, :5], **{cache_name(model): cache}, use_cache=True)
+    if options and BEFORE_5:  # it reads the pieces from the first token on, behind those of the cache
+        with pytest.raises(RuntimeError, match=r"assembled: .* reads the tokens of its filled cache again"):
+            generated(model, inputs, **{cache_name(model): cache}, **options)
+        return
     layers, _, tokens = generated(model, inputs, **{cache_name(model): cache}, **options)
     for layer, expected in zip(layers, eager_maps(model, tokens[:, :-1]), strict=True):
         torch.testing.assert_close(layer.attention, expected[:, :, 5:], rtol=0, atol=1e-5)
@@ -262,6 +274,10 @@ def test_a_filled_cache_that_has_dropped_keys(kind):
     cache = make[kind](config=model.config)
     with torch.no_grad():
         model(input_ids=inputs["input_ids"][:, :5], **{cache_name(model): cache}, use_cache=True)
+    if kind == "static" and BEFORE_5:  # which loses the keys of the prompt before its first query
+        with pytest.raises(RuntimeError, match="its steps do not follow each other"):
+            generated(model, inputs, **{cache_name(model): cache})
+        return
     layers, _, tokens = generated(model, inputs, **{cache_name(model): cache})
     with asc.capture(model) as recording:
         expected = [layer.attention for layer in recording.run(input_ids=tokens[:, :-1])]

@@ -18,7 +18,7 @@ from weight_models import FAMILIES, tiny
 transformers = pytest.importorskip("transformers")
 
 #: Parts of the names of parameters with two axes or more that are no matrices.
-NO_MATRICES = ("bias", "conv1d", "A_log")
+NO_MATRICES = ("bias", "conv1d", "conv.conv", "A_log")
 #: Families whose norm before the unembedding is of the head, or holds no numbers.
 WITHOUT_GAIN = ("bert", "roberta", "distilbert", "olmo")
 
@@ -177,6 +177,23 @@ def test_gate_read_as_up_is_found_out(name):
     with pytest.raises(asc.WeightMapError, match="is not up but gate"):
         asc.verify_weight_map(model, swapped(asc.weight_map(model), up="gate", gate="up"))
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_a_gate_that_stands_among_the_queries_is_found_out(monkeypatch, name):
+    """Noise in it moves its own row alone, as noise in a query does."""
+    model = tiny(name)
+    gated = families.FAMILIES[model.config.model_type]
+    without = dataclasses.replace(gated, claims={})
+    result = asc.weight_map(model)
+    with pytest.raises(asc.WeightMapError, match=r"is no query, or holds a gate besides: where all values"):
+        asc.verify_weight_map(model, swapped(result, q="q_gate", q_gate="q"))
+    monkeypatch.setitem(families.FAMILIES, model.config.model_type, without)
+    shapes = {key: tuple(value.shape) for key, value in model.named_parameters()}
+    undivided = asc.weight_map(shapes, config=model.config)
+    assert undivided[1, "q"].shape[0] == 2 * undivided[1, "o"].shape[1]
+    with pytest.raises(asc.WeightMapError, match=r"is no query, or holds a gate besides: where all values"):
+        asc.verify_weight_map(model, undivided)
 
 
 #: Models with a norm between a projection and what it is multiplied with: options of their configurations.
@@ -489,3 +506,10 @@ def test_a_gate_behind_the_softmax_is_no_output_projection():
             projection = asc.output_projection(model, layer.index)
             written = torch.einsum("Dhd,bhnd->bnD", projection, layer.states("head_output"))
             torch.testing.assert_close(layer.states("attention_output"), written, rtol=1e-5, atol=1e-7)
+
+
+def test_a_projection_that_hands_on_more_than_a_tensor_is_refused_by_name():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = transformers.IBertForMaskedLM(transformers.IBertConfig(vocab_size=60, **sizes)).eval()
+    with pytest.raises(asc.WeightMapError, match=r"layer 1 k .* hands on tuple of several tensors"):
+        asc.verify_weight_map(model)

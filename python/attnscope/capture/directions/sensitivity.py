@@ -48,8 +48,26 @@ class Sensitivity(NamedTuple):
     amplification: Tensor
 
 
+class _Moved(AddDirection):
+    """States that are moved, with the errors of `sensitivity`."""
+
+    @property
+    def name(self) -> str:
+        """As errors call it."""
+        return "sensitivity"
+
+    def fitted(self, states: Tensor) -> Tensor:
+        """See `AddDirection`."""
+        if states.shape[-1] != self.value.shape[-1]:
+            raise NotImplementedError(
+                f"{self.name}: behind layer {self.layer} each token has {states.shape[-1]} numbers, several "
+                f"streams of states of {self.value.shape[-1]}, which are not measured"
+            )
+        return super().fitted(states)
+
+
 @dataclass(frozen=True, eq=False)
-class _Along(AddDirection):
+class _Along(_Moved):
     """A tangent along the value, at states that are moved by a shift first."""
 
     shift: Tensor | None = None
@@ -235,7 +253,7 @@ def _difference(
     following = [layer + 1] if layer + 1 < depth else []
     logits, states = [], []
     for move in (centre, centre + shift, centre - shift):
-        edit = AddDirection(layer, move[:, None], "last", steps="all")
+        edit = _Moved(layer, move[:, None], "last", steps="all")
         layers, outputs = steps.step(
             m,
             (edit,),
@@ -264,7 +282,7 @@ def check_model(function: str, model: nn.Module) -> None:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if (
         head is None
-        or not module_tracing.takes(model, "use_cache")
+        or not any(module_tracing.takes(model, name) for name in ("use_cache", *module_tracing.CACHE))
         or getattr(config, "is_encoder_decoder", False)
     ):
         raise NotImplementedError(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from attnscope.capture.module_tracing import CACHE, cached_tokens, takes
 from attnscope.capture.visibility import visible_entries
 from attnscope.models.architecture import is_cross, text_modules
+from attnscope.models.layer_numbers import running_number
 
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
@@ -219,15 +220,16 @@ class Applied:
     Attributes:
         edit: the edit.
         model: that is edited.
-        depth: number of its layers.
+        depth: number of its layers, over all stacks of its text.
         count: how often it acted.
         where: the state of the pass under way.
     """
 
-    def __init__(self, edit: Any, model: nn.Module, depth: int = 0) -> None:
+    def __init__(self, edit: Any, model: nn.Module, architecture: Structure) -> None:
         self.edit = edit
         self.model = model
-        self.depth = depth
+        self.depth = architecture.depth
+        self._layers = architecture.numbers()
         self.count = 0
         self.where = PassPosition()
         self._of_text = {
@@ -237,6 +239,13 @@ class Applied:
     def mixes_tokens(self, module: nn.Module) -> bool:
         """Return True if an attention module's queries and keys are tokens of the edited model's text."""
         return id(module) in self._of_text
+
+    def layer(self, module: nn.Module) -> int:
+        """Return the number of the layer whose attention module runs, as other edits count layers."""
+        number = self._layers.get(id(module), getattr(module, "layer_idx", None))
+        if type(number) is int and number < 0:  # a module that several blocks share
+            number = running_number(self.model)
+        return self.where.call_index("attention") if type(number) is not int else number
 
     @property
     def live(self) -> bool:
@@ -289,7 +298,7 @@ class BaseEdit:
 
     @contextmanager
     def _installed(self, model: nn.Module, architecture: Structure) -> Iterator[Applied]:
-        applied = Applied(self, model, architecture.depth)
+        applied = Applied(self, model, architecture)
         handles: list[Any] = []
         token = ACTIVE.set((*ACTIVE.get(), applied))
         try:

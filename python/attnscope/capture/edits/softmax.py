@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from attnscope._checks import as_tensor
 from attnscope.capture.edits.edit import ACTIVE, Applied, BaseEdit
 from attnscope.capture.visibility import PLACES, float_mask, visible_entries
-from attnscope.models.layer_numbers import running_number
 
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
@@ -227,11 +226,8 @@ def attended(
     for applied in edits:
         where = applied.where
         begin, start = places or where.offsets.get(keys, (where.past, 0))
-        layer = getattr(module, "layer_idx", None)
-        if type(layer) is int and layer < 0:  # a module that several blocks share
-            layer = running_number(applied.model)
         call = Call(
-            layer if type(layer) is int else where.call_index("attention"),  # else the order of calls
+            applied.layer(module),
             query.shape[1],
             torch.arange(begin, begin + n, device=query.device),
             torch.arange(start, start + keys, device=query.device),

@@ -144,6 +144,11 @@ class GeneratedRows:
                 "assembled: no step was kept; loop over recording.generate(...) first, with 'attention' "
                 "among the captured sites"
             )
+        if self._reads_prompt_twice():
+            self._rows = {
+                place: rows[1:] if self._settings.writes(place[0]) else rows
+                for place, rows in self._rows.items()
+            }
         steps_of_prompt = self._steps_of_prompt()
         for rows in self._rows.values():
             count = len(rows[0].attention)
@@ -156,6 +161,17 @@ class GeneratedRows:
                 yield assemble([_repeated(step, sequences) for step in rows])
             else:  # pictures, of which a text may have several
                 yield assemble(rows)
+
+    def _reads_prompt_twice(self) -> bool:
+        """Return True where the second step reads the prompt again, without a cache (MusicGen)."""
+        writing = [
+            [(step.layer.key_offset, *step.attention.shape[-2:]) for step in rows[:2]]
+            for rows in self._rows.values()
+            if self._settings.writes(rows[0].layer.stack) and not rows[0].layer.cross
+        ]
+        return bool(writing) and all(
+            len(steps) == 2 and steps[0] == steps[1] == (0, steps[0][1], steps[0][1]) for steps in writing
+        )
 
     def _steps_of_prompt(self) -> int:
         """Return how many steps read the prompt: more than one where it is read in pieces.

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 from attnscope.capture.module_tracing import CACHE
 from attnscope.models.architecture import name_pattern
-from attnscope.models.inputs.generation_options import first_attribute, generation_option
+from attnscope.models.inputs.generation_options import (
+    first_attribute,
+    generation_option,
+    is_before_transformers_5,
+)
 from attnscope.models.inputs.prompt_learning import VirtualTokens, virtual_tokens
 
 #: Options by which a model guesses several tokens at once and takes back those that it would not write.
@@ -51,6 +55,8 @@ class GenerationSettings:
         detour = f"{guess} guesses tokens and takes some back" if guess else ""
         if not detour and (setting("guidance_scale") or 1) != 1:
             detour = "guidance_scale runs the model a second time in each step"
+        if not detour and setting("prefill_chunk_size") and _reads_cached_tokens(inputs):
+            detour = "a prompt in pieces (prefill_chunk_size) reads the tokens of its filled cache again"
         return cls(
             int(setting("num_beams") or 1),
             bool(setting("return_dict_in_generate")),
@@ -78,6 +84,20 @@ def _name_of_decoder(model: nn.Module) -> str:
     return ""
 
 
+def _filled_tokens(inputs: Mapping[str, Any]) -> int:
+    """Return the tokens of the cache that a generation is given; 0 without one."""
+    caches: list[Any] = [inputs[name] for name in CACHE if hasattr(inputs.get(name), "get_seq_length")]
+    return int(next((cache.get_seq_length() for cache in caches), 0))
+
+
+def _reads_cached_tokens(inputs: Mapping[str, Any]) -> bool:
+    """Return True where a prompt in pieces is read from its first token, whatever its cache holds.
+
+    transformers 4 does so, and its queries then see other tokens than those before them.
+    """
+    return is_before_transformers_5() and _filled_tokens(inputs) > 0
+
+
 def _prompt_queries(inputs: Mapping[str, Any]) -> int:
     """Return the queries of a decoder's prompt: tokens that a cache holds already are none.
 
@@ -87,8 +107,6 @@ def _prompt_queries(inputs: Mapping[str, Any]) -> int:
     sizes = (prompt.shape[1] for prompt in prompts if isinstance(prompt, Tensor) and prompt.ndim > 1)
     tokens = next(sizes, 0)
     mask = inputs.get("attention_mask")
-    caches: list[Any] = [inputs[name] for name in CACHE if hasattr(inputs.get(name), "get_seq_length")]
-    lengths = (cache.get_seq_length() for cache in caches)
     if mask is None or mask.shape[1] == tokens:
-        return max(0, tokens - int(next(lengths, 0)))
+        return max(0, tokens - _filled_tokens(inputs))
     return tokens

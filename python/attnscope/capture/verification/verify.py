@@ -131,11 +131,11 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verific
         )
     # what is no model is named by its capture
     with evaluating(model) if isinstance(model, nn.Module) else nullcontext():
-        return _verification(model, dict(tried or {}))
+        return _verification(model, dict(tried or {}), of_user=inputs is not None)
 
 
-def _verification(model: nn.Module, inputs: dict[str, Any]) -> Verification:
-    """Return the checks of a model in evaluation mode on these inputs."""
+def _verification(model: nn.Module, inputs: dict[str, Any], *, of_user: bool) -> Verification:
+    """Return the checks of a model in evaluation mode on inputs of the user, or made from its settings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the checks say what they are about
@@ -143,7 +143,10 @@ def _verification(model: nn.Module, inputs: dict[str, Any]) -> Verification:
                 layers = [_on_cpu(layer) for layer in recording.run(**inputs)]
                 output, plan = recording.output, recording._plan
     except (RuntimeError, ValueError) as error:
-        refused = ModelCheck("way", False, f"refused: {error}", "see the reason; nothing is measured wrongly")
+        remedy = "see the reason; nothing is measured wrongly"
+        if not of_user:
+            remedy += f"; tried were {' and '.join(inputs)} alone: where it takes more, verify(model, inputs)"
+        refused = ModelCheck("way", False, f"refused: {error}", remedy)
         return Verification(type(model).__name__, [refused])
     assert plan is not None
     checks = [

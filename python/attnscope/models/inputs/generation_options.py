@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,8 +23,34 @@ def generation_option(model: nn.Module, options: Mapping[str, Any], name: str) -
     """
     if name in options:
         return options[name]
-    passed = getattr(options.get("generation_config"), name, None)
-    return getattr(first_attribute(model, "generation_config"), name, None) if passed is None else passed
+    from transformers import GenerationConfig
+
+    loaded, passed = first_attribute(model, "generation_config"), options.get("generation_config")
+    if passed is None:
+        return getattr(loaded, name, None)
+    value, default = getattr(passed, name, None), getattr(GenerationConfig(), name, None)
+    takes_stored = name.endswith("_token_id") or _fills_defaults(loaded, options)
+    return getattr(loaded, name, value) if value == default and takes_stored else value
+
+
+def _fills_defaults(loaded: Any, options: Mapping[str, Any]) -> bool:
+    """Return True where the model's settings replace those of a passed configuration that are defaults.
+
+    Transformers 5 always does; before, a default is also what a caller may have set, and it is replaced on
+    request, or where the model's settings were stored by version 4.50 or later.
+    """
+    use_defaults = options.get("use_model_defaults")
+    if use_defaults is not None or not is_before_transformers_5():
+        return use_defaults is not False
+    stored = str(getattr(loaded, "transformers_version", None) or "")
+    return tuple(int(part) for part in re.findall(r"\d+", stored)[:2]) >= (4, 50)
+
+
+def is_before_transformers_5() -> bool:
+    """Return True for the versions whose `generate` has other rules."""
+    import transformers
+
+    return int(transformers.__version__.split(".")[0]) < 5
 
 
 def generation_options_among(names: Iterable[str]) -> frozenset[str]:
