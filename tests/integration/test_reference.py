@@ -50,7 +50,7 @@ OF_SUMS = (
     *("effective_rank", "stable_rank", "local_global_ratio", "local_share", "participation_ratio"),
     *("alignment_value", "alignment_hidden", "top_mass", "entropy", "matrix_entropy"),
     *("head_divergence", "kl_reduction", "marchenko_pastur_deviation", "mp_"),
-    *("spectral_gap", "spectral_ratio", "spectral_norm"),
+    *("spectral_gap", "spectral_ratio", "spectral_norm", "persistent_entropy"),
     *("fiedler_value", "laplacian_gap", "graph_fiedler_value", "graph_laplacian_gap"),
 )
 #: By how much numbers moved. Of bins that are alike, as those of attention to a single key, rounding chose

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "kernels/homology/barcodes.h"
+#include "homology/barcodes.h"
 
 #include <gtest/gtest.h>
 

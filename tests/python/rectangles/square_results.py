@@ -8,8 +8,9 @@ instruction set that it names: a digest is of every bit, and lanes of another wi
 `local_global_ratio`, `geometric_semantic_alignment`, `participation_ratio`, `sink_test` and `sink_excess` are
 later: they add up in another order since. So is that of `spectral_ratio`, whose NaN have another sign, and
 that of `sink_removal`, which reduces nothing where no key is taken out. Those of `power_spectrum` changed
-with the peak of bins that are alike, and that of "participation_ratio eigen" with eigenvalues that are
-diagonal entries.
+with the peak of bins that are alike, that of "participation_ratio eigen" with eigenvalues that are
+diagonal entries, and those of `marchenko_pastur` with quantiles of laws that are solved for once a call: its
+Wasserstein distance moved by 6e-15 at most, and nothing else.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ def _ends(barcodes: Barcodes) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _BarSums(NamedTuple):
-    """Of the bars of each dimension [..., 2]; −1 and NaN for maps that are not finite."""
+    """Sums over the bars of each dimension [..., 2]; −1 and NaN for maps that are not finite."""
 
     bars: torch.Tensor
     finite: torch.Tensor
