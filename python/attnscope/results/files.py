@@ -115,9 +115,8 @@ def descriptor_of(path: Path) -> int | None:
     """
     if path.parent == Path("/dev") and path.is_symlink():
         path = path.parent / os.readlink(path)
-    folders = ("/dev/fd", f"/proc/{os.getpid()}/fd")
-    is_open = path.is_absolute() and path.name.isdecimal() and os.path.realpath(path.parent) in folders
-    return int(path.name) if is_open else None
+    lies_there = path.is_absolute() and os.path.realpath(path.parent) == os.path.realpath("/dev/fd")
+    return int(path.name) if lies_there and path.name.isdecimal() else None
 
 
 def _is_device(path: Path) -> bool:
