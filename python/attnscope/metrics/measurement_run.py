@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,15 +83,9 @@ class MeasurementRun:
 
     def _result(self, call: Call) -> Any:
         if call not in self._results:
-            with _calls.named_as(call.source, self._requested_name(call)):
+            with _calls.named_as(call.source, self.plan.requested_metrics.get(call, call.source)):
                 self._results[call] = self._make_call(call)
         return self._results[call]
-
-    def _requested_name(self, call: Call) -> str:
-        """Return the metric requested of a call, which may be of another function whose result it takes."""
-        pairs = zip(self.plan.requests, self.plan.calls, strict=True)
-        metrics = [request.metric for request, answer in pairs if answer == call]
-        return call.source if not metrics or call.source in metrics else metrics[0]
 
     def _make_call(self, call: Call) -> Any:
         maps: Any = self.sites.get(call.of)
@@ -98,7 +93,7 @@ class MeasurementRun:
         if bars is not None and maps is not None and maps.dtype in EXACT_IN_BARS:
             held = self._result(bars)
             # Of a map without bars the function itself is to warn.
-            if bool((held.offsets.diff() > 0).all()):
+            if bool((np.diff(held.offsets.numpy()) > 0).all()):
                 return betti_numbers_of(held, call.options["thresholds"])
         function = registry().functions[call.protocol, call.source]
         if option := registry().joint.get((call.protocol, call.source)):

@@ -126,6 +126,15 @@ class MeasurementPlan:
         """Each request's key and the function that answers it."""
         return [(request.key, call.source) for request, call in zip(self.requests, self.calls, strict=True)]
 
+    @functools.cached_property
+    def requested_metrics(self) -> dict[Call, str]:
+        """The metric requested of each call, which may be of another function whose result it takes."""
+        metrics: dict[Call, str] = {}
+        for request, call in zip(self.requests, self.calls, strict=True):
+            if call not in metrics or request.metric == call.source:
+                metrics[call] = request.metric
+        return metrics
+
 
 def plan_of(requests: Sequence[Request], n: int) -> MeasurementPlan:
     """Return the plan that answers requests of known metrics about padded maps of n tokens."""
