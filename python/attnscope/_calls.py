@@ -115,12 +115,12 @@ def warn_non_finite(
     return result
 
 
-def warn_of_spoiled(function: str, spoiled: torch.Tensor, unit: str) -> None:
-    """Warn where parts of the input, True in `spoiled`, are not finite; a transform of torch hides them."""
-    if torch.compiler.is_compiling() or is_transformed(spoiled):
+def warn_non_finite_parts(function: str, is_non_finite: torch.Tensor, unit: str) -> None:
+    """Warn of the parts of an input that are not finite; a transform of torch hides which those are."""
+    if torch.compiler.is_compiling() or is_transformed(is_non_finite):
         return
-    if bad := int(spoiled.sum()):
-        parts = f"{bad} of {spoiled.numel()} {unit}"
+    if bad := int(is_non_finite.sum()):
+        parts = f"{bad} of {is_non_finite.numel()} {unit}"
         message = f"{function}: {parts} hold NaN or infinite entries; their results are NaN"
         warn(NonFiniteWarning(message, function, bad))
 

@@ -381,9 +381,9 @@ def test_a_window_of_more_digits_than_a_float_holds_is_refused_as_before():
 
 def with_nan(tensor):
     """Return a copy whose entry [..., 5, 2] of the first part is NaN."""
-    spoiled = tensor.clone()
-    spoiled.reshape(-1, *tensor.shape[-2:])[0, 5, 2] = torch.nan
-    return spoiled
+    non_finite = tensor.clone()
+    non_finite.reshape(-1, *tensor.shape[-2:])[0, 5, 2] = torch.nan
+    return non_finite
 
 
 SOURCE = torch.Generator().manual_seed(8)
@@ -393,7 +393,7 @@ WEIGHTS = torch.randn(2, 12, 8, generator=SOURCE)
 PROJECTION = torch.randn(16, 3, 8, generator=SOURCE)
 AXES = torch.eye(8)
 #: Calls of what is no metric of maps with one input that is not finite, and what the warning counts.
-SPOILED = {
+GIVE_NAN_FOR_NON_FINITE = {
     "offset_fit": (lambda: asc.offset_fit(with_nan(SCORES)), "1 of 6 matrices"),
     "toeplitz_split": (lambda: asc.toeplitz_split(with_nan(SCORES)), "1 of 6 matrices"),
     "rope_bands": (
@@ -439,9 +439,9 @@ SPOILED = {
 }
 
 
-@pytest.mark.parametrize("name", SPOILED)
+@pytest.mark.parametrize("name", GIVE_NAN_FOR_NON_FINITE)
 def test_an_input_that_is_not_finite_is_counted_in_one_warning(name):
-    call, counted = SPOILED[name]
+    call, counted = GIVE_NAN_FOR_NON_FINITE[name]
     function = name.split(",")[0]
     with pytest.warns(NonFiniteWarning, match=f"^{function}: {counted}") as warned:
         call()

@@ -499,10 +499,10 @@ def test_errors_and_warnings_name_the_metric_that_was_requested(metric):
     maps = torch.eye(8).expand(3, 8, 8) * (3.0 if "validate" in REFUSED[metric] else 1.0)
     with pytest.raises((TypeError, ValueError), match=f"^{metric}: "):
         asc.measure(maps, metric, **REFUSED[metric])
-    spoiled = maps.clone()
-    spoiled[1, 4, 2] = torch.nan
+    non_finite = maps.clone()
+    non_finite[1, 4, 2] = torch.nan
     with pytest.warns(NonFiniteWarning, match=f"^{metric}: 1 of 3 matrices") as warned:
-        asc.measure(spoiled, [metric])
+        asc.measure(non_finite, [metric])
     assert [warning.filename for warning in warned] == [__file__]
 
 

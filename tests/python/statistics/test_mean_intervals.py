@@ -128,7 +128,7 @@ def test_intervals_that_hold_together_leave_unknown_tails_out():
 
 
 def test_what_tied_samples_miss_together_is_what_is_equal_by_chance():
-    """Of 32 means of five samples of three values .24 of sets miss one: those whose samples are equal."""
+    """Of five samples of three values all are equal by chance: .24 of sets of 32 means miss one."""
     rng, of_equal, of_others, sets = np.random.default_rng(1), 0, 0, 150
     for _ in range(sets):
         values = rng.integers(0, 3, size=(32, 5)) / 2

@@ -82,9 +82,9 @@ def recurrent_uncertainty(
         raise ValueError(f"{name}: log_p must be logarithms of likelihoods, at most 0, got {worst}")
     follows = inside.clone()
     follows[..., :1] = False
-    spoiled = (follows[..., None, None, :] & ~attention.detach().isfinite()).any(-1).any(-1)
-    spoiled = spoiled | (inside & likelihood.detach().isnan()).any(-1, keepdim=True)
-    _calls.warn_of_spoiled(name, spoiled.any(-1), "texts")
+    is_non_finite = (follows[..., None, None, :] & ~attention.detach().isfinite()).any(-1).any(-1)
+    is_non_finite = is_non_finite | (inside & likelihood.detach().isnan()).any(-1, keepdim=True)
+    _calls.warn_non_finite_parts(name, is_non_finite.any(-1), "texts")
     means = torch.where(follows[..., None, None, :], attention, 0.0).sum(-1)
     head = means.argmax(-1)
     chosen_head = attention.gather(-2, head[..., None, None].expand(*head.shape, 1, size)).squeeze(-2)
@@ -99,13 +99,13 @@ def recurrent_uncertainty(
         # the logarithm of what does not count would have a gradient of NaN
         logarithm = torch.where(counts, confidence, 1.0).log()
         total = total - torch.where(counts, logarithm, 0.0)
-    layers = torch.where(spoiled, torch.nan, total / ends[..., None])
+    layers = torch.where(is_non_finite, torch.nan, total / ends[..., None])
     defined = ends > 0
     value = layers.amax(-1) if layers.shape[-1] else torch.full(leading, torch.nan, device="cpu")
     return RecurrentUncertainty(
         torch.where(defined, value, torch.nan),
         torch.where(defined[..., None], layers, torch.nan),
-        torch.where(defined[..., None] & ~spoiled, head, -1),
+        torch.where(defined[..., None] & ~is_non_finite, head, -1),
     )
 
 

@@ -72,5 +72,5 @@ def attention_rollout(
         rollout = (torch.where(maps.isfinite() & visible, maps, 0.0) @ rollout + rollout) / 2
     if rollout is None:
         raise ValueError(f"{name}: layers must hold at least one layer, got none")
-    _calls.warn_of_spoiled(name, has_non_finite.detach(), "texts")
+    _calls.warn_non_finite_parts(name, has_non_finite.detach(), "texts")
     return torch.where(visible & ~has_non_finite[..., None, None], rollout, torch.nan)

@@ -129,11 +129,11 @@ def rope_bands(
     difference = torch.where(p > 0, log_p - log_without, 0.0)
     kl = (p * difference).sum(-1)[..., 1:].mean(-1)
     tv = (p - log_without.exp()).abs().sum(-1)[..., 1:].mean(-1) / 2
-    spoiled = ~(q.isfinite() & k.isfinite()).all(-1).all(-1)
-    _calls.warn_of_spoiled(name, spoiled, "heads")
+    is_non_finite = ~(q.isfinite() & k.isfinite()).all(-1).all(-1)
+    _calls.warn_non_finite_parts(name, is_non_finite, "heads")
     share = torch.where(variance > 0, products / variance, torch.nan)
     fields = (share, norms / norms.sum(-1, keepdim=True), kl, tv)
-    return RopeBands(*(torch.where(spoiled[..., None], torch.nan, field) for field in fields))
+    return RopeBands(*(torch.where(is_non_finite[..., None], torch.nan, field) for field in fields))
 
 
 def band_scores(

@@ -234,7 +234,7 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
             f"{name}: signal must hold two cycles of every theta, got {n} positions of {slowest} radians"
         )
     # each signal is a cloud of one point
-    _calls.warn_of_spoiled(name, ~values.detach().isfinite().all(-1), "signals")
+    _calls.warn_non_finite_parts(name, ~values.detach().isfinite().all(-1), "signals")
     (ratios,) = placement.per_cloud(
         name,
         lambda signals, thetas: (_power_ratios(signals.squeeze(-2), thetas, orders),),

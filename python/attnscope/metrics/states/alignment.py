@@ -220,7 +220,7 @@ def transformation_magnitude(
     result = _distances(before, after)
     text_lengths = _checks.lengths_argument(name, lengths, tuple(result.shape[:-1]), result.shape[-1])
     inside = _checks.Attention(result.unsqueeze(-2), text_lengths).inside()
-    _warn_of_spoiled(name, result, inside)
+    _warn_non_finite_parts(name, result, inside)
     return torch.where(inside, result, torch.nan)
 
 
@@ -236,9 +236,9 @@ def _distances(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return torch.where(largest.squeeze(-1).isfinite(), result, torch.nan)
 
 
-def _warn_of_spoiled(function: str, distances: torch.Tensor, inside: torch.Tensor) -> None:
+def _warn_non_finite_parts(function: str, distances: torch.Tensor, inside: torch.Tensor) -> None:
     """Warn where the distance of a token that belongs to a text is NaN; padding may hold anything."""
-    _calls.warn_of_spoiled(function, (distances.isnan() & inside).detach(), "tokens")
+    _calls.warn_non_finite_parts(function, (distances.isnan() & inside).detach(), "tokens")
 
 
 def two_states(
@@ -331,7 +331,7 @@ def _correlation_of(
     with _calls.named_as("transformation_magnitude", name):
         distances = _distances(before, after)
     magnitude = _checks.expanded(f"{name}: states", distances, entropy.shape, words)
-    _warn_of_spoiled(name, magnitude, real_queries)
+    _warn_non_finite_parts(name, magnitude, real_queries)
     return pearson(entropy, magnitude, real_queries)
 
 

@@ -58,7 +58,7 @@ def value_norms(value: Tensor, projection: Tensor, *, layer: bool = False) -> Te
     per_head = values.repeat_interleave(matrix.shape[1] // kv, -3)
     finite_heads = matrix.detach().isfinite().all(-1).all(0)
     finite = per_head.detach().isfinite().all(-1) & finite_heads[:, None]
-    _calls.warn_of_spoiled(name, ~finite, "values of heads or their projections")
+    _calls.warn_non_finite_parts(name, ~finite, "values of heads or their projections")
     # set to 0 before the products, which would carry NaN into the gradient of the projection
     per_head = torch.where(finite[..., None], per_head, 0.0)
     matrix = torch.where(finite_heads[:, None], matrix, 0.0)
@@ -142,14 +142,14 @@ def weighted_attention(
     bad = int((~finite[..., 0]).sum())
     if not of_layer:
         weights = _checks.expanded(f"{name}: norms", weights, (*checked.leading, checked.n))
-        _calls.warn_of_spoiled(name, inside & ~weights.detach().isfinite(), "norms")
+        _calls.warn_non_finite_parts(name, inside & ~weights.detach().isfinite(), "norms")
         weighted = maps * torch.where(inside, weights, 0.0)[..., None, :]
         return _calls.warn_non_finite(name, checked.layers, weighted, bad, "layers")
     count = checked.leading[-1]
     shape = (*checked.leading[:-1], checked.n, count, count)
     weights = _checks.expanded(f"{name}: norms", weights, shape)
     within = inside[..., 0, :, None, None]
-    _calls.warn_of_spoiled(name, within & ~weights.detach().isfinite(), "norms")
+    _calls.warn_non_finite_parts(name, within & ~weights.detach().isfinite(), "norms")
     squares = torch.einsum("...hij,...jhg,...gij->...ij", maps, torch.where(within, weights, 0.0), maps)
     # the root has no slope at 0
     zero = squares <= 0

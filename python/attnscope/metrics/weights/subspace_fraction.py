@@ -241,11 +241,11 @@ def matrix_argument(function: str, matrix: Any) -> Tensor | LowRank:
             _powers.in_range(weights_argument(function, "matrix", factor).contiguous())[0]
             for factor in (matrix.left, matrix.right)
         )
-        spoiled = ~(left.isfinite().all() & right.isfinite().all())
-        _calls.warn_of_spoiled(function, spoiled, "matrices")
+        is_non_finite = ~(left.isfinite().all() & right.isfinite().all())
+        _calls.warn_non_finite_parts(function, is_non_finite, "matrices")
         return LowRank(left, right, math.frexp(matrix.scale)[0])
     tensor = weights_argument(function, "matrix", matrix).contiguous()
-    _calls.warn_of_spoiled(function, ~tensor.detach().isfinite().all(-1).all(-1), "matrices")
+    _calls.warn_non_finite_parts(function, ~tensor.detach().isfinite().all(-1).all(-1), "matrices")
     if tensor.dtype not in (torch.float32, torch.float64):
         return tensor.float()
     return _powers.in_range(tensor)[0]
