@@ -52,41 +52,60 @@ void Sweeps::run(const double* diagonal, const double* superdiagonal, double* sc
       ++count;
     }
     if (count == 0 || sweep == most) return;
-    Chain chains[kChains];
-    for (Index c = 0; c < kChains; ++c) chains[c] = begin(c);
-    const Arrays arrays{q_, e_, next_q_, next_e_, broadcast(floor_)};
-    Index row = 0;
-    const auto all_chains = [&] {
+    const std::span<const Index> rising(bottoms, static_cast<std::size_t>(count));
+    if (chains_in_use() == 1) {
+      sweep_chains<1>(rising);
+    } else {
+      sweep_chains<kChains>(rising);
+    }
+  }
+}
+
+// How many chains there are up to the last that is not done: 1 where fewer matrices are solved than
+// there is room for, or where the others have converged.
+Index Sweeps::chains_in_use() const {
+  Index last = kWidth - 1;
+  while (last > 0 && done(last)) --last;
+  return last / kPackWidth + 1;
+}
+
+// Sweeps over the first kUsed chains; `bottoms`: the last rows of their lanes, rising.
+template <Index kUsed>
+void Sweeps::sweep_chains(std::span<const Index> bottoms) {
+  Chain chains[kUsed];
+  for (Index c = 0; c < kUsed; ++c) chains[c] = begin(c);
+  const Arrays arrays{q_, e_, next_q_, next_e_, broadcast(floor_)};
+  Index row = 0;
+  const auto all_chains = [&] {
 #pragma GCC unroll 2
-      for (Index c = 0; c < kChains; ++c) step(chains[c], arrays, row * kWidth + c * kPackWidth);
-      ++row;
-    };
-    for (Index k = 0; k < count; ++k) {
-      while (row < bottoms[k]) all_chains();
-      const double number = static_cast<double>(row);
-      for (Index c = 0; c < kChains; ++c) {
-        Chain& chain = chains[c];
-        const LaneMask ends = at(state_.bottom, c) == number;
-        chain.last = choose(ends, chain.d, chain.last);
-        chain.least_above = choose(ends, chain.least, chain.least_above);
-        chain.whole_least = choose(ends, smaller(chain.least, chain.d), chain.whole_least);
-        chain.sum_above = choose(ends, chain.sum, chain.sum_above);
-        chain.squares_above = choose(ends, chain.squares, chain.squares_above);
-      }
-      all_chains();
-      for (Index c = 0; c < kChains; ++c) {
-        Chain& chain = chains[c];
-        const LaneMask ends = at(state_.bottom, c) == number;
-        chain.whole_sum = choose(ends, chain.sum, chain.whole_sum);
-        chain.whole_squares = choose(ends, chain.squares, chain.whole_squares);
-      }
+    for (Index c = 0; c < kUsed; ++c) step(chains[c], arrays, row * kWidth + c * kPackWidth);
+    ++row;
+  };
+  for (const Index bottom : bottoms) {
+    while (row < bottom) all_chains();
+    const double number = static_cast<double>(row);
+    for (Index c = 0; c < kUsed; ++c) {
+      Chain& chain = chains[c];
+      const LaneMask ends = at(state_.bottom, c) == number;
+      chain.last = choose(ends, chain.d, chain.last);
+      chain.least_above = choose(ends, chain.least, chain.least_above);
+      chain.whole_least = choose(ends, smaller(chain.least, chain.d), chain.whole_least);
+      chain.sum_above = choose(ends, chain.sum, chain.sum_above);
+      chain.squares_above = choose(ends, chain.squares, chain.squares_above);
     }
-    std::swap(q_, next_q_);
-    std::swap(e_, next_e_);
-    for (Index c = 0; c < kChains; ++c) {
-      const Chain finished = chains[c];  // a copy, so that the loops above keep theirs in registers
-      finish(finished, c);
+    all_chains();
+    for (Index c = 0; c < kUsed; ++c) {
+      Chain& chain = chains[c];
+      const LaneMask ends = at(state_.bottom, c) == number;
+      chain.whole_sum = choose(ends, chain.sum, chain.whole_sum);
+      chain.whole_squares = choose(ends, chain.squares, chain.whole_squares);
     }
+  }
+  std::swap(q_, next_q_);
+  std::swap(e_, next_e_);
+  for (Index c = 0; c < kUsed; ++c) {
+    const Chain finished = chains[c];  // a copy, so that the loops above keep theirs in registers
+    finish(finished, c);
   }
 }
 

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <span>
+
 #include "simd/lanes.h"
 #include "simd/memory.h"
 
 namespace attnscope::dqds {
 
 // Two vectors side by side hide the latency of the one division that each step waits for.
-inline constexpr Index kChains = kPackWidth == 8 ? 1 : 2;
+inline constexpr Index kChains = 2;
 inline constexpr Index kWidth = kChains * kPackWidth;
 
 // All in units of the largest row sum, which is between σ1 and 2·σ1. A squared off-diagonal entry
@@ -94,6 +96,9 @@ class Sweeps {
     Lanes floor;  // kFloor; a maximum with a constant compiles to a compare and a blend
   };
 
+  Index chains_in_use() const;
+  template <Index kUsed>
+  void sweep_chains(std::span<const Index> bottoms);
   Chain begin(Index chain);
   // By how much a shift may be too large: less than the rounding of what it is added to.
   Lanes slack(Index chain) { return kSlackShare * at(state_.shift, chain) + kLeastSlack; }
