@@ -51,6 +51,12 @@ Index even_block(Index count, Index most) {
   return std::max<Index>(1, (count + of_worker * workers - 1) / (of_worker * workers));
 }
 
+Index shared_pack_width(const Batch& batch, Index width) {
+  const Index packs = (batch.count + width - 1) / width;
+  const bool is_large = block_size(batch, 1) < width;
+  return is_large && packs < worker_count(batch.count) ? std::max<Index>(1, width / 2) : width;
+}
+
 int worker_count(Index count) {
   return static_cast<int>(std::max<Index>(1, std::min<Index>(count, thread_count())));
 }

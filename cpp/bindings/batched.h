@@ -304,10 +304,13 @@ py::tuple result_per_matrix(const Batch& batch, const std::vector<Index>& traili
 // No instruction set interleaves more matrices than this.
 inline constexpr Index kWidestPack = 16;
 
+// Half of `width` where packs of so many large matrices would be fewer than the workers, for kernels
+// that work on a pack's halves one after the other: half of the matrices then take half of the time.
+Index shared_pack_width(const Batch& batch, Index width);
+
 // Calls kernel(views, indices, workspace) with spans of 1 to `width` finite matrices of one size,
-// which the kernel interleaves; otherwise as per_matrix. Which matrices meet in a pack depends on
-// the batch and never on the threads, and a kernel must give each matrix the result that it has
-// alone.
+// which the kernel interleaves; otherwise as per_matrix. A kernel must give each matrix the result
+// that it has alone.
 template <class Workspace, class Kernel>
 Index per_pack(const Batch& batch, Index width, Kernel&& kernel) {
   assert(1 <= width && width <= kWidestPack);

@@ -73,6 +73,11 @@ void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index
   alignas(64) double shifts[kWidth];
   const auto lanes = [](const double* from) { return *reinterpret_cast<const Lanes*>(from); };
   for (Index first = 0; first < kWidth; first += kPackWidth) {
+    if (first >= count) {
+      for (Index i = 0; i < 2 * n; ++i)
+        *reinterpret_cast<Lanes*>(roots + i * kWidth + first) = Lanes{};
+      continue;
+    }
     // T + shift = BᵀB. The shift is a rounding of T, or else what makes every row dominant.
     Lanes norm{};
     Lanes lowest{};

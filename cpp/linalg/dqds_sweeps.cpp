@@ -34,8 +34,7 @@ void Sweeps::run(const double* diagonal, const double* superdiagonal, double* sc
     state_.bottom[lane] = static_cast<double>(n_ - 1);
     state_.q0[lane] = state_.q1[lane] = state_.q2[lane] = 1.0;
     unlearn(lane);
-    split_above(lane, n_ - 2);
-    settle(lane);
+    settle(lane, true);
   }
   for (Index sweep = 0;; ++sweep) {
     // The last rows of the lanes, in rising order and each once.
@@ -239,8 +238,9 @@ void Sweeps::split_above(Index lane, Index from) {
 }
 
 // Takes the finished rows off the bottom of a lane, finds the next block where one is finished, and
-// loads the rows that the next shift looks at.
-void Sweeps::settle(Index lane) {
+// loads the rows that the next shift looks at. `is_new`: the block was not searched for places
+// where it falls apart.
+void Sweeps::settle(Index lane, bool is_new) {
   LaneState& s = state_;
   double* q = q_ + lane;
   double* e = e_ + lane;
@@ -260,8 +260,14 @@ void Sweeps::settle(Index lane) {
       s.top[lane] = static_cast<double>(top);
       s.failures[lane] = s.sweeps[lane] = 0.0;
       unlearn(lane);
-      split_above(lane, bottom - 1);
+      is_new = true;
+    }
+    // Rows below which nothing is left of a new block leave one after another, and what is above
+    // them is moved once.
+    if (is_new && bottom > top && e[(bottom - 1) * kWidth] > negligible_) {
+      split_above(lane, bottom - 2);
       top = static_cast<Index>(s.top[lane]);
+      is_new = false;
     }
     const double last = q[bottom * kWidth];
     if (bottom == top || negligible(e[(bottom - 1) * kWidth], last, s.shift[lane])) {

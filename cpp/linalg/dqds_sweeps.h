@@ -104,7 +104,7 @@ class Sweeps {
   Lanes slack(Index chain) { return kSlackShare * at(state_.shift, chain) + kLeastSlack; }
   static void step(Chain& chain, const Arrays& arrays, Index offset);
   void finish(const Chain& chain, Index number);
-  void settle(Index lane);
+  void settle(Index lane, bool is_new = false);
   void split(Index lane, Index end);
   void split_above(Index lane, Index from);
   void unlearn(Index lane);

@@ -29,13 +29,16 @@ struct Counted {
 // Tridiagonal matrices side by side, in units that counts take.
 class CountedMatrices {
  public:
-  CountedMatrices(const double* diagonal, const double* beside, Index n, AlignedBuffer& buffer)
-      : n_(n), groups_(dqds_width() / kPackWidth) {
-    scaled_ = lane_buffer(buffer, 2 * n * groups_);
-    squares_ = scaled_ + n * groups_;
+  CountedMatrices(const double* diagonal, const double* beside, Index n, Index count,
+                  AlignedBuffer& buffer)
+      : n_(n),
+        groups_((count + kPackWidth - 1) / kPackWidth),
+        stride_(dqds_width() / kPackWidth),
+        scaled_(lane_buffer(buffer, 2 * n * stride_)),
+        squares_(scaled_ + n * stride_) {
     for (Index g = 0; g < groups_; ++g) {
       units_[g] = prepare_counts(reinterpret_cast<const Lanes*>(diagonal) + g,
-                                 reinterpret_cast<const Lanes*>(beside) + g, n, groups_,
+                                 reinterpret_cast<const Lanes*>(beside) + g, n, stride_,
                                  broadcast(kLargestEdge), scaled_ + g, squares_ + g);
     }
   }
@@ -46,7 +49,7 @@ class CountedMatrices {
       LaneMask counts[kPoints];
       for (Index k = 0; k < kPoints; ++k)
         x[k] = reinterpret_cast<const Lanes*>(counted.points[k])[g] * units_[g];
-      count_below<kPoints>(scaled_ + g, squares_ + g, n_, groups_, x, counts);
+      count_below<kPoints>(scaled_ + g, squares_ + g, n_, stride_, x, counts);
       for (Index k = 0; k < kPoints; ++k) {
         for (Index lane = 0; lane < kPackWidth; ++lane)
           counted.below[k][g * kPackWidth + lane] = static_cast<double>(-counts[k][lane]);
@@ -56,7 +59,8 @@ class CountedMatrices {
 
  private:
   Index n_;
-  Index groups_;
+  Index groups_;  // that hold a matrix
+  Index stride_;  // groups from one row to the next
   Lanes* scaled_;
   Lanes* squares_;
   Lanes units_[kLaneGroups];
@@ -184,7 +188,7 @@ void counted_distances(const double* diagonal, const double* beside, Index n,
                        std::span<CertifiedDistance> distances,
                        CountedDistanceWorkspace& workspace) {
   const auto lanes = static_cast<Index>(spectra.size());
-  const CountedMatrices matrices(diagonal, beside, n, workspace.scaled);
+  const CountedMatrices matrices(diagonal, beside, n, lanes, workspace.scaled);
   // As many places as leave few values between them, and even.
   const Index count = std::clamp<Index>(n / 8 * 2, 8, 64);
   std::vector<CountedPlace>& places = workspace.places;

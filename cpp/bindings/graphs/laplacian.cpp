@@ -17,7 +17,7 @@ py::tuple eigenvalues(Argument attention, Argument lengths, Index k, const std::
   const Precision level = precision_from(precision);
   const Result<double> result = make_result(batch.sizes, {k}, kNaN);
   const Index non_finite = per_pack<LaplacianWorkspace>(
-      batch, laplacian_pack_width(batch.shortest(), level),
+      batch, shared_pack_width(batch, laplacian_pack_width(batch.shortest(), level)),
       [&](auto views, auto indices, auto& workspace) {
         double* out[kWidestPack];
         for (std::size_t m = 0; m < indices.size(); ++m) out[m] = result.data + indices[m] * k;

@@ -43,7 +43,7 @@ struct Comparison {
     std::atomic<Index> undefined{0};
     std::atomic<Index> measured_exactly{0};
     const Index non_finite = per_pack<MarchenkoPasturWorkspace>(
-        batch, singular_values_width(level),
+        batch, shared_pack_width(batch, singular_values_width(level)),
         [&]<class Views>(Views views, std::span<const Index> indices, auto& workspace) {
           std::vector<Support> supports_of_block(indices.size());
           std::vector<M> spectra(indices.size());

@@ -18,7 +18,7 @@ py::tuple values(Argument attention, Argument lengths, const std::string& precis
   const Result<double> result = make_result(batch.sizes, {width}, kNaN);
   std::atomic<Index> measured_exactly{0};
   const Index non_finite = per_pack<SingularValuesWorkspace>(
-      batch, singular_values_width(level),
+      batch, shared_pack_width(batch, singular_values_width(level)),
       [&]<class Views>(Views views, std::span<const Index> indices, auto& workspace) {
         std::vector<double*> out(indices.size());
         for (std::size_t k = 0; k < indices.size(); ++k) out[k] = result.data + indices[k] * width;

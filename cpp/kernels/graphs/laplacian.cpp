@@ -191,8 +191,7 @@ void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptio
 Index laplacian_pack_width(Index smallest, Precision precision) {
   if (precision == Precision::fast && smallest <= kLargestPacked)
     return std::max(kFloatsInPack, dqds_width());
-  // More of large ones would leave other threads without work.
-  return smallest > 128 ? kPackWidth : dqds_width();
+  return dqds_width();
 }
 
 template <class Scalar>
