@@ -39,7 +39,7 @@ class _AtSite(BaseEdit):
 
     def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
         """See `BaseEdit`."""
-        by_place: dict[tuple[str, bool], set[int]] = {}
+        by_place: dict[tuple[str, bool], set[int | None]] = {}
         for layer in self.layers_of(architecture):
             name, enters, call = architecture.place(self.name, layer, self.site)
             by_place.setdefault((name, enters), set()).add(call)
@@ -48,9 +48,9 @@ class _AtSite(BaseEdit):
             for (name, enters), calls in by_place.items()
         ]
 
-    def _hook(self, module: nn.Module, enters: bool, calls: set[int], applied: Applied) -> Any:
+    def _hook(self, module: nn.Module, enters: bool, calls: set[int | None], applied: Applied) -> Any:
         def act(states: Tensor) -> Tensor | None:
-            if not applied.live or applied.where.call_index((id(module), enters)) not in calls:
+            if not applied.live or calls.isdisjoint((None, applied.where.call_index((id(module), enters)))):
                 return None
             where = applied.where
             new = self.changed(states.reshape(len(where.mask), where.queries, -1), applied)
@@ -109,10 +109,11 @@ class _AtPositions(_AtSite):
 
 @dataclass(frozen=True, eq=False)
 class AddDirection(_AtPositions):
-    """The value is added to the states of a layer.
+    """The value is added to the states of a layer, each time that a pass runs it.
 
     Attributes:
-        layer: number of the block; negative ones count from the end.
+        layer: number of the block; negative ones count from the end. Of a block that is the only one and
+            runs as often as there are layers (ALBERT), the number of its run.
         value: [D], [B, D] or [B, n, D].
         positions: "last", "all", or numbers counted from each sample's first real token, negative ones from
             its end.
@@ -185,7 +186,7 @@ class Project(_AtPositions):
 
 @dataclass(frozen=True, eq=False)
 class Scale(_AtSite):
-    """A site is multiplied by a factor in some layers.
+    """A site is multiplied by a factor in some layers, each time that a pass runs them.
 
     Attributes:
         site: any site of a layer but those of the attention itself.
