@@ -85,6 +85,7 @@ class Layer:
         key_offset: position of key 0 in the sequence; greater than 0 for a sliding cache that has moved on.
         sink_logits: ``[h]``, the learned logit that takes part in each head's softmax without a key; None
             where the model has none, or where the attention does not come from our own function.
+        has_sink: True where a learned logit, known or not, takes a share of each row.
         mask: that the model computed with, of the captured heads where heads differ: boolean with True at
             visible entries, or added to scores; None where maps came without one.
         exact_mask: False for a mask that may not be all that hides keys; the maps then have to agree with it.
@@ -107,6 +108,7 @@ class Layer:
     sink_logits: Tensor | None = None
     mask: Tensor | None = None
     exact_mask: bool = True
+    has_sink: bool = False
     answer_start: Tensor | None = None
     query_valid: Tensor | None = None
     gradients: dict[str, Tensor] = field(default_factory=dict, init=False)
@@ -120,6 +122,7 @@ class Layer:
     def __post_init__(self) -> None:
         self.heads, self.kv_heads = tuple(self.heads), tuple(self.kv_heads)
         self.tensors = dict(self.tensors)
+        self.has_sink |= self.sink_logits is not None
 
     def captured(self, name: str) -> Tensor:
         """Return the tensor of a captured site, padding and all, without a word about it.
@@ -199,11 +202,11 @@ class Layer:
 
         From the site ``lse`` where it was asked for, else what the row of ``attention`` leaves of 1.
         """
-        if self.sink_logits is None:
+        if not self.has_sink:
             rows = self.tensors.get("lse", self.tensors.get("attention"))
             rows = self.lse if rows is None else rows
             return torch.zeros_like(rows if rows.ndim == 3 else rows[..., 0])
-        if "lse" in self.tensors:
+        if "lse" in self.tensors and self.sink_logits is not None:
             return (self.sink_logits.to(self.lse)[:, None] - self.lse).exp()
         return (1 - self.attention.double().sum(-1)).clamp(min=0).to(self.attention.dtype)
 

@@ -90,6 +90,7 @@ class GeneratedRows:
             key_offset=layer.key_offset,
             tensors={},
             sink_logits=layer.sink_logits,
+            has_sink=layer.has_sink,
             exact_mask=layer.exact_mask,
         )
         real_queries = layer.query_valid
@@ -347,6 +348,7 @@ def _layer_of(
         key_offset=0,
         tensors={"attention": maps},
         sink_logits=bare.sink_logits,
+        has_sink=bare.has_sink,
         mask=mask,
         answer_start=answer_start,
     )

@@ -65,7 +65,7 @@ def rectangles_of(layer: Any, query_mask: Tensor | None = None) -> Rectangles:
         queries = [row[row >= used - count] - (used - count) for row in keys]
     maps = _leading_block(attention, queries, keys)
     learned = None
-    if layer.sink_logits is not None:
+    if layer.has_sink:
         learned = _leading_block(
             layer.sink_mass[..., None], queries, [torch.zeros(1, device="cpu").long()] * len(keys)
         )

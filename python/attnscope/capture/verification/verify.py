@@ -296,7 +296,7 @@ def _check_row_sums(layers: Sequence[Layer]) -> ModelCheck:
         sums = maps.sum(-1)
         if maps.shape[-1] == maps.shape[-2] and not layer.cross:
             sums = sums[layer.valid[:, None].expand_as(sums)]
-        if layer.sink_logits is not None:
+        if layer.has_sink:
             sinks += 1
             worst = max(worst, float((sums - 1).clamp_min(0).max()), float((-sums).max()))
         elif sums.numel():
