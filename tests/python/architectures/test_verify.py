@@ -12,7 +12,8 @@ import attnscope as asc
 from attnscope.capture.rectangles import assembled
 from attnscope.capture.verification import verify
 from media_models import VISION, spectrogram, speech, whisper
-from models import text, tiny, tiny_llama
+from models import needs_configuration, text, tiny, tiny_llama
+from support import sweep
 
 
 def named(verification):
@@ -109,6 +110,20 @@ def test_a_model_that_differs_on_longer_texts_is_refused_from_then_on(monkeypatc
         asc.analyze(model, torch.arange(6)[None], ["sink_share"])
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", eager)
     assert asc.verify(tiny_llama()).ok
+
+
+def test_what_rounding_moves_is_no_difference():
+    """Gemma 3n carries the last bit of an embedding on: two right computations differ by as much."""
+    needs_configuration("Gemma3nTextConfig")
+    config_class, model_class = sweep.classes("causal", "gemma3n_text")
+    for dtype in (torch.float32, torch.float64):  # eager attention in float64 has a softmax in float32
+        model = sweep.build(config_class, model_class).to(dtype)
+        verification = asc.verify(model)
+        assert verification.ok, verification
+        checks = named(verification)
+        assert re.search(
+            "which rounding moves by|where rounding moves", checks["output"].result + checks["maps"].result
+        )
 
 
 def test_a_user_s_inputs_and_models_without_sizes():

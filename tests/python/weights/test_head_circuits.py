@@ -83,7 +83,7 @@ def test_values_that_are_wider_or_narrower_than_keys(keys, values):
 
 def test_a_layer_that_is_not_there_is_named():
     with pytest.raises(
-        MissingError, match="head_circuits: layer 9 of LlamaForCausalLM has no matrix 'o' .* it has none"
+        MissingError, match=r"head_circuits: layer 9 of LlamaForCausalLM has no matrix 'o' .* it has none"
     ):
         asc.head_circuits(tiny("llama"), 9)
 
