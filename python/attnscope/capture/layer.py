@@ -19,6 +19,7 @@ from attnscope._warn import aggregate_warnings, called_from_outside, warn
 from attnscope.capture.rectangles.layer_maps import measure_rectangles
 from attnscope.capture.sites import SITES, TABLE
 from attnscope.capture.visibility import UNKNOWN, Visibility, contradiction, is_doubtful, visibility_of
+from attnscope.errors import LoadError
 from attnscope.metrics.measure import measure
 from attnscope.metrics.request import options_taken
 from attnscope.metrics.support import LayerSupport
@@ -85,6 +86,8 @@ class Layer:
         key_offset: position of key 0 in the sequence; greater than 0 for a sliding cache that has moved on.
         sink_logits: ``[h]``, the learned logit that takes part in each head's softmax without a key; None
             where the model has none, or where the attention does not come from our own function.
+        partial_sums: the smallest and the largest sum of a row, where the model returns a part of what its
+            queries attend to, so that rows do not sum to 1; None elsewhere.
         has_sink: True where a learned logit, known or not, takes a share of each row.
         mask: that the model computed with, of the captured heads where heads differ: boolean with True at
             visible entries, or added to scores; None where maps came without one.
@@ -109,6 +112,7 @@ class Layer:
     mask: Tensor | None = None
     exact_mask: bool = True
     has_sink: bool = False
+    partial_sums: tuple[float, float] | None = None
     answer_start: Tensor | None = None
     query_valid: Tensor | None = None
     gradients: dict[str, Tensor] = field(default_factory=dict, init=False)
@@ -228,7 +232,7 @@ class Layer:
         certain = self.mask is None or (self.exact_mask and not is_doubtful(self.mask))
         if certain or "attention" not in self.tensors:
             return visibility
-        reason = contradiction(visibility.support, self.matrices(), self.lengths.tolist())
+        reason = contradiction(visibility.support, self._maps_of_text(), self.lengths.tolist())
         if not reason:
             return visibility
         warn(
@@ -296,11 +300,35 @@ class Layer:
 
         Raises:
             ValueError: for cross attention, for decoding steps, which are not square, and for other sites.
+            LoadError: for maps that are a part of what the queries attend to.
         """
         if site not in SQUARE:
             raise ValueError(f"matrices: site must be among {', '.join(SQUARE)}, got {site!r}; use states()")
         self._require_square("matrices")
+        if site == "attention":
+            self.require_whole_rows()
         return self._leading(self.captured(site), (-2, -1))
+
+    def require_whole_rows(self) -> None:
+        """Raise for maps that are a part of what the queries attend to.
+
+        Raises:
+            LoadError: the model returned a part, whose entropies, shares and graphs are not those of its
+                attention.
+        """
+        if self.partial_sums is not None:
+            smallest, largest = self.partial_sums
+            raise LoadError(
+                f"capture: rows of {self.stack}, layer {self.index}, sum to {smallest:.2g} to {largest:.2g}, "
+                "not to 1: the model returns a part of what its queries attend to (without learned prompt "
+                "tokens, self- and cross attention of one softmax apart, or with blocks that overlap), so "
+                "metrics would be of no attention; `layer.attention` has the maps as they are"
+            )
+
+    def _maps_of_text(self) -> Tensor:
+        """Return the maps without padding, whatever their rows sum to."""
+        self._require_square("visibility")
+        return self._leading(self.captured("attention"), (-2, -1))
 
     def states(self, site: str, *, per_head: bool = False) -> Tensor:
         """Return the tensor of another site with every sample's padding removed, as ``matrices`` does it.

@@ -273,6 +273,7 @@ class Recorder:
         builder.set_mask(mask, exact=exact)
         if "attention" in self.sites:
             builder.layer.tensors["attention"] = builder.shaped("attention", weights.detach())
+            builder.note_partial_rows()
         self.end_attention(builder)
 
     def describe_output(self, builder: LayerBuilder, token_mask: Any) -> None:
@@ -297,6 +298,7 @@ class Recorder:
             builder.layer.valid = token_mask.to(weights.device, torch.bool, copy=True)
         else:
             builder.layer.valid = self._valid(builder, keys, visible, weights.device)
+        builder.note_partial_rows()
 
     def _fill(self, builder: LayerBuilder, parts: Parts, site: str) -> None:
         """Move a tensor that a hook has kept of the site into the layer."""

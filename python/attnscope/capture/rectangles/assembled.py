@@ -91,6 +91,7 @@ class GeneratedRows:
             tensors={},
             sink_logits=layer.sink_logits,
             has_sink=layer.has_sink,
+            partial_sums=layer.partial_sums,
             exact_mask=layer.exact_mask,
         )
         real_queries = layer.query_valid
@@ -349,6 +350,7 @@ def _layer_of(
         tensors={"attention": maps},
         sink_logits=bare.sink_logits,
         has_sink=bare.has_sink,
+        partial_sums=bare.partial_sums,
         mask=mask,
         answer_start=answer_start,
     )

@@ -47,7 +47,9 @@ def rectangles_of(layer: Any, query_mask: Tensor | None = None) -> Rectangles:
 
     Raises:
         ValueError: self-attention in which a query stands at no real key.
+        LoadError: maps that are a part of what the queries attend to.
     """
+    layer.require_whole_rows()
     attention: Tensor = layer.captured("attention")
     count = attention.shape[-2]
     keys = [row.nonzero().flatten() for row in layer.valid.cpu()]

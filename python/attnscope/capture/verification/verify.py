@@ -315,6 +315,8 @@ def _check_row_sums(layers: Sequence[Layer]) -> ModelCheck:
         sums = maps.sum(-1)
         if maps.shape[-1] == maps.shape[-2] and not layer.cross:
             sums = sums[layer.valid[:, None].expand_as(sums)]
+        else:
+            sums = sums[sums != 0]  # of padding (Longformer), which is known of keys alone
         if layer.has_sink:
             sinks += 1
             worst = max(worst, float((sums - 1).clamp_min(0).max()), float((-sums).max()))
@@ -323,6 +325,10 @@ def _check_row_sums(layers: Sequence[Layer]) -> ModelCheck:
     low = any(layer.tensors["attention"].dtype.itemsize < 4 for layer in layers)
     ok = worst <= (2e-2 if low else 1e-4)
     words = f"{worst:.1g} from 1 at most" + (f", {sinks} layers with a learned sink" if sinks else "")
+    partial = sorted({layer.stack for layer in layers if layer.partial_sums is not None})
+    words += (
+        f": the model returns a part of what queries attend to in {', '.join(partial)}" if partial else ""
+    )
     return ModelCheck("row sums", ok, words, "" if ok else _REFUSED)
 
 
@@ -336,7 +342,7 @@ def _check_visibility(layers: Sequence[Layer]) -> ModelCheck:
         if isinstance(support, str) and support == "auto":
             unknown += 1
             continue
-        problem = contradiction(support, layer.matrices(), layer.lengths.tolist())
+        problem = contradiction(support, layer._maps_of_text(), layer.lengths.tolist())
         # entries inside may be too small for their type where scores are large
         if problem.startswith("entries outside"):
             problems.append(f"{layer.stack} {layer.index} ({layer.visibility.name}): {problem}")
