@@ -17,9 +17,9 @@ from torch import Tensor
 
 from attnscope._warn import aggregate_warnings, called_from_outside, warn
 from attnscope.capture.rectangles.layer_maps import measure_rectangles
-from attnscope.capture.sites import SITES, TABLE
+from attnscope.capture.sites import ATTENTION, HEADS, SITES, TABLE
 from attnscope.capture.visibility import UNKNOWN, Visibility, contradiction, is_doubtful, visibility_of
-from attnscope.errors import LoadError
+from attnscope.errors import LoadError, SitesRefused
 from attnscope.metrics.measure import measure
 from attnscope.metrics.request import options_taken
 from attnscope.metrics.support import LayerSupport
@@ -344,14 +344,32 @@ class Layer:
 
         Raises:
             ValueError: for cross attention, for decoding steps, and for ``attention`` and ``scores``.
+            SitesRefused: for a model that carries several states of each token.
         """
         if site in SQUARE:
             raise ValueError(f"states: {site!r} has two token axes, use matrices()")
         self._require_square("states")
+        if reason := self.reason_against_states(site):
+            raise SitesRefused(f"capture: {reason}")
         tensor = self.sink_mass if site == "sink_mass" else self.captured(site)
         if per_head and site in ("key", "value"):
             tensor = tensor[:, list(self.kv_heads)]
         return self._leading(tensor, (-1,) if site in ("lse", "sink_mass") else (-2,))
+
+    def reason_against_states(self, site: str) -> str:
+        """Return why a captured site is not one state [D] of each token; "" where it is, or is of heads.
+
+        Some models carry several residual streams, which each block mixes (Gemma 3n, DeepSeek V4).
+        """
+        if site not in self.tensors or TABLE[site].moment in (ATTENTION, HEADS):
+            return ""
+        shape = tuple(self.tensors[site].shape)
+        if len(shape) == 3 and shape[0] == len(self.valid):
+            return ""
+        return (
+            f"{site} of {self.stack}, layer {self.index}, is a tensor {list(shape)} of {len(self.valid)} "
+            "texts: the model carries several states of each token, where metrics take one"
+        )
 
     def samples(self) -> list[Tensor]:
         """Return one view ``[h, m_b, m_b]`` per sample, padding removed (a copy where the padding has

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.layer import Layer
+from attnscope.capture.module_tracing import is_tokens_first
 from attnscope.capture.sites import ATTENTION, HEADS, TABLE
 
 #: Of a row's sum: at most so much of nothing, and as far from 1 as rounding takes it, in half precision too.
@@ -76,6 +77,8 @@ class LayerBuilder:
         """Return a tensor that a hook has kept, in the site's shape."""
         if TABLE[site].moment == ATTENTION:
             return tensor if self.keeps_all_heads or site in ("key", "value") else tensor[:, self.heads]
+        if is_tokens_first(tensor, *self.size):
+            tensor = tensor.transpose(0, 1)
         if tensor.ndim == 2:  # some feed-forward parts work on [B * q, D]
             tensor = tensor.reshape(*self.size, -1)
         if TABLE[site].moment == HEADS:

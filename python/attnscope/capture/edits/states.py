@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from attnscope._checks import as_tensor
 from attnscope.capture.edits.edit import Applied, BaseEdit
-from attnscope.capture.module_tracing import hook
+from attnscope.capture.module_tracing import hook, is_tokens_first
 
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
@@ -52,9 +52,19 @@ class _AtSite(BaseEdit):
         def act(states: Tensor) -> Tensor | None:
             if not applied.live or calls.isdisjoint((None, applied.where.call_index((id(module), enters)))):
                 return None
-            where = applied.where
-            new = self.changed(states.reshape(len(where.mask), where.queries, -1), applied)
-            return new.reshape(states.shape)
+            size = len(applied.where.mask), applied.where.queries
+            if is_tokens_first(states, *size):
+                return act_on(states.transpose(0, 1)).transpose(0, 1)
+            if states.numel() % (size[0] * size[1]):
+                raise NotImplementedError(
+                    f"{self.name}: {type(module).__name__} hands on a tensor of shape {tuple(states.shape)} "
+                    f"for {size[0]} texts of {size[1]} tokens, so a token's states are not known"
+                )
+            return act_on(states)
+
+        def act_on(states: Tensor) -> Tensor:
+            size = len(applied.where.mask), applied.where.queries
+            return self.changed(states.reshape(*size, -1), applied).reshape(states.shape)
 
         return hook(module, enters=enters, act=act)
 
