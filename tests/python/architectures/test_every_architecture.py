@@ -75,9 +75,10 @@ def test_sensitivity_names_what_it_does_not_measure(name, words, method):
 
 
 def test_sensitivity_behind_a_cache_that_is_not_repeated():
-    """Qwen3-VL's step behind a repeated cache fails: the whole prompt runs, as in the Jacobian."""
+    """Qwen3-VL's step behind a repeated cache fails once it wrote; the whole prompt runs instead."""
     model = built("image-text", "qwen3_vl")
     ids = torch.randint(5, 90, (1, 9), generator=torch.Generator().manual_seed(0))
+    model.generate(ids[:, :4], max_new_tokens=2, do_sample=False)  # which the model keeps a trace of
     block = model.get_submodule("model.language_model.layers.0")
 
     def logits(move):

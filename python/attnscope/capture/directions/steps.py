@@ -83,9 +83,9 @@ class PromptSteps:
         Caches with parts of their own (DeepSeek V4) are not repeated, and some models read their whole prompt
         behind a cache again (CPM-Ant): those fail or give other logits.
         """
-        whole = {"input_ids": self.ids, "attention_mask": torch.ones_like(self.ids), "use_cache": False}
+        prompt = {"input_ids": self.ids, "attention_mask": torch.ones_like(self.ids), "use_cache": False}
         with torch.no_grad():
-            expected = self.model(**whole).logits[:, -1].double()
+            expected = self.model(**prompt).logits[:, -1].double()
             try:
                 with self._inputs(size) as inputs:
                     logits = self.model(**inputs).logits[:, -1].double()

@@ -122,8 +122,8 @@ class AddDirection(_AtPositions):
     """The value is added to the states of a layer, each time that a pass runs it.
 
     Attributes:
-        layer: number of the block; negative ones count from the end. Of a block that is the only one and
-            runs as often as there are layers (ALBERT), the number of its run.
+        layer: number of the block; negative ones count from the end. A block that is the only one and runs
+            as often as there are layers (ALBERT) has the numbers of its runs.
         value: [D], [B, D] or [B, n, D].
         positions: "last", "all", or numbers counted from each sample's first real token, negative ones from
             its end.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How far rounding alone moves what a model computes: its inputs are rounded otherwise, nothing else is.
+"""Rounding alone moves what a model computes by so much: its inputs are rounded otherwise, nothing else is.
 
 Deep models whose feed-forward parts switch tokens on and off (Gemma 3n) carry the last bit of an embedding to
 the third digit of their output. Two right computations of such a model differ by as much.
