@@ -257,9 +257,17 @@ class TextMeasurement:
             rows = self.recipe.measure_lazily(layer, number, batch, self._left_out)
         else:
             chosen = self.request.chosen(batch, text_sites)
+            self._drop_several_streams(layer)
             rows = self.recipe.measure(layer, number, batch, self._left_out, text_sites, chosen)
         for table, columns in rows:
             self._rows.add(table, columns, _kind_of(layer, is_decoder=self._is_decoder))
+
+    def _drop_several_streams(self, layer: Layer) -> None:
+        """Leave out optional sites that are not one state of each token, with the reason."""
+        for site in self._optional:
+            if reason := layer.reason_against_states(site):
+                del layer.tensors[site]
+                self._left_out.sites[site] = reason
 
     def results(
         self,

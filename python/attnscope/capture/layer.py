@@ -17,8 +17,9 @@ from torch import Tensor
 
 from attnscope._warn import aggregate_warnings, called_from_outside, warn
 from attnscope.capture.rectangles.layer_maps import measure_rectangles
-from attnscope.capture.sites import SITES, TABLE
+from attnscope.capture.sites import ATTENTION, HEADS, SITES, TABLE
 from attnscope.capture.visibility import UNKNOWN, Visibility, contradiction, is_doubtful, visibility_of
+from attnscope.errors import LoadError, SitesRefused
 from attnscope.metrics.measure import measure
 from attnscope.metrics.request import options_taken
 from attnscope.metrics.support import LayerSupport
@@ -85,6 +86,9 @@ class Layer:
         key_offset: position of key 0 in the sequence; greater than 0 for a sliding cache that has moved on.
         sink_logits: ``[h]``, the learned logit that takes part in each head's softmax without a key; None
             where the model has none, or where the attention does not come from our own function.
+        partial_sums: the smallest and the largest sum of a row, where the model returns a part of what its
+            queries attend to, so that rows do not sum to 1; None elsewhere.
+        has_sink: True where a learned logit, known or not, takes a share of each row.
         mask: that the model computed with, of the captured heads where heads differ: boolean with True at
             visible entries, or added to scores; None where maps came without one.
         exact_mask: False for a mask that may not be all that hides keys; the maps then have to agree with it.
@@ -107,6 +111,8 @@ class Layer:
     sink_logits: Tensor | None = None
     mask: Tensor | None = None
     exact_mask: bool = True
+    has_sink: bool = False
+    partial_sums: tuple[float, float] | None = None
     answer_start: Tensor | None = None
     query_valid: Tensor | None = None
     gradients: dict[str, Tensor] = field(default_factory=dict, init=False)
@@ -120,6 +126,7 @@ class Layer:
     def __post_init__(self) -> None:
         self.heads, self.kv_heads = tuple(self.heads), tuple(self.kv_heads)
         self.tensors = dict(self.tensors)
+        self.has_sink |= self.sink_logits is not None
 
     def captured(self, name: str) -> Tensor:
         """Return the tensor of a captured site, padding and all, without a word about it.
@@ -199,11 +206,11 @@ class Layer:
 
         From the site ``lse`` where it was asked for, else what the row of ``attention`` leaves of 1.
         """
-        if self.sink_logits is None:
+        if not self.has_sink:
             rows = self.tensors.get("lse", self.tensors.get("attention"))
             rows = self.lse if rows is None else rows
             return torch.zeros_like(rows if rows.ndim == 3 else rows[..., 0])
-        if "lse" in self.tensors:
+        if "lse" in self.tensors and self.sink_logits is not None:
             return (self.sink_logits.to(self.lse)[:, None] - self.lse).exp()
         return (1 - self.attention.double().sum(-1)).clamp(min=0).to(self.attention.dtype)
 
@@ -225,7 +232,7 @@ class Layer:
         certain = self.mask is None or (self.exact_mask and not is_doubtful(self.mask))
         if certain or "attention" not in self.tensors:
             return visibility
-        reason = contradiction(visibility.support, self.matrices(), self.lengths.tolist())
+        reason = contradiction(visibility.support, self._maps_of_text(), self.lengths.tolist())
         if not reason:
             return visibility
         warn(
@@ -293,11 +300,35 @@ class Layer:
 
         Raises:
             ValueError: for cross attention, for decoding steps, which are not square, and for other sites.
+            LoadError: for maps that are a part of what the queries attend to.
         """
         if site not in SQUARE:
             raise ValueError(f"matrices: site must be among {', '.join(SQUARE)}, got {site!r}; use states()")
         self._require_square("matrices")
+        if site == "attention":
+            self.require_whole_rows()
         return self._leading(self.captured(site), (-2, -1))
+
+    def require_whole_rows(self) -> None:
+        """Raise for maps that are a part of what the queries attend to.
+
+        Raises:
+            LoadError: the model returned a part, whose entropies, shares and graphs are not those of its
+                attention.
+        """
+        if self.partial_sums is not None:
+            smallest, largest = self.partial_sums
+            raise LoadError(
+                f"capture: rows of {self.stack}, layer {self.index}, sum to {smallest:.2g} to {largest:.2g}, "
+                "not to 1: the model returns a part of what its queries attend to (without learned prompt "
+                "tokens, self- and cross attention of one softmax apart, or with blocks that overlap), so "
+                "metrics would be of no attention; `layer.attention` has the maps as they are"
+            )
+
+    def _maps_of_text(self) -> Tensor:
+        """Return the maps without padding, whatever their rows sum to."""
+        self._require_square("visibility")
+        return self._leading(self.captured("attention"), (-2, -1))
 
     def states(self, site: str, *, per_head: bool = False) -> Tensor:
         """Return the tensor of another site with every sample's padding removed, as ``matrices`` does it.
@@ -313,14 +344,32 @@ class Layer:
 
         Raises:
             ValueError: for cross attention, for decoding steps, and for ``attention`` and ``scores``.
+            SitesRefused: for a model that carries several states of each token.
         """
         if site in SQUARE:
             raise ValueError(f"states: {site!r} has two token axes, use matrices()")
         self._require_square("states")
+        if reason := self.reason_against_states(site):
+            raise SitesRefused(f"capture: {reason}")
         tensor = self.sink_mass if site == "sink_mass" else self.captured(site)
         if per_head and site in ("key", "value"):
             tensor = tensor[:, list(self.kv_heads)]
         return self._leading(tensor, (-1,) if site in ("lse", "sink_mass") else (-2,))
+
+    def reason_against_states(self, site: str) -> str:
+        """Return why a captured site is not one state [D] of each token; "" where it is, or is of heads.
+
+        Some models carry several residual streams, which each block mixes (Gemma 3n, DeepSeek V4).
+        """
+        if site not in self.tensors or TABLE[site].moment in (ATTENTION, HEADS):
+            return ""
+        shape = tuple(self.tensors[site].shape)
+        if len(shape) == 3 and shape[0] == len(self.valid):
+            return ""
+        return (
+            f"{site} of {self.stack}, layer {self.index}, is a tensor {list(shape)} of {len(self.valid)} "
+            "texts: the model carries several states of each token, where metrics take one"
+        )
 
     def samples(self) -> list[Tensor]:
         """Return one view ``[h, m_b, m_b]`` per sample, padding removed (a copy where the padding has

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.layer import Layer
+from attnscope.capture.module_tracing import is_tokens_first
 from attnscope.capture.sites import ATTENTION, HEADS, TABLE
+
+#: Of a row's sum: at most so much of nothing, and as far from 1 as rounding takes it, in half precision too.
+_NO_MASS = 1e-6
+_ROUNDED, _ROUNDED_LOW = 2e-2, 1e-1
 
 
 class Scratch:
@@ -72,6 +77,8 @@ class LayerBuilder:
         """Return a tensor that a hook has kept, in the site's shape."""
         if TABLE[site].moment == ATTENTION:
             return tensor if self.keeps_all_heads or site in ("key", "value") else tensor[:, self.heads]
+        if is_tokens_first(tensor, *self.size):
+            tensor = tensor.transpose(0, 1)
         if tensor.ndim == 2:  # some feed-forward parts work on [B * q, D]
             tensor = tensor.reshape(*self.size, -1)
         if TABLE[site].moment == HEADS:
@@ -84,6 +91,22 @@ class LayerBuilder:
         if mask is not None and mask.ndim == 4 and mask.shape[1] > 1 and not self.keeps_all_heads:
             mask = mask[:, self.heads]
         self.layer.mask, self.layer.exact_mask = mask, exact
+
+    def note_partial_rows(self) -> None:
+        """Note the sums of real queries' rows where the model returned a part of them.
+
+        Rows without any mass are of queries that see nothing, or of padding.
+        """
+        layer, maps = self.layer, self.layer.tensors["attention"]
+        if layer.has_sink or not maps.numel():
+            return
+        sums = maps.sum(-1, dtype=torch.float64 if maps.dtype == torch.float64 else torch.float32)
+        if maps.shape[-1] == maps.shape[-2] and not layer.cross:
+            sums = sums.masked_fill(~layer.valid[:, None].to(sums.device), 1.0)
+        sums = torch.where(sums > _NO_MASS, sums, 1.0)  # NaN is no part of a row either
+        smallest, largest = float(sums.min()), float(sums.max())
+        if max(1 - smallest, largest - 1) > (_ROUNDED_LOW if maps.dtype.itemsize < 4 else _ROUNDED):
+            layer.partial_sums = smallest, largest
 
     def allocate(
         self, sites: Collection[str], queries: int, keys: int, dtype: torch.dtype, device: torch.device

@@ -330,6 +330,15 @@ class SoftmaxWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+def is_tokens_first(states: Tensor, batch: int, queries: int) -> bool:
+    """Return True for states [q, B, D], which some models hand on between their blocks (FSMT).
+
+    >>> is_tokens_first(torch.zeros(5, 2, 8), 2, 5), is_tokens_first(torch.zeros(2, 5, 8), 2, 5)
+    (True, False)
+    """
+    return states.ndim == 3 and tuple(states.shape[:2]) == (queries, batch) != (batch, queries)
+
+
 def hook(module: nn.Module, *, enters: bool, act: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
     """Pass ``act`` the residual stream that enters or leaves a module; its result replaces the stream.
 

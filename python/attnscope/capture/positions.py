@@ -18,7 +18,7 @@ from attnscope._warn import warn
 from attnscope.arguments.modules import module_argument
 from attnscope.capture import module_tracing
 from attnscope.capture.forward import Forward, forward
-from attnscope.errors import UndefinedWarning
+from attnscope.errors import MissingError, UndefinedWarning
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.positions.position_profile import PositionProfile
 
@@ -195,7 +195,7 @@ def output_projection(model: nn.Module, layer: int) -> Tensor:
         The matrix by head, without its bias; stored transposed or fused matrices are put right.
 
     Raises:
-        KeyError: the layer has no output projection.
+        MissingError: the layer has no output projection.
         WeightMapError: the model's structure is not known.
 
     Example:
@@ -212,7 +212,7 @@ def output_projection(model: nn.Module, layer: int) -> Tensor:
     try:
         entry = entries[layer, "o"]
     except KeyError:
-        raise KeyError(
+        raise MissingError(
             f"output_projection: layer {layer!r} of {type(model).__name__} has none; its {entries.layers} "
             "layers are numbered from 0"
         ) from None

@@ -299,10 +299,16 @@ def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> Capture
     usual = attempt("usual forward pass", tier=HOOKS_ONLY)
     if not real and (usual is None or effects.settings):
         return None
+    failure = "" if usual else reasons[0].partition(": ")[2]
     reasons.clear()
     passes = _attempt_all(model, attempt, reasons)
     if not real and effects.settings:
         return None
+    if not passes and failure:
+        raise RuntimeError(
+            f"capture: {name} does not run on {' and '.join(inputs)} alone ({failure}); give all inputs that "
+            "its forward pass takes, as its processor makes them, or one of its parts, such as its text model"
+        )
     if not passes:
         reasons.append("output_attentions=True: no attention map came back")
         raise RuntimeError(

@@ -230,6 +230,7 @@ class Recorder:
         builder.layer.valid = self._valid(builder, keys, call.mask, device)
         if call.sink is not None:
             builder.layer.sink_logits = call.sink.detach().flatten()[builder.heads]
+            builder.layer.has_sink = True
         builder.allocate(self.sites, queries, keys, call.dtype, device)
         if "query" in self.sites:
             builder.layer.tensors["query"] = call.query[:, builder.heads].detach().clone()
@@ -263,6 +264,7 @@ class Recorder:
         visible, exact = None, False
         if self.watch is not None:
             visible, exact = self.watch.take(weights, builder.name)
+            builder.layer.has_sink = self.watch.has_sink
         mask = visible if visible is not None else mask
         tokens = None if builder.layer.cross else self.token_masks.of(builder.name)
         if tokens is not None and keys > weights.shape[2]:  # a cache holds the latest keys alone
@@ -271,6 +273,7 @@ class Recorder:
         builder.set_mask(mask, exact=exact)
         if "attention" in self.sites:
             builder.layer.tensors["attention"] = builder.shaped("attention", weights.detach())
+            builder.note_partial_rows()
         self.end_attention(builder)
 
     def describe_output(self, builder: LayerBuilder, token_mask: Any) -> None:
@@ -283,6 +286,7 @@ class Recorder:
         batch, keys = weights.shape[0], weights.shape[-1]
         assert self.watch is not None  # the third tier is always watched
         visible, exact = self.watch.take(weights)
+        builder.layer.has_sink = self.watch.has_sink
         core = self.watch.taken
         if core is not None:
             self.captured.add(core)
@@ -294,6 +298,7 @@ class Recorder:
             builder.layer.valid = token_mask.to(weights.device, torch.bool, copy=True)
         else:
             builder.layer.valid = self._valid(builder, keys, visible, weights.device)
+        builder.note_partial_rows()
 
     def _fill(self, builder: LayerBuilder, parts: Parts, site: str) -> None:
         """Move a tensor that a hook has kept of the site into the layer."""

@@ -46,12 +46,14 @@ class SoftmaxWatch(TorchFunctionMode):
     Attributes:
         attention: attention modules that computed a softmax, in order, with the modules around them.
         taken: the module whose softmax `take` gave last; None where it gave none.
+        has_sink: that softmax had one more column than the weights, of a learned sink.
     """
 
     def __init__(self, names: Mapping[int, str], *, visible: bool, keep_all: bool = False) -> None:
         super().__init__()
         self.attention: dict[str, tuple[str, ...]] = {}
         self.taken: str | None = None
+        self.has_sink = False
         self._names = names
         self._visible = visible
         self._keep_all = keep_all
@@ -119,7 +121,7 @@ class SoftmaxWatch(TorchFunctionMode):
         Returns:
             A boolean tensor [B, h or 1, q, k], None where no softmax of that size ran.
         """
-        self.taken = None
+        self.taken, self.has_sink = None, False
         storage = StorageWeakRef(weights.untyped_storage())  # type: ignore[no-untyped-call]
         for softmax in reversed(self._softmaxes):
             # the reference keeps the address of a storage that is gone from being used again
@@ -128,6 +130,7 @@ class SoftmaxWatch(TorchFunctionMode):
                 seen = visible.as_strided(weights.shape, weights.stride(), weights.storage_offset())
                 self._forget(softmax)
                 self.taken = next(iter(softmax.modules), None)
+                self.has_sink = softmax.visible.shape[-1] == weights.shape[-1] + 1
                 return _over_heads(seen), True
         for softmax in reversed(self._softmaxes if name is not None else ()):
             if name not in softmax.modules:
@@ -135,6 +138,7 @@ class SoftmaxWatch(TorchFunctionMode):
             seen = softmax.visible
             if seen.numel() != weights.numel() and seen.shape[-1] == weights.shape[-1] + 1:
                 seen = seen[..., :-1]  # a learned sink is one more column
+                self.has_sink = True
             if seen.numel() == weights.numel() and seen.shape[-2:] == weights.shape[-2:]:
                 self._forget(softmax)
                 return _over_heads(seen.reshape(weights.shape)), False

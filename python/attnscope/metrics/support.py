@@ -55,7 +55,7 @@ class LayerSupport:
         support = layer.visibility.support
         return LayerSupport(
             support.cpu() if isinstance(support, Tensor) else support,
-            None if layer.sink_logits is None else layer.states("sink_mass").cpu(),
+            layer.states("sink_mass").cpu() if layer.has_sink else None,
         )
 
     @property

@@ -341,9 +341,9 @@ class Structure:
             )
         return number % self.depth
 
-    def place(self, function: str, layer: int, site: str) -> tuple[str, bool, int]:
+    def place(self, function: str, layer: int, site: str) -> tuple[str, bool, int | None]:
         """Return the module at which a site of a layer is seen, True if on the way in, and which of its
-        calls.
+        calls; None for all of them, where a pass runs the layer several times (HRM).
         """
         parts, core, call = self.layers[layer]
         try:
@@ -355,7 +355,13 @@ class Structure:
                 f"{function}: no place for site {site!r} was found in layer {layer} of "
                 f"{type(self.model).__name__}"
             )
-        return name, enters, call
+        runs_for_others = self.depth_of(str(parts.block)) > 1 or self._is_shared(name)
+        return name, enters, call if runs_for_others else None
+
+    def _is_shared(self, name: str) -> bool:
+        """Return True for a module that several layers share, which each run it once (Zamba)."""
+        places = self.model.named_modules(remove_duplicate=False)
+        return sum(module is self.modules[name] for _, module in places) > 1
 
 
 #: Model -> its parameters when its map was read, and the map.

@@ -241,8 +241,8 @@ def _find_refusal(model: Any, inputs: Mapping[str, Any], layers: Sequence[int] |
         for number, _ in lazy_self_attention(model, few, layers=layers):
             lazily.add(number)
         captured = {number for number, _ in self_attention(model, few, layers=layers, cross=cross)}
-    except (LoadError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        return str(error)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        return str(error)  # of a model's own code too, which the capture then says in its words
     missing = sorted(captured - lazily)
     return f"layers {missing} do not hand over queries and keys" if missing else ""
 

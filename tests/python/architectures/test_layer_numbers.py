@@ -130,6 +130,46 @@ def test_edits_of_heads_count_the_layers_of_a_hierarchy_through(layer):
     assert without == {layer % 4}
 
 
+@pytest.mark.parametrize("layer", range(4))
+def test_states_are_changed_in_every_run_of_a_layer(layer):
+    """A low layer runs six times a pass and a high one twice, and each run hands on the given state."""
+    model, ids = hierarchy(), torch.randint(3, 60, (1, 8))
+    width = model.config.hidden_size
+    state = torch.randn(width, generator=torch.Generator().manual_seed(0))
+    with (
+        asc.edit(model, asc.edits.SetState(layer, state, "all")) as applied,
+        asc.capture(model, sites=("attention", "block_output")) as recording,
+    ):
+        rows = [
+            ("LH".index(step.stack.split(".")[1][0]) * 2 + step.index, step.block_output)
+            for step in recording.run(input_ids=ids)
+        ]
+    replaced = [bool((states == state).all()) for number, states in rows if number == layer]
+    assert replaced == [True] * (6 if layer < 2 else 2)
+    assert applied[0].count == len(replaced)
+
+
+@pytest.mark.parametrize("settings", [{"num_hidden_groups": 2}, {"inner_group_num": 2}])
+def test_a_factor_is_that_of_every_run(settings):
+    """ALBERT's groups run twice each, and blocks inside a group once for each layer."""
+    config = transformers.AlbertConfig(**TEXT, embedding_size=16, num_hidden_layers=4, **settings)
+    model, ids = transformers.AlbertModel(config).eval(), torch.randint(3, 60, (1, 8))
+    with (
+        asc.edit(model, asc.edits.Scale("attention_output", 0.0)),
+        asc.capture(model, sites=("attention", "attention_output")) as recording,
+    ):
+        left = [bool(layer.attention_output.any()) for layer in recording.run(input_ids=ids)]
+    assert left == [False] * (4 if "num_hidden_groups" in settings else 8)
+
+
+def test_several_stacks_have_no_sensitivity():
+    """A capture numbers each stack from 0, so no single layer has the number that was asked for."""
+    ids = torch.randint(3, 60, (1, 8))
+    for method in ("jvp", "difference"):
+        with pytest.raises(NotImplementedError, match=r"sensitivity: the layers of HrmText.* are 2 stacks"):
+            asc.sensitivity(hierarchy(), {"input_ids": ids}, 1, torch.eye(32)[:2], method=method)
+
+
 def blt():
     part = {**TEXT, "num_key_value_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 64}
     local = {**part, "hidden_size_global": 64, "cross_attn_k": 2}

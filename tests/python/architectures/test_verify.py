@@ -11,8 +11,10 @@ import transformers
 import attnscope as asc
 from attnscope.capture.rectangles import assembled
 from attnscope.capture.verification import verify
+from attnscope.errors import LoadError
 from media_models import VISION, spectrogram, speech, whisper
-from models import text, tiny, tiny_llama
+from models import needs_configuration, text, tiny, tiny_llama
+from support import sweep
 
 
 def named(verification):
@@ -109,6 +111,47 @@ def test_a_model_that_differs_on_longer_texts_is_refused_from_then_on(monkeypatc
         asc.analyze(model, torch.arange(6)[None], ["sink_share"])
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", eager)
     assert asc.verify(tiny_llama()).ok
+
+
+def test_what_rounding_moves_is_no_difference():
+    """Gemma 3n carries the last bit of an embedding on: two right computations differ by as much."""
+    needs_configuration("Gemma3nTextConfig")
+    config_class, model_class = sweep.classes("causal", "gemma3n_text")
+    for dtype in (torch.float32, torch.float64):  # eager attention in float64 has a softmax in float32
+        model = sweep.build(config_class, model_class).to(dtype)
+        verification = asc.verify(model)
+        assert verification.ok, verification
+        checks = named(verification)
+        assert re.search(
+            "which rounding moves by|where rounding moves", checks["output"].result + checks["maps"].result
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("causal", "cpmant"), ("seq2seq", "t5gemma2"), ("masked", "big_bird")]
+)
+@pytest.mark.filterwarnings("ignore:capture")
+def test_a_part_of_the_attention_is_not_measured(kind, name):
+    """CPM-Ant drops its prompt, T5Gemma 2 parts one softmax in two, and BigBird's blocks overlap."""
+    if name not in sweep.types(kind):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    model = sweep.build(*sweep.classes(kind, name))
+    inputs = sweep.inputs_of(model, "none")
+    if name == "big_bird":  # sparse where a text has blocks enough
+        inputs = {"input_ids": torch.randint(5, 90, (1, 48), generator=torch.Generator().manual_seed(0))}
+    words = r"rows of .*attention.* sum to [-.e0-9]* to .*, not to 1: the model returns a part"
+    with asc.capture(model) as recording:
+        layers = list(recording.run(**inputs))
+    refused = [layer for layer in layers if layer.partial_sums is not None]
+    assert refused
+    for layer in refused:
+        sums = layer.attention.sum(-1)
+        assert layer.partial_sums[0] == pytest.approx(float(sums[sums > 1e-6].min()))
+        with pytest.raises(LoadError, match="capture: " + words):
+            layer.measure("attention_entropy")
+    with pytest.raises(LoadError, match="analyze: " + words):
+        asc.analyze(model, inputs, "attention_entropy")
+    assert "returns a part of what queries attend to in" in named(asc.verify(model))["row sums"].result
 
 
 def test_a_user_s_inputs_and_models_without_sizes():

@@ -6,8 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import attnscope as asc
+from support import sweep
 
 LENGTHS = torch.tensor([11, 8])
 BAND = (torch.ones(11, 11).tril() * torch.ones(11, 11).triu(-3)).bool()
@@ -231,3 +233,32 @@ def test_the_last_queries_of_lazy_attention_stand_anywhere():
     # queries 1, 3 and 4 are real
     torch.testing.assert_close(share.learned, lazy.sink_mass[:, 3:].mean(-1))
     torch.testing.assert_close(share.share, lazy.dense()[:, 3:, 0].mean(-1))
+
+
+@pytest.mark.parametrize("name", ["hy_v4", "inkling2_text"])
+@pytest.mark.filterwarnings("ignore:capture")
+def test_a_learned_sink_of_a_model_without_the_interface(name):
+    """Its mass is what eager attention's rows leave of 1, of one logit a head or one a query."""
+    if name not in sweep.types("causal"):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    model = sweep.build(*sweep.classes("causal", name))
+    inputs = sweep.inputs_of(model, "none")
+    with torch.no_grad():
+        eager = [
+            maps.double()
+            for maps in sweep.eager_copy(model)(**inputs, use_cache=False, output_attentions=True).attentions
+            if maps is not None and maps.ndim == 4
+        ]
+    with asc.capture(model) as recording:
+        layers = list(recording.run(**inputs))
+    assert recording.tier == 2
+    for layer in layers:
+        expected = min(eager, key=lambda maps: (maps - layer.attention).abs().max())
+        mass = 1 - expected.sum(-1)
+        assert mass.min() > 0.01
+        assert layer.has_sink
+        torch.testing.assert_close(layer.sink_mass.double(), mass, rtol=0, atol=1e-6)
+        outcomes = torch.cat([expected, mass[..., None]], -1).clamp_min(1e-300)
+        entropy = layer.measure("attention_entropy")["attention_entropy"]
+        torch.testing.assert_close(entropy, -(outcomes * outcomes.log()).sum(-1), rtol=0, atol=1e-5)
+    assert asc.verify(model).ok

@@ -189,7 +189,7 @@ def test_layers_are_numbered_in_order_and_places_are_where_sites_are_seen():
         with pytest.raises(ValueError, match=f"f: layer {wrong} of Module, which has 3 layers"):
             structure.layer("f", wrong)
     places = {site: structure.place("f", 1, site) for site in SITES}
-    assert places == {site: (f"layers.1{name}", enters, 0) for site, (name, enters) in SITES.items()}
+    assert places == {site: (f"layers.1{name}", enters, None) for site, (name, enters) in SITES.items()}
     with pytest.raises(ValueError, match="f: site must be one that a module hands on, got 'scores'"):
         structure.place("f", 1, "scores")
 

@@ -20,11 +20,12 @@ from attnscope._checks import as_tensor
 from attnscope.arguments.modules import module_argument
 from attnscope.capture import module_tracing
 from attnscope.capture.directions.steps import PromptSteps, prompts_of
+from attnscope.capture.edits.edit import Applied
 from attnscope.capture.edits.states import TANGENT, AddDirection
 from attnscope.capture.gradient import FORWARD, Gradient
 from attnscope.capture.preflight import structure_of
 from attnscope.metrics._named import shown_by_shape
-from attnscope.models.architecture import text_config
+from attnscope.models.architecture import name_pattern, text_config
 
 
 @shown_by_shape
@@ -64,6 +65,16 @@ class _Moved(AddDirection):
                 f"streams of states of {self.value.shape[-1]}, which are not measured"
             )
         return super().fitted(states)
+
+    def changed(self, states: Tensor, applied: Applied) -> Tensor:
+        """See `AddDirection`."""
+        moved = super().changed(states, applied)
+        if applied.count > 1:
+            raise NotImplementedError(
+                f"{self.name}: a pass of {type(applied.model).__name__} runs layer {self.layer} several "
+                "times, so no single state stands behind it, which is not measured"
+            )
+        return moved
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +155,7 @@ def sensitivity(
         raise ValueError(f"{name}: relative_step must lie in (0, 1), got {relative_step}")
     prompts = prompts_of(name, inputs)
     along = _directions(name, directions, len(prompts), int(text_config(model.config).hidden_size))
-    depth = structure_of(model, dict(inputs)).depth
+    depth = _depth(name, model, inputs)
     if not -depth <= layer < depth:
         raise ValueError(f"{name}: layer {layer} of {type(model).__name__}, which has {depth} layers")
     answers = [
@@ -192,7 +203,7 @@ def sensitivity_of(
     try:
         z, dz, amplification = slopes(steps, layer, directions, None, depth, shift)
     except NotImplementedError as error:
-        if method != "jvp":
+        if method != "jvp" or str(error).startswith("sensitivity: "):
             raise
         raise NotImplementedError(
             f"sensitivity: {type(steps.model).__name__} has an operation without forward-mode derivatives "
@@ -288,6 +299,22 @@ def check_model(function: str, model: nn.Module) -> None:
         raise NotImplementedError(
             f"{function}: {type(model).__name__} has no next token; take a decoder with its vocabulary head"
         )
+
+
+def _depth(function: str, model: nn.Module, inputs: Mapping[str, Tensor]) -> int:
+    """Return the number of layers of a model whose layers are one stack.
+
+    Raises:
+        NotImplementedError: the layers are several stacks, which a capture numbers apart.
+    """
+    layers = structure_of(model, dict(inputs)).of_text().layers
+    stacks = list(dict.fromkeys(name_pattern(str(parts.block)) for parts, _, _ in layers))
+    if len(stacks) > 1:
+        raise NotImplementedError(
+            f"{function}: the layers of {type(model).__name__} are {len(stacks)} stacks "
+            f"({', '.join(stacks)}), so no layer stands behind another, which is not measured"
+        )
+    return len(layers)
 
 
 def _directions(function: str, directions: Any, prompts: int, width: int) -> Tensor:

@@ -22,6 +22,9 @@ from attnscope.capture.gradient import Gradient
 from attnscope.capture.layer import Layer
 from attnscope.capture.outputs import Outputs
 
+#: Gap of logits, relative to the largest, between a step behind a cache and the whole prompt: rounding.
+_STEP_GAP = 1e-3
+
 
 class PromptSteps:
     """The last token of a prompt, as often as asked.
@@ -30,13 +33,15 @@ class PromptSteps:
         model: of transformers, in evaluation mode, with causal attention.
         ids: [n], the prompt's tokens without padding.
         cached: keep the prompt's other tokens in a cache; False runs the whole prompt each time. So do models
-            with recurrent layers, which write their states over those of the cache.
+            with recurrent layers, which write their states over those of the cache, and models whose step
+            behind a repeated cache is not that of the whole prompt.
     """
 
     def __init__(self, model: nn.Module, ids: Tensor, *, cached: bool = True) -> None:
         self.model = model
         self.ids = ids.reshape(1, -1)
         self._caches: dict[int, Any] = {}
+        self._tried: set[int] = set()
         self._cached = cached and self.ids.shape[1] > 1
 
     def step(
@@ -59,6 +64,9 @@ class PromptSteps:
         """
         if self._cached and keeps_recurrent_states(self._cache(1)):
             self._cached = False
+        if self._cached and size not in self._tried:
+            self._cached = self._step_is_right(size)
+            self._tried.add(size)
         declaration = Forward(
             sites=tuple(sites),
             layers=layers,
@@ -68,6 +76,27 @@ class PromptSteps:
         )
         with self._inputs(size) as inputs, forward(self.model, inputs, declaration) as run:
             return list(run), run.outputs
+
+    def _step_is_right(self, size: int) -> bool:
+        """Return True if the last token behind the repeated cache gives the logits of the whole prompt.
+
+        Caches with parts of their own (DeepSeek V4) are not repeated, and some models read their whole prompt
+        behind a cache again (CPM-Ant): those fail or give other logits.
+        """
+        prompt = {"input_ids": self.ids, "attention_mask": torch.ones_like(self.ids), "use_cache": False}
+        with torch.no_grad():
+            expected = self.model(**prompt).logits[:, -1].double()
+            try:
+                with self._inputs(size) as inputs:
+                    logits = self.model(**inputs).logits[:, -1].double()
+            except (RuntimeError, ValueError, IndexError) as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                return False  # of the whole prompt, which ran
+        if logits.shape != (size, expected.shape[-1]):
+            return False
+        scale = max(1.0, float(expected.abs().nan_to_num().max()))
+        return float((logits - expected).abs().nan_to_num().max()) <= _STEP_GAP * scale
 
     @contextmanager
     def _inputs(self, size: int) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from attnscope._checks import as_tensor
 from attnscope.capture.edits.edit import Applied, BaseEdit
-from attnscope.capture.module_tracing import hook
+from attnscope.capture.module_tracing import hook, is_tokens_first
 
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
@@ -39,7 +39,7 @@ class _AtSite(BaseEdit):
 
     def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
         """See `BaseEdit`."""
-        by_place: dict[tuple[str, bool], set[int]] = {}
+        by_place: dict[tuple[str, bool], set[int | None]] = {}
         for layer in self.layers_of(architecture):
             name, enters, call = architecture.place(self.name, layer, self.site)
             by_place.setdefault((name, enters), set()).add(call)
@@ -48,13 +48,23 @@ class _AtSite(BaseEdit):
             for (name, enters), calls in by_place.items()
         ]
 
-    def _hook(self, module: nn.Module, enters: bool, calls: set[int], applied: Applied) -> Any:
+    def _hook(self, module: nn.Module, enters: bool, calls: set[int | None], applied: Applied) -> Any:
         def act(states: Tensor) -> Tensor | None:
-            if not applied.live or applied.where.call_index((id(module), enters)) not in calls:
+            if not applied.live or calls.isdisjoint((None, applied.where.call_index((id(module), enters)))):
                 return None
-            where = applied.where
-            new = self.changed(states.reshape(len(where.mask), where.queries, -1), applied)
-            return new.reshape(states.shape)
+            size = len(applied.where.mask), applied.where.queries
+            if is_tokens_first(states, *size):
+                return act_on(states.transpose(0, 1)).transpose(0, 1)
+            if states.numel() % (size[0] * size[1]):
+                raise NotImplementedError(
+                    f"{self.name}: {type(module).__name__} hands on a tensor of shape {tuple(states.shape)} "
+                    f"for {size[0]} texts of {size[1]} tokens, so a token's states are not known"
+                )
+            return act_on(states)
+
+        def act_on(states: Tensor) -> Tensor:
+            size = len(applied.where.mask), applied.where.queries
+            return self.changed(states.reshape(*size, -1), applied).reshape(states.shape)
 
         return hook(module, enters=enters, act=act)
 
@@ -109,10 +119,11 @@ class _AtPositions(_AtSite):
 
 @dataclass(frozen=True, eq=False)
 class AddDirection(_AtPositions):
-    """The value is added to the states of a layer.
+    """The value is added to the states of a layer, each time that a pass runs it.
 
     Attributes:
-        layer: number of the block; negative ones count from the end.
+        layer: number of the block; negative ones count from the end. A block that is the only one and runs
+            as often as there are layers (ALBERT) has the numbers of its runs.
         value: [D], [B, D] or [B, n, D].
         positions: "last", "all", or numbers counted from each sample's first real token, negative ones from
             its end.
@@ -185,7 +196,7 @@ class Project(_AtPositions):
 
 @dataclass(frozen=True, eq=False)
 class Scale(_AtSite):
-    """A site is multiplied by a factor in some layers.
+    """A site is multiplied by a factor in some layers, each time that a pass runs them.
 
     Attributes:
         site: any site of a layer but those of the attention itself.

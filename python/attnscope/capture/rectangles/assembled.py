@@ -90,6 +90,8 @@ class GeneratedRows:
             key_offset=layer.key_offset,
             tensors={},
             sink_logits=layer.sink_logits,
+            has_sink=layer.has_sink,
+            partial_sums=layer.partial_sums,
             exact_mask=layer.exact_mask,
         )
         real_queries = layer.query_valid
@@ -347,6 +349,8 @@ def _layer_of(
         key_offset=0,
         tensors={"attention": maps},
         sink_logits=bare.sink_logits,
+        has_sink=bare.has_sink,
+        partial_sums=bare.partial_sums,
         mask=mask,
         answer_start=answer_start,
     )

@@ -47,7 +47,9 @@ def rectangles_of(layer: Any, query_mask: Tensor | None = None) -> Rectangles:
 
     Raises:
         ValueError: self-attention in which a query stands at no real key.
+        LoadError: maps that are a part of what the queries attend to.
     """
+    layer.require_whole_rows()
     attention: Tensor = layer.captured("attention")
     count = attention.shape[-2]
     keys = [row.nonzero().flatten() for row in layer.valid.cpu()]
@@ -65,7 +67,7 @@ def rectangles_of(layer: Any, query_mask: Tensor | None = None) -> Rectangles:
         queries = [row[row >= used - count] - (used - count) for row in keys]
     maps = _leading_block(attention, queries, keys)
     learned = None
-    if layer.sink_logits is not None:
+    if layer.has_sink:
         learned = _leading_block(
             layer.sink_mass[..., None], queries, [torch.zeros(1, device="cpu").long()] * len(keys)
         )

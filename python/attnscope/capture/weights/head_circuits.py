@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope.errors import MissingError
 from attnscope.metrics._named import shown_by_shape
 
 
@@ -16,8 +17,8 @@ class HeadCircuits(NamedTuple):
     """The two products of each head of a layer.
 
     Attributes:
-        qk: singular values of W_Qᵀ W_K, falling, [h, d] float64.
-        ov: singular values of W_O W_V, likewise.
+        qk: singular values of W_Qᵀ W_K, falling, [h, d] float64, d the width of queries.
+        ov: singular values of W_O W_V, likewise, d the width of values.
         qk_rank: singular values above rounding, [h] int64.
         ov_rank: likewise.
         copying: Σλ/Σ|λ| over the eigenvalues of W_O W_V, [h] in [−1, 1]: 1 of a head that adds what it reads
@@ -46,7 +47,7 @@ def head_circuits(model: nn.Module, layer: int) -> HeadCircuits:
         HeadCircuits.
 
     Raises:
-        KeyError: the layer has no such projection.
+        MissingError: the layer has no such projection.
         WeightMapError: the model's structure is not known.
 
     Example:
@@ -67,13 +68,25 @@ def head_circuits(model: nn.Module, layer: int) -> HeadCircuits:
     parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def matrix(role: str) -> tuple[Tensor, int]:
-        entry = entries[layer, role]
+        try:
+            entry = entries[layer, role]
+        except KeyError:
+            roles = sorted({entry.role for entry in entries if entry.layer == layer})
+            raise MissingError(
+                f"head_circuits: layer {layer!r} of {type(model).__name__} has no matrix {role!r} that reads "
+                f"the residual stream; it has {', '.join(roles) or 'none'}, and its {entries.layers} layers "
+                "are numbered from 0"
+            ) from None
         return entry.of(parameters[entry.tensor].detach()).double().cpu(), entries.heads_of(entry.layer)
 
     output, heads = matrix("o")
     output = output.reshape(output.shape[0], heads, -1).transpose(0, 1)
-    width = output.shape[-1]
-    query, key, value = (_by_head(matrix(role)[0], heads, width) for role in ("q", "k", "v"))
+    query = matrix("q")[0]
+    query = query.reshape(heads, -1, query.shape[-1])
+    key, value = (
+        _by_head(matrix(role)[0], heads, width)
+        for role, width in (("k", query.shape[1]), ("v", output.shape[-1]))
+    )
     qk, ov = _singular_values(query.mT, key.mT), _singular_values(output, value.mT)
     eigenvalues = torch.linalg.eigvals(value @ output)
     sizes = eigenvalues.abs().sum(-1)

@@ -288,7 +288,12 @@ class Tracer:
         return self.model.get_input_embeddings()  # type: ignore[operator]
 
 
-def _differentiable(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+def _differentiable(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    if not torch.is_tensor(output):
+        raise NotImplementedError(
+            f"second_moments: the token embedding ({type(module).__name__}) hands on several tensors, so "
+            "there is none to differentiate along; gradients=False measures without"
+        )
     # parameters are frozen, so something at the bottom must ask for the graph
     return output if output.requires_grad else output.requires_grad_(True)
 

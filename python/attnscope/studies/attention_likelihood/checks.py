@@ -123,7 +123,7 @@ def _attention(run: StageRun, versions: list[Version], spans: Tensor) -> list[Ch
             maps_of_heads = layer.matrices()
             mean = head_mean(maps_of_heads)
             maps.append(mean[:, 0].cpu())
-            sinks |= layer.sink_logits is not None
+            sinks |= layer.has_sink
             attention = of_span(
                 mean,
                 spans,

@@ -143,7 +143,7 @@ def of_span(
 
 def learned_share(layer: Layer, spans: Tensor) -> Tensor | None:
     """Return the share that a learned sink takes of the rows of each text's word [B, h]; None without one."""
-    if layer.sink_logits is None:
+    if not layer.has_sink:
         return None
     mass = layer.states("sink_mass").double()
     place = torch.arange(mass.shape[-1], device="cpu")
