@@ -91,8 +91,8 @@ def _product(of_x: Tensor, of_y: Tensor) -> Tensor:
 def _without_row_means(kernel: Tensor) -> Tensor:
     """Return kernels [..., n, n] whose products are n(n − 3) times Song et al.'s unbiased HSIC.
 
-    Their diagonal is 0, and so is the sum of every row. What rounding leaves of a kernel without any other
-    part, as that of points which agree but for one, is 0 too.
+    Their diagonal is 0, and so is the sum of every row. Points that agree but for one have no other part,
+    and rounding, which is all that is left of their kernel, is 0 too.
     """
     n = kernel.shape[-1]
     pairs = ~torch.eye(n, dtype=torch.bool, device=kernel.device)
