@@ -2,12 +2,14 @@
 """RAUQ: closed forms, a loop, lengths, and what is refused."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
 import attnscope as asc
+from attnscope.errors import NonFiniteWarning
 
 
 def drawn(*shape, seed=0):
@@ -48,6 +50,27 @@ def test_it_is_the_recurrence(weight):
         assert result.value[b].item() == pytest.approx(value, rel=1e-12)
         np.testing.assert_allclose(result.layers[b], layers, rtol=1e-12)
         assert result.head[b].tolist() == heads
+
+
+@pytest.mark.parametrize("beyond", [math.nan, math.inf])
+def test_what_does_not_count_takes_no_gradient_away(beyond):
+    draw = torch.Generator().manual_seed(0)
+    previous = torch.rand(4, 3, 2, 6, generator=draw, dtype=torch.float64)
+    log_p = -torch.rand(4, 6, generator=draw, dtype=torch.float64)
+    lengths = [6, 4, 6, 0]
+
+    def gradients(*arguments):
+        leaves = [tensor.clone().requires_grad_() for tensor in arguments]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NonFiniteWarning)
+            value = asc.recurrent_uncertainty(*leaves, lengths=lengths).value
+        return torch.autograd.grad(value[:2].sum(), leaves)
+
+    expected = gradients(previous, log_p)
+    assert all(gradient.isfinite().all() and gradient[:2].any() for gradient in expected)
+    previous[..., 0] = previous[1, ..., 4:] = log_p[1, 4:] = previous[2, 0, 0, 3] = beyond
+    for gradient, clean in zip(gradients(previous, log_p), expected, strict=True):
+        assert torch.equal(gradient, clean)
 
 
 def test_lengths_are_the_first_tokens():

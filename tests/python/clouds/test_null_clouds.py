@@ -76,6 +76,19 @@ def test_seeds_lengths_and_clouds_that_are_not_finite(kind):
     assert not torch.equal(other, asc.null_clouds(points[0], kind, draws=1, groups=groups))
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "covariance", "template"])
+def test_the_draws_of_a_cloud_do_not_depend_on_its_batch(kind):
+    points = torch.stack([cloud("gaussian", 11, 4, seed) for seed in range(3)])
+    groups = torch.arange(11) % 2
+    lengths = [11, 11, 7]
+    drawn = asc.null_clouds(points, kind, draws=3, groups=groups, lengths=lengths)
+    for place, n in enumerate(lengths):
+        expected = asc.null_clouds(points[place, :n], kind, draws=3, groups=groups[:n])
+        assert torch.equal(drawn[:, place, :n], expected)
+    turned = asc.null_clouds(points.flip(0), kind, draws=3, groups=groups, lengths=lengths[::-1])
+    assert torch.equal(turned.flip(1).nan_to_num(), drawn.nan_to_num())
+
+
 def test_equal_points_stay_where_they_are():
     points = torch.full((5, 2), 0.1, dtype=torch.float64)
     for kind in ("gaussian", "covariance"):

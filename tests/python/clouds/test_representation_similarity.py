@@ -2,6 +2,8 @@
 """CKA and shared neighbours: invariances, loops, independent clouds, and what is refused."""
 
 import itertools
+import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -40,6 +42,42 @@ def test_the_debiased_estimate_is_a_mean_over_quadruples():
     of_x, of_y = (x @ x.T).numpy(), (y @ y.T).numpy()
     expected = unbiased(of_x, of_y) / np.sqrt(unbiased(of_x, of_x) * unbiased(of_y, of_y))
     assert asc.cka(x, y).item() == pytest.approx(expected, abs=1e-10)
+
+
+def test_points_that_agree_but_for_one_have_no_debiased_estimate():
+    # Σ over quadruples of different points is exactly 0, whatever the other representation
+    for n in (4, 5, 8, 20):
+        outlier = torch.full((n, 3), 0.1, dtype=torch.float64)
+        outlier[0] += torch.tensor([1.0, 2.0, 0.3], dtype=torch.float64)
+        other = torch.randn(n, 4, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+        assert asc.cka(outlier, other).isnan()
+        assert asc.cka(outlier, outlier).isnan()
+        assert asc.cka(other, outlier, debiased=False).isfinite()
+
+
+@pytest.mark.parametrize("size", [1, 2**10, 2**20])
+def test_a_point_far_out_costs_no_digits(size):
+    # massive activations: one coordinate of one token, a million times the others
+    draw = torch.Generator().manual_seed(0)
+    x, y = (torch.randint(-8, 9, (6, 3), generator=draw) for _ in range(2))
+    x[0, 0], y[0, 1] = size, size
+
+    def kernel(points):
+        return [
+            [Fraction(sum(a * b for a, b in zip(row, other, strict=True))) for other in points]
+            for row in points
+        ]
+
+    def hsic(first, other, n=6):
+        sums = [[sum(row) - row[i] for i, row in enumerate(gram)] for gram in (first, other)]
+        pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
+        products = sum(first[i][j] * other[i][j] for i, j in pairs)
+        rows = sum(a * b for a, b in zip(*sums, strict=True))
+        return products + sum(sums[0]) * sum(sums[1]) / ((n - 1) * (n - 2)) - 2 * rows / (n - 2)
+
+    k, other = kernel(x.tolist()), kernel(y.tolist())
+    expected = float(hsic(k, other)) / math.sqrt(hsic(k, k) * hsic(other, other))
+    assert asc.cka(x.double(), y.double()).item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_independent_points_of_many_dimensions():

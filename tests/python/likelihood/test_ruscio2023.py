@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The likelihood protocol's fixed ranks, probabilities of one pass, and what its numbers are functions of."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from scipy import stats
 from vocabularies import byte_letters, word_pieces
 
 import attnscope as asc
+from attnscope.errors import NonFiniteWarning
 from attnscope.protocols import ruscio2023 as protocol
 from attnscope.protocols.ruscio2023.likelihood import drawn_ranks
 from models import tiny
@@ -132,6 +135,20 @@ def test_lengths_cut_maps_and_a_map_without_a_word_is_nan():
     assert protocol.span_attention(attention[0], [0, 9]).outer.isnan()
     with pytest.raises(ValueError, match=r"spans of shape \(3, 2\) do not broadcast to \(2, 2\)"):
         protocol.span_attention(attention, [[1, 2]] * 3)
+
+
+def test_padding_may_hold_anything_and_a_map_that_is_not_finite_is_nan():
+    attention = maps(3, 9, 9)
+    attention[0, 6:] = attention[0, :, 6:] = math.nan
+    attention[1, 6:] = attention[1, :, 6:] = math.inf
+    attention[2, 0, 8] = math.nan
+    with pytest.warns(NonFiniteWarning, match="span_attention: 1 of 3 matrices"):
+        result = protocol.span_attention(attention, [2, 5], lengths=[6, 6, 9])
+    for place in range(2):
+        single_result = protocol.span_attention(attention[place, :6, :6], [2, 5])
+        for field, expected in zip(result, single_result, strict=True):
+            assert field[place].item() == pytest.approx(expected.item(), abs=1e-15)
+    assert all(field[2].isnan() for field in result)
 
 
 def test_the_test_of_rows_is_scipys_on_the_keys_outside():

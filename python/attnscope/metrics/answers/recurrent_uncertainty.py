@@ -85,8 +85,11 @@ def recurrent_uncertainty(
     is_non_finite = (follows[..., None, None, :] & ~attention.detach().isfinite()).any(-1).any(-1)
     is_non_finite = is_non_finite | (inside & likelihood.detach().isnan()).any(-1, keepdim=True)
     _calls.warn_non_finite_parts(name, is_non_finite.any(-1), "texts")
-    means = torch.where(follows[..., None, None, :], attention, 0.0).sum(-1)
-    head = means.argmax(-1)
+    # what does not count may be NaN, and so would be the gradient of all that it is multiplied by
+    counted = follows[..., None, None, :] & ~is_non_finite[..., None, None]
+    attention = torch.where(counted, attention, 0.0)
+    likelihood = torch.where(inside & ~likelihood.detach().isnan(), likelihood, 0.0)
+    head = attention.sum(-1).argmax(-1)
     chosen_head = attention.gather(-2, head[..., None, None].expand(*head.shape, 1, size)).squeeze(-2)
     p = likelihood.exp()
     total = torch.zeros(head.shape, dtype=torch.float64, device="cpu")
@@ -99,13 +102,15 @@ def recurrent_uncertainty(
         # the logarithm of what does not count would have a gradient of NaN
         logarithm = torch.where(counts, confidence, 1.0).log()
         total = total - torch.where(counts, logarithm, 0.0)
-    layers = torch.where(is_non_finite, torch.nan, total / ends[..., None])
-    defined = ends > 0
+    # undefined layers are set to NaN at the end: the largest of numbers with NaN has a gradient of NaN
+    layers = total / ends.clamp(min=1)[..., None]
     value = layers.amax(-1) if layers.shape[-1] else torch.full(leading, torch.nan, device="cpu")
+    defined = ends > 0
+    defined_layers = defined[..., None] & ~is_non_finite
     return RecurrentUncertainty(
-        torch.where(defined, value, torch.nan),
-        torch.where(defined[..., None], layers, torch.nan),
-        torch.where(defined[..., None] & ~is_non_finite, head, -1),
+        torch.where(defined & ~is_non_finite.any(-1), value, torch.nan),
+        torch.where(defined_layers, layers, torch.nan),
+        torch.where(defined_layers, head, -1),
     )
 
 

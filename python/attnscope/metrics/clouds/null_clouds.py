@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,7 +44,8 @@ def null_clouds(
         kind: what is kept.
         groups: one label per point, [n] or [..., n]; for "template".
         draws: clouds for each that is given.
-        seed: the same seed gives the same clouds, the first of them whatever the number of draws.
+        seed: the same seed gives the same clouds, the first of them whatever the number of draws, and those
+            of each given cloud as a call on it gives them, whatever the batch holds besides.
         lengths: points per cloud, broadcast against the leading axes; each cloud is its first points, and
             points behind them are NaN.
 
@@ -79,25 +82,21 @@ def null_clouds(
         labels = torch.zeros(*cloud.leading, cloud.n, dtype=torch.int64, device="cpu")
     scales = _powers.scales_of(cloud.tensor, cloud.lengths)
     wide, sees, bad = _finite_points(Cloud(_powers.scaled(cloud.tensor, scales), cloud.lengths))
-    n = sees.sum(-1)
-    means, number_of_groups = _group_means(wide, labels, sees)
-    rest = torch.where(sees[..., None], wide - means, 0)
-    freedom = (n - number_of_groups)[..., None, None]
-    result = torch.empty(number, *wide.shape, dtype=torch.float64, device="cpu")
-    if chosen == "gaussian":
-        deviation = (rest.square().sum((-2, -1), keepdim=True) / freedom / wide.shape[-1]).sqrt()
-    for null_cloud in result:
-        if chosen == "gaussian":
-            spread = torch.randn(wide.shape, generator=draw, dtype=torch.float64, device="cpu") * deviation
-        else:
-            weights = torch.randn(
-                *wide.shape[:-1], cloud.n, generator=draw, dtype=torch.float64, device="cpu"
-            )
-            spread = (weights @ rest) / freedom.sqrt()
-        null_cloud.copy_(means + spread)
-    outside = ~sees[..., None] | (freedom < 1)
+    result = torch.full((number, *wide.shape), torch.nan, dtype=torch.float64, device="cpu")
+    begin = draw.get_state()
+    for place in np.ndindex(*cloud.leading):
+        # as in a call on this cloud, wherever it stands and however far it is padded
+        draw.set_state(begin)
+        real = (*place, sees[place])
+        if (n := len(wide[real])) == 0:
+            continue
+        means, number_of_groups = _group_means(wide[real], labels[real])
+        if n == number_of_groups:
+            continue
+        for null_cloud in result:
+            spread = _spread(chosen, wide[real] - means, n - number_of_groups, draw)
+            null_cloud[real] = means + spread
     result = _powers.unscaled(result.movedim(0, -1), scales).movedim(-1, 0)
-    result = result.masked_fill(outside, torch.nan)
     return _calls.warn_non_finite(name, cloud, result, bad, "clouds")
 
 
@@ -177,6 +176,23 @@ def null_directions(
     return torch.where(norms > 0, directions / norms, torch.nan)
 
 
+def _spread(kind: str, rest: Tensor, freedom: int, draw: torch.Generator) -> Tensor:
+    """Draw how far the points of a cloud of one kind lie from the means of their groups, [n, d].
+
+    Args:
+        kind: what is kept.
+        rest: the given points less the means of their groups, [n, d].
+        freedom: points less groups.
+        draw: where the normal numbers come from.
+    """
+    n, d = rest.shape
+    columns = d if kind == "gaussian" else n
+    normal = torch.randn(n, columns, generator=draw, dtype=torch.float64, device="cpu")
+    if kind == "gaussian":
+        return normal * (rest.square().sum() / freedom / d).sqrt()
+    return (normal @ rest) / math.sqrt(freedom)
+
+
 def _finite_points(cloud: Cloud) -> tuple[Tensor, Tensor, int]:
     """Return points in float64, zeros outside; a mask of the points of finite clouds; the number of other
     clouds.
@@ -188,15 +204,13 @@ def _finite_points(cloud: Cloud) -> tuple[Tensor, Tensor, int]:
     return torch.where(sees[..., None], wide, 0), sees, int((~finite).sum())
 
 
-def _group_means(wide: Tensor, labels: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of each point's group, [..., n, d], and the number of groups, [...]."""
-    first = wide[..., :1, :]
-    moved = torch.where(sees[..., None], wide - first, 0)
-    number = int(labels.max()) + 1 if labels.numel() else 1
-    one_hot = torch.nn.functional.one_hot(labels, number).double() * sees[..., None]
-    sizes = one_hot.sum(-2)
-    means = (one_hot.mT @ moved) / sizes.clamp_min(1)[..., None]
-    return first + one_hot @ means, (sizes > 0).sum(-1)
+def _group_means(points: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    """Return the mean of each point's group, [n, d], and the number of groups of a cloud [n, d]."""
+    _, groups = np.unique(labels.numpy(), return_inverse=True)
+    one_hot = torch.nn.functional.one_hot(torch.from_numpy(groups)).double()
+    first = points[:1]
+    means = (one_hot.mT @ (points - first)) / one_hot.sum(0)[:, None]
+    return first + one_hot @ means, one_hot.shape[-1]
 
 
 SOURCES = (null_clouds, null_directions)

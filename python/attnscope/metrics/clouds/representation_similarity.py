@@ -76,23 +76,32 @@ def _alignments(x: Tensor, y: Tensor, *, debiased: bool) -> Tensor:
         rows = scaled - scaled[..., :1, :]
         rows = rows - rows.mean(-2, keepdim=True)
         kernels.append(rows @ rows.mT)
+    if debiased:
+        kernels = [_without_row_means(kernel) for kernel in kernels]
     of_x, of_y = kernels
-    hsic = _unbiased_hsic if debiased else _biased_hsic
-    norm = hsic(of_x, of_x) * hsic(of_y, of_y)
-    return torch.where(norm > 0, hsic(of_x, of_y) / torch.where(norm > 0, norm, 1.0).sqrt(), torch.nan)
+    norm = _product(of_x, of_x) * _product(of_y, of_y)
+    return torch.where(norm > 0, _product(of_x, of_y) / torch.where(norm > 0, norm, 1.0).sqrt(), torch.nan)
 
 
-def _biased_hsic(of_x: Tensor, of_y: Tensor) -> Tensor:
+def _product(of_x: Tensor, of_y: Tensor) -> Tensor:
+    """Return Σ K_ij L_ij [...]: the biased HSIC of centred kernels but for a factor, which cancels."""
     return (of_x * of_y).sum((-2, -1))
 
 
-def _unbiased_hsic(of_x: Tensor, of_y: Tensor) -> Tensor:
-    """Return n(n − 3) times Song et al.'s estimate; the factor cancels."""
-    n = of_x.shape[-1]
-    of_x, of_y = (kernel - torch.diag_embed(kernel.diagonal(dim1=-2, dim2=-1)) for kernel in (of_x, of_y))
-    rows = (of_x.sum(-1) * of_y.sum(-1)).sum(-1)
-    totals = of_x.sum((-2, -1)) * of_y.sum((-2, -1))
-    return (of_x * of_y).sum((-2, -1)) + totals / ((n - 1) * (n - 2)) - 2 * rows / (n - 2)
+def _without_row_means(kernel: Tensor) -> Tensor:
+    """Return kernels [..., n, n] whose products are n(n − 3) times Song et al.'s unbiased HSIC.
+
+    Their diagonal is 0, and so is the sum of every row. Points that agree but for one have no other part,
+    and rounding, which is all that is left of their kernel, is 0 too.
+    """
+    n = kernel.shape[-1]
+    pairs = ~torch.eye(n, dtype=torch.bool, device=kernel.device)
+    kernel = torch.where(pairs, kernel, 0.0)
+    rows = kernel.sum(-1, keepdim=True) / (n - 2)
+    rest = kernel - rows - rows.mT + rows.sum((-2, -1), keepdim=True) / (n - 1)
+    rest = torch.where(pairs, rest, 0.0)
+    rounding = 16 * torch.finfo(torch.float64).eps * kernel.abs().amax((-2, -1), keepdim=True)
+    return torch.where(rest.abs().amax((-2, -1), keepdim=True) > rounding, rest, 0.0)
 
 
 @memory_errors("neighbourhood_overlap")

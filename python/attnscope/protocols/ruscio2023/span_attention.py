@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _calls, _checks
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 
 
 @shown_by_shape
 class SpanAttention(NamedTuple):
-    """Mean entries of a map, each [...] float64; NaN for a map without a word.
+    """Mean entries of a map, each [...] float64; NaN for a map without a word, and
+    for one that is not finite, with one warning.
 
     Attributes:
         mean: of all; 1/n for every map of n tokens whose rows sum to 1.
@@ -64,12 +65,14 @@ def span_attention(attention: Any, spans: Any, *, lengths: _checks.Lengths = Non
     column = torch.arange(checked.n, device="cpu")
     n = torch.full_like(start, checked.n)[..., 0] if checked.lengths is None else checked.lengths
     within = column < n[..., None]
-    word = (column >= start) & (column < stop)
-    maps = checked.tensor.double()
-    total, block = (
-        (maps * chosen[..., None, :] * chosen[..., :, None]).sum((-2, -1)) for chosen in (within, word)
-    )
+    word = within & (column >= start) & (column < stop)
+    is_real, is_block = (chosen[..., None, :] & chosen[..., :, None] for chosen in (within, word))
+    # behind a map's length anything may stand
+    maps = torch.where(is_real, checked.tensor.double(), 0.0)
+    bad = ~maps.isfinite().all(-1).all(-1)
+    total, block = maps.sum((-2, -1)), torch.where(is_block, maps, 0.0).sum((-2, -1))
     m = word.sum(-1)
-    has_word = start[..., 0] >= 0
+    is_defined = (start[..., 0] >= 0) & ~bad
     numbers = (total / n**2, block / m**2, (total - block) / (n**2 - m**2))
-    return SpanAttention(*(torch.where(has_word, values, torch.nan) for values in numbers))
+    result = SpanAttention(*(torch.where(is_defined, values, torch.nan) for values in numbers))
+    return _calls.warn_non_finite(name, checked, result, int(bad.sum()))
