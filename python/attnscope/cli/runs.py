@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from attnscope.cli.drawing import draw_run, missing_libraries
-from attnscope.cli.errors import SKIPPED, Draw, Folder, Json, Quiet, Trust, say, show, silent
+from attnscope.cli.errors import SKIPPED, Draw, Folder, Json, Quiet, Trust, a_folder, say, show, silent
 
 if TYPE_CHECKING:
     from attnscope.config.run_config import RunConfig
@@ -152,7 +152,9 @@ def resume(
 
 def gather(
     folders: Annotated[list[Path], Argument(metavar="DIR...", help="A run folder, or its shards.")],
-    into: Annotated[Path | None, Option(help="The run folder; the one of the shards.")] = None,
+    into: Annotated[
+        Path | None, Option(help="The run folder; the one of the shards.", callback=a_folder)
+    ] = None,
     trust_remote_code: Trust = False,
     draw: Draw = True,
     quiet: Quiet = False,

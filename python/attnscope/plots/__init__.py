@@ -32,6 +32,7 @@ from attnscope.plots.maps import (
 from attnscope.plots.standard import figures_of_any_run
 from attnscope.plots.style import check_files, save, style
 from attnscope.results.files import refuse_links, write_bytes
+from attnscope.study_api.table_versions import refuse_newer_tables
 
 __all__ = [
     "Drawn",
@@ -91,6 +92,7 @@ def draw_all(
 
     An error of one figure does not end the others: that figure is left out and named.
     """
+    refuse_newer_tables(results)
     declared, results = figures_of(results), drawable(results)
     names = [names] if isinstance(names, str) else names
     unknown = [name for name in names or () if name not in declared]

@@ -27,6 +27,7 @@ from attnscope.results.schema import (
     check_provenance,
     column_list,
     keys_in,
+    newer_version,
     nullable_type,
     with_keys,
 )
@@ -491,7 +492,8 @@ def load(path: str | Path) -> Results:
 
     Raises:
         FileNotFoundError: no such folder, or nothing is stored yet: the message says how to go on.
-        ResultsError: `study.yaml` or `provenance.json` cannot be read.
+        ResultsError: `study.yaml` or `provenance.json` cannot be read, or a later version of attnscope has
+            written them.
 
     Example:
         >>> import tempfile, pandas as pd
@@ -527,6 +529,11 @@ def load(path: str | Path) -> Results:
         except (DocumentError, OSError) as error:
             raise ResultsError(f"load: {file} {fault_of(error)}") from error
         facts.append(content)
+    if newer := newer_version(facts[1]):
+        raise ResultsError(
+            f"load: {folder} was written by attnscope {newer}, in which columns may mean other things than "
+            f"in this one, {_version()}: install {newer} to read it"
+        )
     # tables are written at the end: those of a run that has not come to it are some of all, or of before
     has_tables = any((folder / "tables").glob("*.parquet"))
     is_gathered = has_tables and (
@@ -537,6 +544,12 @@ def load(path: str | Path) -> Results:
     if lost := [name for name in facts[1].get("tables", {}) if name not in results]:
         warn(f"load: {folder} {_lacks(lost)}{_again(folder)}", UserWarning)
     return results
+
+
+def _version() -> str:
+    from attnscope import __version__
+
+    return __version__
 
 
 def _replacing(target: Path) -> tuple[Path, Path]:

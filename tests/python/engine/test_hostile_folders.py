@@ -613,3 +613,31 @@ def test_a_message_that_cannot_be_written_does_not_stop_a_run(tmp_path, llama, t
     assert results.provenance["notes"]
     with FolderLock(tmp_path / "runs" / "a"):
         pass
+
+
+@pytest.mark.parametrize("command", ["report", "figures", "tables", "resume", "compare"])
+def test_a_run_of_a_later_version_is_refused_by_its_name(copied, call, command):
+    """It was read as one of this version, in which its columns may mean other things."""
+    facts = json.loads((copied / "provenance.json").read_text("utf-8"))
+    (copied / "provenance.json").write_text(json.dumps({**facts, "attnscope": "1000.2.0"}), "utf-8")
+    before = tree(copied)
+    code, out, err = call(command, copied, *[copied] * (command == "compare"))
+    assert (code in (1, 2), out, "1000.2.0" in err) == (True, "", True)
+    assert tree(copied) == before
+    assert "written by attnscope 1000.2.0" in call("check", copied)[1]
+    (copied / "provenance.json").write_text(json.dumps({**facts, "attnscope": "0.0.9"}), "utf-8")
+    assert call("tables", copied)[0] == 0
+
+
+@pytest.mark.parametrize("command", ["report", "figures", "compare"])
+def test_a_table_of_a_later_version_than_its_study_is_refused(copied, call, command):
+    stored = pq.read_table(copied / "tables" / "heads.parquet")
+    facts = json.loads(stored.schema.metadata[b"attnscope_table"])
+    metadata = {**stored.schema.metadata, b"attnscope_table": json.dumps({**facts, "version": 99})}
+    pq.write_table(stored.replace_schema_metadata(metadata), copied / "tables" / "heads.parquet")
+    provenance = json.loads((copied / "provenance.json").read_text("utf-8"))
+    del provenance["tables"]
+    (copied / "provenance.json").write_text(json.dumps(provenance), "utf-8")
+    published = ("--published", "ruscio2025") if command == "compare" else ()
+    code, _, err = call(command, copied, *published)
+    assert (code, "table 'heads' is of version 99, and the study" in err) == (1, True)
