@@ -433,7 +433,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
 
-        from attnscope.results.store import dataset, refuse_more_than_memory
+        from attnscope.results.store import dataset, footer_of, refuse_more_than_memory
 
         files = self._stored().get(name)
         if files is None:
@@ -444,11 +444,12 @@ class Results(Mapping[str, "pd.DataFrame"]):
         try:
             for file in files:
                 self._verify(file)
-            stored = dataset(files)
+            footers = [footer_of(file) for file in files]
+            stored = dataset(files, footers)
             if columns == ():
                 return stored.schema.empty_table()
             check_columns(name, columns or (), stored.schema.names)
-            refuse_more_than_memory(files, columns)
+            refuse_more_than_memory(files, footers, columns)
             return stored.to_table(columns=None if columns is None else list(columns))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, OSError) and error.errno is not None:

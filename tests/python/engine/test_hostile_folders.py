@@ -21,8 +21,10 @@ from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError, DiskFull, FolderLocked, LinkRefused, ResultsError
 from attnscope.models import LoadError
+from attnscope.results import store
 from attnscope.results.folder_lock import FolderLock
 from attnscope.results.results import Results
+from attnscope.results.store import footer_of
 from attnscope.untrusted.limits import MAX_PARQUET_COLUMNS
 from folders import sentences, study, table_bytes
 
@@ -339,6 +341,33 @@ def test_rows_that_take_more_memory_than_there_is_are_refused_before_one_is_read
         results.table("heads")
     assert results.column_names("heads") == list(zeros)
     assert Results(files={"heads": [file]}).table("heads", ["is_flat"]).shape == (count, 1)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_long_texts_that_a_dictionary_repeats_are_refused_before_they_take_memory(copied, call, nested):
+    """A file of a kilobyte took as many times its longest text as it has rows."""
+    length = 2**24
+    rows = 2 * machine_free_bytes() // length
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["x" * length]))
+    places = pa.array(np.arange(rows + 1, dtype=np.int32))
+    column = pa.ListArray.from_arrays(places, text) if nested else text
+    table = pa.table({"model": column, "layer": np.zeros(rows, np.int64), "entropy": np.zeros(rows)})
+    file = forgotten(copied, "heads", table, dictionary_pagesize_limit=2**30)
+    assert file.stat().st_size < 2**17
+    with pytest.raises(ResultsError, match=r"rows take at least [\d.]+ GB of memory, and [\d.]+ GB are free"):
+        asc.load(copied).table("heads")
+    assert len(asc.load(copied).table("heads", ["layer"])) == rows
+    # what only could be such a table is read
+    distinct = pa.table({"model": [f"{at}{'x' * 2**14}" for at in range(2**13)]})
+    forgotten(copied, "heads", distinct)
+    assert asc.load(copied).table("heads")["model"].str.len().sum() > 2**27
+
+
+def test_the_end_of_a_file_is_read_once(copied, monkeypatch):
+    opened = []
+    monkeypatch.setattr(store, "footer_of", lambda file: opened.append(file) or footer_of(file))
+    asc.load(copied).table("heads")
+    assert opened == [copied / "tables" / "heads.parquet"]
 
 
 def test_a_table_of_too_many_columns_is_a_line(copied, call):
