@@ -263,7 +263,7 @@ def _checking() -> Any:
 
 
 class Footer(NamedTuple):
-    """What the end of a Parquet file says of its row groups, and its schema."""
+    """The metadata of the row groups of a Parquet file, and its schema."""
 
     metadata: Any
     schema: Any
