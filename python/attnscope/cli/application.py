@@ -21,10 +21,13 @@ from attnscope.cli.errors import (
     DONE,
     FAILED,
     Json,
+    a_folder,
     exits,
     say,
     show,
+    show_beside,
     stand_in_for_closed_streams,
+    standard_output,
     words,
 )
 
@@ -152,19 +155,21 @@ def configs(
 
 def init(
     study: Annotated[str, Argument(metavar="STUDY", help="Which study [default: the study of sinks].")] = "",
-    output: Annotated[Path, Option("--output", "-o", help="The file.")] = Path("study.yaml"),
+    output: Annotated[Path, Option("--output", "-o", help="The file.", callback=standard_output)] = Path(
+        "study.yaml"
+    ),
 ) -> None:
     """Write a YAML file with every setting of a study, its type, meaning and default.
 
     Example: attnscope init -o study.yaml
     """
     from attnscope.cli.settings import written
-    from attnscope.results.files import write_bytes
+    from attnscope.results.files import descriptor_of, write_bytes
 
-    if output.exists():
+    if output.exists() and descriptor_of(output) is None:
         raise typer.BadParameter(f"{output} is there already; choose another name with --output")
     write_bytes(output, written(study).encode())
-    show(f"{output}: name the model and the texts in it, then: attnscope run {output}")
+    show_beside(output, f"{output}: name the model and the texts in it, then: attnscope run {output}")
 
 
 def new(
@@ -172,7 +177,9 @@ def new(
     name: Annotated[
         str, Argument(metavar="NAME", help="Its name, as in attnscope metrics NAME, or run NAME.")
     ],
-    output: Annotated[Path | None, Option("--output", "-o", help="The folder [default: ./NAME].")] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="The folder [default: ./NAME].", callback=a_folder)
+    ] = None,
 ) -> None:
     """Write a package with a metric or a study of your own, with its test.
 

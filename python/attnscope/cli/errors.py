@@ -40,6 +40,22 @@ Trust = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="The answer as JSON on standard output.")]
 
 
+def standard_output(file: Path | None) -> Path | None:
+    """Return the file that an option names; `-` stands for standard output.
+
+    >>> standard_output(Path("-")), standard_output(Path("-.html"))
+    (PosixPath('/dev/stdout'), PosixPath('-.html'))
+    """
+    return Path("/dev/stdout") if file == Path("-") else file
+
+
+def a_folder(folder: Path | None) -> Path | None:
+    """Return the folder that an option names, and refuse `-`, which stands for a file elsewhere."""
+    if folder == Path("-"):
+        raise typer.BadParameter("a folder is needed, got '-', which is standard output; ./- is a folder")
+    return folder
+
+
 def exits(command: Callable[P, R]) -> Callable[P, R]:
     """Turn errors that a person can act upon into one line and an exit code; bugs keep their traceback."""
 
@@ -149,6 +165,14 @@ def show(text: object) -> None:
     JSON is the same data as before.
     """
     typer.echo(escape_controls(str(text)))
+
+
+def show_beside(file: Path | None, answer: object) -> None:
+    """Print an answer, unless the file that was written is standard output, or another open one."""
+    from attnscope.results.files import descriptor_of
+
+    if file is None or descriptor_of(file) is None:
+        show(answer)
 
 
 def silent(text: str) -> None:

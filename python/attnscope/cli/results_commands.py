@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from attnscope.cli.errors import FAILED, SKIPPED, Folder, Json, Trust, say, show, warnings_in_lines
+from attnscope.cli.errors import (
+    FAILED,
+    SKIPPED,
+    Folder,
+    Json,
+    Trust,
+    a_folder,
+    say,
+    show,
+    show_beside,
+    standard_output,
+    warnings_in_lines,
+)
 from attnscope.results.json_rows import json_rows
 from attnscope.untrusted.safe_text import write_csv
 
@@ -27,21 +39,23 @@ if TYPE_CHECKING:
 def report(
     folder: Folder,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Output file [default: DIR/report.html].")
+        Path | None,
+        Option("--output", "-o", help="Output file [default: DIR/report.html].", callback=standard_output),
     ] = None,
 ) -> None:
     """Write the self-contained report of a run.
 
     Example: attnscope report runs/demo
     """
-    _show_beside(output, opened(folder).report(output))
+    show_beside(output, opened(folder).report(output))
 
 
 def figures(
     folder: Folder,
     names: Annotated[list[str] | None, Argument(metavar="NAME", help="Only these figures.")] = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Output folder [default: DIR/figures].")
+        Path | None,
+        Option("--output", "-o", help="Output folder [default: DIR/figures].", callback=a_folder),
     ] = None,
     formats: Annotated[
         list[str] | None, Option("--format", help="pdf, png, svg, eps, ...; may be repeated.")
@@ -82,6 +96,8 @@ def figures(
     try:
         with warnings_in_lines():
             files = results.figures(output, names or None, left_out=left_out, **options)
+    except ResultsError:  # of a table, which is no fault of an option
+        raise
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except NotDrawable as error:
@@ -105,7 +121,9 @@ def tables(
     width: Annotated[
         str, Option(help="Of LaTeX: single, for a column of a two-column paper, or double (table*).")
     ] = "single",
-    csv: Annotated[Path | None, Option(help="Write every table as CSV into this folder.")] = None,
+    csv: Annotated[
+        Path | None, Option(help="Write every table as CSV into this folder.", callback=a_folder)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print a stored table's means (medians of counts), the report's tables as LaTeX, or export all tables.
@@ -132,6 +150,8 @@ def tables(
             typer.echo(latex_tables(results, width=width, columns=listed_in(columns) or None), nl=False)
         except NotDrawable as error:
             raise ResultsError(f"tables: {error}") from error
+        except ResultsError:
+            raise
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
         return
@@ -141,7 +161,8 @@ def tables(
     if as_json:
         show(json.dumps(json_rows(frame), ensure_ascii=False))
     elif latex:
-        show(_latex_of(frame, table, keys, width, is_chosen=columns not in ("", "all")))
+        titled = frame.rename(columns=_titles(kinds_of(results, table)))
+        show(_latex_of(titled, table, keys, width, is_chosen=columns not in ("", "all")))
     else:
         letters = 10_000 if columns else shutil.get_terminal_size((100, 24)).columns
         text, hidden = narrow(frame, kinds_of(results, table), letters)
@@ -166,17 +187,20 @@ def _usual_keys(results: Results, table: str) -> list[str]:
 
 
 def _latex_of(frame: Any, table: str, keys: Sequence[str], width: str, *, is_chosen: bool) -> str:
-    """Return means of a stored table as LaTeX.
+    """Return statistics of a stored table, under headings that name those that are no means, as LaTeX.
 
     Raises:
         BadParameter: another width, or columns that do not fit a page.
     """
     from attnscope.report.latex_tables import latex_table
     from attnscope.report.section import Table
+    from attnscope.study_api.number_text import rounded
 
     floats = [name for name in frame if frame[name].dtype.kind == "f"]
-    cells = frame.assign(**{name: frame[name].map("{:.4g}".format) for name in floats})
+    cells = frame.assign(**{name: [rounded(value, ".4g") for value in frame[name]] for name in floats})
     caption = f"Means of {table} by {', '.join(keys)}" if keys else f"Means of {table}"
+    if any(str(name).endswith(")") for name in frame):
+        caption += ", and the statistics that headings name"
     columns = [name for name in frame if name not in keys] if is_chosen else None
     try:
         return latex_table(
@@ -194,7 +218,9 @@ def compare(
         str, Option(metavar="PAPER", help="Beside the numbers that this paper printed, instead of B.")
     ] = "",
     against: Annotated[str, Option(metavar="MODEL", help="Only this published model.")] = "",
-    csv: Annotated[Path | None, Option(help="Write the comparison to this CSV file.")] = None,
+    csv: Annotated[
+        Path | None, Option(help="Write the comparison to this CSV file.", callback=standard_output)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare two runs metric by metric over the rows that both have, or a run with published numbers.
@@ -230,7 +256,7 @@ def compare(
     if csv is not None:
         with atomic_file(csv) as file:
             write_csv(frame, file)
-    _show_beside(csv, answer if as_json else text)
+    show_beside(csv, answer if as_json else text)
 
 
 def check(
@@ -296,7 +322,8 @@ def pending_units(folder: Path) -> list[str]:
 def view(
     folder: Folder,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Output file [default: DIR/view.html].")
+        Path | None,
+        Option("--output", "-o", help="Output file [default: DIR/view.html].", callback=standard_output),
     ] = None,
     sample: Annotated[
         int | None,
@@ -319,15 +346,7 @@ def view(
             raise
         say(f"without matrices of sentence 0: {error}")
         page = look_at(results)
-    _show_beside(output, page.save(output or folder / "view.html"))
-
-
-def _show_beside(file: Path | None, answer: object) -> None:
-    """Print an answer, unless the file that was written is standard output, or another open one."""
-    from attnscope.results.files import descriptor_of
-
-    if file is None or descriptor_of(file) is None:
-        show(answer)
+    show_beside(output, page.save(output or folder / "view.html"))
 
 
 def opened(folder: Path) -> Results:
@@ -379,10 +398,7 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
 
 def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[str, int]:
     """Return the leading columns that fit into a width, each under its statistic where that is no mean."""
-    from attnscope.results.summaries import STATISTIC
-
-    titles = {name: f"{name} ({STATISTIC[kind]})" for name, kind in kinds.items() if kind in STATISTIC}
-    titled = frame.rename(columns=titles)
+    titled = frame.rename(columns=_titles(kinds))
 
     def text(room: int) -> str:
         return str(titled.iloc[:, :room].to_string(index=False, float_format="{:.4g}".format))
@@ -391,6 +407,13 @@ def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[s
     while room > keys + 1 and max(map(len, text(room).splitlines()), default=0) > width:
         room -= 1
     return text(room), len(frame.columns) - room
+
+
+def _titles(kinds: Mapping[str, str]) -> dict[str, str]:
+    """Return headings of the columns whose statistic is no mean."""
+    from attnscope.results.summaries import STATISTIC
+
+    return {name: f"{name} ({STATISTIC[kind]})" for name, kind in kinds.items() if kind in STATISTIC}
 
 
 def listed_in(text: str) -> list[str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from attnscope.cli.drawing import draw_run, missing_libraries
-from attnscope.cli.errors import SKIPPED, Draw, Folder, Json, Quiet, Trust, say, show, silent
+from attnscope.cli.errors import SKIPPED, Draw, Folder, Json, Quiet, Trust, a_folder, say, show, silent
 
 if TYPE_CHECKING:
     from attnscope.config.run_config import RunConfig
@@ -152,7 +153,9 @@ def resume(
 
 def gather(
     folders: Annotated[list[Path], Argument(metavar="DIR...", help="A run folder, or its shards.")],
-    into: Annotated[Path | None, Option(help="The run folder; the one of the shards.")] = None,
+    into: Annotated[
+        Path | None, Option(help="The run folder; the one of the shards.", callback=a_folder)
+    ] = None,
     trust_remote_code: Trust = False,
     draw: Draw = True,
     quiet: Quiet = False,
@@ -240,7 +243,15 @@ def _plan(study: RunConfig, as_json: bool, draw: bool) -> None:
 
 
 def _drawn(results: Results, quiet: bool, left_out: list[LeftOut]) -> Path | None:
-    """Return the report of a finished run; None where what draws it is not installed."""
+    """Return the report of a finished run; None where what draws it is not installed, or its folder is on a
+    disk that cannot be written.
+    """
+    if results.path is not None and not os.access(results.path, os.W_OK):
+        from attnscope.errors import command
+
+        beside = command("report", results.path)
+        say(f"no figures and no report in {results.path}, which cannot be written: {beside} --output FILE")
+        return None
     if missing := missing_libraries():
         if not quiet:
             say(f"no figures and no report without {', '.join(missing)}: pip install 'attnscope[studies]'")

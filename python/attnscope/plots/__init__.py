@@ -8,6 +8,7 @@ reach them.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from attnscope.plots.maps import (
 from attnscope.plots.standard import figures_of_any_run
 from attnscope.plots.style import check_files, save, style
 from attnscope.results.files import refuse_links, write_bytes
+from attnscope.study_api.table_versions import refuse_newer_tables
 
 __all__ = [
     "Drawn",
@@ -55,6 +57,10 @@ __all__ = [
     "style",
     "threshold_curve",
 ]
+
+
+#: The line of a caption of a figure in the file of captions.
+_CAPTION = re.compile(r"\\expandafter\\def\\csname attnscope:([A-Za-z0-9_-]+)\\endcsname\{(.*)\}")
 
 
 def figures_of(results: Results) -> Mapping[str, Figure]:
@@ -91,6 +97,7 @@ def draw_all(
 
     An error of one figure does not end the others: that figure is left out and named.
     """
+    refuse_newer_tables(results)
     declared, results = figures_of(results), drawable(results)
     names = [names] if isinstance(names, str) else names
     unknown = [name for name in names or () if name not in declared]
@@ -179,27 +186,36 @@ def figures(
     files: list[Path] = []
     if drawn is None:
         drawn = draw_all(results, names, how, left_out=left_out)
+    captions: dict[str, str] = {}
     for name, drawn_figure in drawn.items():
         try:
             with style(how.font):
                 files += save(
                     drawn_figure.figure, Path(folder) / name, formats, dpi=dpi, title=name.replace("_", " ")
                 )
+            captions[name] = pdflatex(escaped(drawn_figure.caption))
         except OSError:
             # a folder that cannot be written is no fault of one figure
             raise
         except Exception as error:  # noqa: BLE001  one fault must not cost the other figures
             _leave_out(name, error, left_out)
     if files:
-        # a LaTeX file that defines `\figurecaption{NAME}` for every figure
-        lines = [r"% \input{captions} in the preamble, then \caption{\figurecaption{NAME}} under a figure"]
-        lines.append(r"\newcommand{\figurecaption}[1]{\csname attnscope:#1\endcsname}")
-        for name, drawn_figure in drawn.items():
-            caption = pdflatex(escaped(drawn_figure.caption))
-            lines.append(rf"\expandafter\def\csname attnscope:{name}\endcsname{{{caption}}}")
-        files.append(Path(folder) / "captions.tex")
-        write_bytes(files[-1], ("\n".join(lines) + "\n").encode())
+        files.append(_write_captions(Path(folder), captions))
     return files
+
+
+def _write_captions(folder: Path, captions: Mapping[str, str]) -> Path:
+    """Write the LaTeX file of captions; figures that are in the folder from before keep theirs."""
+    file = folder / "captions.tex"
+    before = file.read_text("utf-8", "replace").splitlines() if file.is_file() else []
+    stored = (_CAPTION.fullmatch(line) for line in before)
+    remaining = {match[1]: match[2] for match in stored if match and any(folder.glob(f"{match[1]}.*"))}
+    lines = [r"% \input{captions} in the preamble, then \caption{\figurecaption{NAME}} under a figure"]
+    lines.append(r"\newcommand{\figurecaption}[1]{\csname attnscope:#1\endcsname}")
+    for name, caption in {**remaining, **captions}.items():
+        lines.append(rf"\expandafter\def\csname attnscope:{name}\endcsname{{{caption}}}")
+    write_bytes(file, ("\n".join(lines) + "\n").encode())
+    return file
 
 
 def _leave_out(name: str, error: Exception, left_out: list[LeftOut] | None) -> None:

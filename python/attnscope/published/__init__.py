@@ -20,6 +20,7 @@ from attnscope._nearest import nearest
 from attnscope.config.study_folders import StudyFolder, studies, study_of
 from attnscope.errors import MissingError, ResultsError
 from attnscope.results.results import Results
+from attnscope.study_api.table_versions import refuse_newer_tables
 
 
 def published_numbers(paper: str) -> pd.DataFrame:
@@ -109,6 +110,7 @@ def compare_published(
         against: a published model; None takes the run's own where it was published, and otherwise those that
             the study takes for comparable.
     """
+    refuse_newer_tables(results)
     studies_by_paper, study = papers(), study_of(results)
     if not paper:
         papers_of_study = [name for name, folder in studies_by_paper.items() if folder == study]

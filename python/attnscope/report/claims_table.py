@@ -60,7 +60,9 @@ def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) 
     frame = pd.DataFrame(columns)
     if several:
         frame = once_for_all(frame)
-        repeated = frame["claim"] == frame["claim"].shift()
+        # a claim may be measured in another way in another model
+        cells = frame[["claim", "what was measured"]]
+        repeated = (cells == cells.shift()).all(axis="columns")
         frame["what was measured"] = frame["what was measured"].mask(repeated, "")
         if len(frame) > LONGEST:
             page.frame("verdicts", "Number of models and steps by verdict.", verdict_counts(table, sentences))

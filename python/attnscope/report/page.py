@@ -42,6 +42,7 @@ from attnscope.results.files import write_bytes
 from attnscope.results.results import Results
 from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.study_api.number_text import counted, number
+from attnscope.study_api.table_versions import refuse_newer_tables
 from attnscope.study_api.unfinished import unfinished
 from attnscope.untrusted.safe_text import list_names, mark_controls, write_csv
 
@@ -178,8 +179,9 @@ _PLACES = {
 
 def check_places(results: Results) -> None:
     """Raise ResultsError where a table, such as one that somebody else has written, lacks a column that says
-    where its rows belong.
+    where its rows belong, or is of a later version than its study.
     """
+    refuse_newer_tables(results)
     for name in results.tables() if isinstance(results, Results) else ():
         columns = results.column_names(name)
         places = _PLACES.get(name, ()) if name in ("samples", "heads") or "sample" in columns else ()

@@ -26,7 +26,7 @@ from typing import Any
 
 from attnscope.errors import DocumentError
 from attnscope.results.files import WRITTEN, hash_file
-from attnscope.results.schema import FINISHED, SAVED, check_provenance
+from attnscope.results.schema import FINISHED, SAVED, check_provenance, newer_version
 from attnscope.results.store import SET_ASIDE, damage
 from attnscope.untrusted.documents import read_json, read_yaml
 
@@ -140,6 +140,8 @@ def _read_facts(path: Path, report: FolderCheck) -> dict[str, Any]:
                 report.notes.append(f"study.yaml wants code to be run that comes with a model: {places}")
         except (DocumentError, OSError) as error:
             report.damaged.append(f"{name}: {error}")
+    if newer := newer_version(facts):
+        report.notes.append(f"written by attnscope {newer}, a later version than this one: it is not read")
     report.state = str(facts.get("state", ""))[:40]
     return facts
 

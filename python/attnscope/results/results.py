@@ -27,6 +27,7 @@ from attnscope.results.schema import (
     check_provenance,
     column_list,
     keys_in,
+    newer_version,
     nullable_type,
     with_keys,
 )
@@ -432,7 +433,7 @@ class Results(Mapping[str, "pd.DataFrame"]):
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
 
-        from attnscope.results.store import dataset, refuse_more_than_memory
+        from attnscope.results.store import dataset, footer_of, refuse_more_than_memory
 
         files = self._stored().get(name)
         if files is None:
@@ -443,11 +444,12 @@ class Results(Mapping[str, "pd.DataFrame"]):
         try:
             for file in files:
                 self._verify(file)
-            stored = dataset(files)
+            footers = [footer_of(file) for file in files]
+            stored = dataset(files, footers)
             if columns == ():
                 return stored.schema.empty_table()
             check_columns(name, columns or (), stored.schema.names)
-            refuse_more_than_memory(files, columns)
+            refuse_more_than_memory(files, footers, columns)
             return stored.to_table(columns=None if columns is None else list(columns))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, OSError) and error.errno is not None:
@@ -491,7 +493,8 @@ def load(path: str | Path) -> Results:
 
     Raises:
         FileNotFoundError: no such folder, or nothing is stored yet: the message says how to go on.
-        ResultsError: `study.yaml` or `provenance.json` cannot be read.
+        ResultsError: `study.yaml` or `provenance.json` cannot be read, or a later version of attnscope has
+            written them.
 
     Example:
         >>> import tempfile, pandas as pd
@@ -527,6 +530,11 @@ def load(path: str | Path) -> Results:
         except (DocumentError, OSError) as error:
             raise ResultsError(f"load: {file} {fault_of(error)}") from error
         facts.append(content)
+    if newer := newer_version(facts[1]):
+        raise ResultsError(
+            f"load: {folder} was written by attnscope {newer}, in which columns may mean other things than "
+            f"in this one, {_version()}: install {newer} to read it"
+        )
     # tables are written at the end: those of a run that has not come to it are some of all, or of before
     has_tables = any((folder / "tables").glob("*.parquet"))
     is_gathered = has_tables and (
@@ -537,6 +545,12 @@ def load(path: str | Path) -> Results:
     if lost := [name for name in facts[1].get("tables", {}) if name not in results]:
         warn(f"load: {folder} {_lacks(lost)}{_again(folder)}", UserWarning)
     return results
+
+
+def _version() -> str:
+    from attnscope import __version__
+
+    return __version__
 
 
 def _replacing(target: Path) -> tuple[Path, Path]:

@@ -8,7 +8,8 @@ a table is at hand.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope._nearest import nearest
@@ -129,6 +130,22 @@ def check_provenance(facts: Any) -> None:
     for entry in facts.get("skipped", ()):
         if not isinstance(entry, dict) or {type(entry.get(key)) for key in ("checkpoint", "reason")} != {str}:
             raise DocumentError(f"'skipped' must name checkpoints and reasons, got {entry!r:.60}")
+
+
+def newer_version(facts: Mapping[str, Any]) -> str:
+    """Return the version of attnscope that a provenance names, where columns may mean other things than here
+    because it is a later one than this; "" of others. Versions that differ in the third number alone read
+    each other's tables.
+
+    >>> newer_version({"attnscope": "1000.0.1"}), newer_version({"attnscope": "0.0.9"}), newer_version({})
+    ('1000.0.1', '', '')
+    """
+    from attnscope import __version__
+
+    stored = str(facts.get("attnscope") or "")
+    written, installed = (re.match(r"(\d{1,9})\.(\d{1,9})", version) for version in (stored, __version__))
+    is_later = written and installed and [*map(int, written.groups())] > [*map(int, installed.groups())]
+    return stored[:40] if is_later else ""
 
 
 def without_empty(column: Any) -> Any:

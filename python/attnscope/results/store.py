@@ -28,7 +28,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from attnscope._system import machine_free_bytes
 from attnscope.errors import DocumentError, ResultsError
@@ -231,55 +231,110 @@ def write_table(table: pa.Table, file: IO[bytes]) -> None:
         writer.write_table(table)
 
 
-def dataset(files: Sequence[Path]) -> Any:
+def dataset(files: Sequence[Path], footers: Sequence[Footer] = ()) -> Any:
     """Return Parquet files as one table in their order; a column that some of them lack is null there.
 
     Lists of one length in each file, such as the hidden states of models of unlike width, are lists of any
     length, and numbers of two precisions have the wider one.
+
+    Args:
+        files: of the table.
+        footers: of each, where they are read already.
     """
     import pyarrow as pa
     import pyarrow.dataset as ds
 
-    schemas = [_opened(file)[1] for file in files]
+    schemas = [footer.schema for footer in footers or map(footer_of, files)]
     schema = schemas[0]
     if any(not other.equals(schema) for other in schemas):
         unified = pa.unify_schemas(schemas, promote_options="permissive")
         schema = unified.with_metadata(schema.metadata)
-    checking = ds.ParquetFragmentScanOptions(
-        page_checksum_verification=True, thrift_container_size_limit=MAX_PARQUET_COLUMNS
-    )
-    how = ds.ParquetFileFormat(default_fragment_scan_options=checking)
+    how = ds.ParquetFileFormat(default_fragment_scan_options=_checking())
     return ds.dataset([str(file) for file in files], schema=schema, format=how)
 
 
-def _opened(file: Path) -> tuple[Any, Any]:
-    """Return what a Parquet file says of its row groups, and its schema, within the bounds of a reader."""
+def _checking() -> Any:
+    """Return options of a reader that checks every page, within the bounds of files of unknown origin."""
+    import pyarrow.dataset as ds
+
+    return ds.ParquetFragmentScanOptions(
+        page_checksum_verification=True, thrift_container_size_limit=MAX_PARQUET_COLUMNS
+    )
+
+
+class Footer(NamedTuple):
+    """The metadata of the row groups of a Parquet file, and its schema."""
+
+    metadata: Any
+    schema: Any
+
+
+def footer_of(file: Path) -> Footer:
+    """Return the footer of a Parquet file, within the bounds of a reader."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(file, thrift_container_size_limit=MAX_PARQUET_COLUMNS) as opened:
-        return opened.metadata, opened.schema_arrow
+        return Footer(opened.metadata, opened.schema_arrow)
 
 
-def refuse_more_than_memory(files: Sequence[Path], columns: Sequence[str] | None) -> None:
+def refuse_more_than_memory(
+    files: Sequence[Path], footers: Sequence[Footer], columns: Sequence[str] | None
+) -> None:
     """Raise ResultsError where columns of Parquet files (None: all) take more memory than is free.
 
-    A file of some kilobytes can describe billions of equal rows. No row is read.
+    A file of some kilobytes can describe billions of equal rows, or a text of megabytes that a dictionary
+    holds once and every row repeats. A row is read of texts alone that could be such ones, as places in their
+    dictionary.
     """
     needed = rows = 0
-    for file in files:
-        metadata = _opened(file)[0]
-        rows += metadata.num_rows
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+    repeated: dict[str, int] = {}
+    for footer in footers:
+        rows += footer.metadata.num_rows
+        for group in map(footer.metadata.row_group, range(footer.metadata.num_row_groups)):
             for chunk in map(group.column, range(group.num_columns)):
                 if columns is None or chunk.path_in_schema.partition(".")[0] in columns:
                     width = _BYTES.get(chunk.physical_type)
                     text = 0 if width else chunk.total_uncompressed_size
                     needed += chunk.num_values * (width or 4) + text
-    if needed > (free := machine_free_bytes()):
+                    if text and chunk.has_dictionary_page:
+                        largest = chunk.num_values * text
+                        repeated[chunk.path_in_schema] = repeated.get(chunk.path_in_schema, 0) + largest
+    free = machine_free_bytes()
+    if needed <= free < needed + sum(repeated.values()):
+        for path in sorted(repeated, key=lambda path: -repeated[path]):
+            needed += _bytes_of_texts(files, path, free - needed)
+    if needed > free:
         raise ResultsError(
             f"{files[0]}: {rows:,} rows take at least {needed / 1024**3:.1f} GB of memory, and "
             f"{free / 1024**3:.1f} GB are free"
         )
+
+
+def _bytes_of_texts(files: Sequence[Path], path: str, limit: int) -> int:
+    """Return how many bytes the texts of a column have, each as often as a row holds it, or the first number
+    above a limit. They are read as places in a dictionary.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+
+    how = ds.ParquetFileFormat(dictionary_columns=[path], default_fragment_scan_options=_checking())
+    total = 0
+    for file in files:
+        column = path.partition(".")[0]
+        scan = {"batch_size": ROW_GROUP, "batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
+        for batch in ds.dataset(str(file), format=how).to_batches(columns=[column], **scan):
+            texts = batch.column(0)
+            while hasattr(texts, "flatten") and pa.types.is_nested(texts.type):
+                texts = texts.flatten()
+                if isinstance(texts, list):  # fields of a record
+                    return total
+            if pa.types.is_dictionary(texts.type):
+                lengths = pc.binary_length(texts.dictionary).cast(pa.int64())
+                total += pc.sum(lengths.take(texts.indices)).as_py() or 0
+            if total > limit:
+                return total
+    return total
 
 
 def with_missing(files: Sequence[Path], schema: pa.Schema) -> list[str]:

@@ -16,6 +16,7 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 import figure_tables as made
+from attnscope import plots
 from attnscope.plots import Options, draw, figures, threshold_curve
 from attnscope.plots.figure_options import adapt, wrap_titles
 from attnscope.plots.standard import examples
@@ -158,6 +159,30 @@ def test_files_that_cannot_be_are_refused_before_anything_is_drawn(results, tmp_
 def test_a_format_is_short_for_a_list_of_it(results, tmp_path):
     files = figures(results, tmp_path, ["depth"], formats="svg")
     assert [file.name for file in files] == ["depth.svg", "captions.tex"]
+
+
+def test_a_figure_that_is_drawn_again_leaves_the_captions_of_the_others(results, tmp_path, monkeypatch):
+    """The file of captions held those of the last call alone, and those of figures that were not written."""
+    names = ["depth", "emergence"]
+    figures(results, tmp_path, names, formats="svg")
+    together = (tmp_path / "captions.tex").read_text("utf-8")
+    for name in names:
+        figures(results, tmp_path, [name], formats="svg")
+        captions = (tmp_path / "captions.tex").read_text("utf-8")
+        assert sorted(captions.splitlines()) == sorted(together.splitlines())
+    (tmp_path / "emergence.svg").unlink()
+    figures(results, tmp_path, ["depth"], formats="svg")
+    assert "attnscope:emergence" not in (tmp_path / "captions.tex").read_text("utf-8")
+    written = plots.save
+
+    def save_some(figure, path, *arguments, **options):
+        if path.name == "emergence":
+            raise ValueError("no such letter")
+        return written(figure, path, *arguments, **options)
+
+    monkeypatch.setattr(plots, "save", save_some)
+    figures(results, tmp_path, names, formats="svg", left_out=[])
+    assert "attnscope:emergence" not in (tmp_path / "captions.tex").read_text("utf-8")
 
 
 @pytest.mark.slow

@@ -21,8 +21,10 @@ from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError, DiskFull, FolderLocked, LinkRefused, ResultsError
 from attnscope.models import LoadError
+from attnscope.results import store
 from attnscope.results.folder_lock import FolderLock
 from attnscope.results.results import Results
+from attnscope.results.store import footer_of
 from attnscope.untrusted.limits import MAX_PARQUET_COLUMNS
 from folders import sentences, study, table_bytes
 
@@ -341,6 +343,33 @@ def test_rows_that_take_more_memory_than_there_is_are_refused_before_one_is_read
     assert Results(files={"heads": [file]}).table("heads", ["is_flat"]).shape == (count, 1)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_long_texts_that_a_dictionary_repeats_are_refused_before_they_take_memory(copied, call, nested):
+    """A file of a kilobyte took as many times its longest text as it has rows."""
+    length = 2**24
+    rows = 2 * machine_free_bytes() // length
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["x" * length]))
+    places = pa.array(np.arange(rows + 1, dtype=np.int32))
+    column = pa.ListArray.from_arrays(places, text) if nested else text
+    table = pa.table({"model": column, "layer": np.zeros(rows, np.int64), "entropy": np.zeros(rows)})
+    file = forgotten(copied, "heads", table, dictionary_pagesize_limit=2**30)
+    assert file.stat().st_size < 2**17
+    with pytest.raises(ResultsError, match=r"rows take at least [\d.]+ GB of memory, and [\d.]+ GB are free"):
+        asc.load(copied).table("heads")
+    assert len(asc.load(copied).table("heads", ["layer"])) == rows
+    # what only could be such a table is read
+    distinct = pa.table({"model": [f"{at}{'x' * 2**14}" for at in range(2**13)]})
+    forgotten(copied, "heads", distinct)
+    assert asc.load(copied).table("heads")["model"].str.len().sum() > 2**27
+
+
+def test_the_end_of_a_file_is_read_once(copied, monkeypatch):
+    opened = []
+    monkeypatch.setattr(store, "footer_of", lambda file: opened.append(file) or footer_of(file))
+    asc.load(copied).table("heads")
+    assert opened == [copied / "tables" / "heads.parquet"]
+
+
 def test_a_table_of_too_many_columns_is_a_line(copied, call):
     names = [f"c{at}" for at in range(MAX_PARQUET_COLUMNS + 1)]
     forgotten(copied, "heads", pa.table({name: [0.0] for name in names}), use_dictionary=False)
@@ -613,3 +642,31 @@ def test_a_message_that_cannot_be_written_does_not_stop_a_run(tmp_path, llama, t
     assert results.provenance["notes"]
     with FolderLock(tmp_path / "runs" / "a"):
         pass
+
+
+@pytest.mark.parametrize("command", ["report", "figures", "tables", "resume", "compare"])
+def test_a_run_of_a_later_version_is_refused_by_its_name(copied, call, command):
+    """It was read as one of this version, in which its columns may mean other things."""
+    facts = json.loads((copied / "provenance.json").read_text("utf-8"))
+    (copied / "provenance.json").write_text(json.dumps({**facts, "attnscope": "1000.2.0"}), "utf-8")
+    before = tree(copied)
+    code, out, err = call(command, copied, *[copied] * (command == "compare"))
+    assert (code in (1, 2), out, "1000.2.0" in err) == (True, "", True)
+    assert tree(copied) == before
+    assert "written by attnscope 1000.2.0" in call("check", copied)[1]
+    (copied / "provenance.json").write_text(json.dumps({**facts, "attnscope": "0.0.9"}), "utf-8")
+    assert call("tables", copied)[0] == 0
+
+
+@pytest.mark.parametrize("command", ["report", "figures", "compare"])
+def test_a_table_of_a_later_version_than_its_study_is_refused(copied, call, command):
+    stored = pq.read_table(copied / "tables" / "heads.parquet")
+    facts = json.loads(stored.schema.metadata[b"attnscope_table"])
+    metadata = {**stored.schema.metadata, b"attnscope_table": json.dumps({**facts, "version": 99})}
+    pq.write_table(stored.replace_schema_metadata(metadata), copied / "tables" / "heads.parquet")
+    provenance = json.loads((copied / "provenance.json").read_text("utf-8"))
+    del provenance["tables"]
+    (copied / "provenance.json").write_text(json.dumps(provenance), "utf-8")
+    published = ("--published", "ruscio2025") if command == "compare" else ()
+    code, _, err = call(command, copied, *published)
+    assert (code, "table 'heads' is of version 99, and the study" in err) == (1, True)

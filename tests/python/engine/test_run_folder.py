@@ -226,11 +226,13 @@ def test_a_finished_run_on_a_disk_that_is_read_only_is_read(tmp_path, llama, tex
     in_namespace = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
     if subprocess.run([*in_namespace, f"{read_only} true"], check=False, capture_output=True).returncode:
         pytest.skip("a folder cannot be mounted read-only here")
-    for arguments in ("resume {} --no-draw -q", "report {} -o {}.html"):
+    # drawing ended in an error of the disk after all figures were drawn
+    for arguments in ("resume {} --no-draw -q", "resume {} -q", "report {} -o {}.html"):
         words = arguments.replace("{}", str(folder))
         command = f"{read_only} {sys.executable} -m attnscope {words}"
         done = subprocess.run([*in_namespace, command], check=False, capture_output=True, text=True)
         assert (done.returncode, "Read-only" in done.stderr) == (0, False), (words, done.stderr)
+        assert ("no figures and no report in" in done.stderr) == (arguments == "resume {} -q")
     facts = json.loads((folder / "provenance.json").read_text("utf-8"))
     (folder / "provenance.json").write_text(json.dumps({**facts, "state": "interrupted"}), "utf-8")
     command = f"{read_only} {sys.executable} -m attnscope resume {folder} -q"

@@ -3,6 +3,7 @@
 
 import csv
 import json
+import re
 import runpy
 import shlex
 import shutil
@@ -26,6 +27,7 @@ from attnscope.metrics.discovery import registry
 from attnscope.plots.style import font_settings
 from attnscope.results.results import Results
 from attnscope.study_api.study import study_class
+from attnscope.study_api.tables import Column, Rows, Table
 from folders import model_folder, sentences, series
 
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
@@ -213,7 +215,7 @@ def test_tables_as_text_latex_csv_and_json(call, finished, tmp_path):
     assert code == 0
     assert [(row["layer"], row["head"]) for row in rows] == [(a, b) for a in range(2) for b in range(4)]
     code, out, _ = call("tables", finished / "a", "--latex", "--by", "layer")
-    assert r"layer & n\_tokens & fiedler\_value &" in out
+    assert r"layer & n\_tokens (median) & fiedler\_value &" in out
     assert out.startswith("% no room for: ")
     code, out, _ = call("tables", finished / "a", "--latex", "--by", "layer", "--columns", "fiedler_value")
     assert r"layer & fiedler\_value \\" in out
@@ -255,6 +257,48 @@ def test_standard_output_holds_nothing_but_the_page(finished, tmp_path, to):
     in_place = subprocess.run([*command[:-1], str(tmp_path / "table.csv")], capture_output=True, check=True)
     assert page == (tmp_path / "table.csv").read_bytes()
     assert in_place.stdout
+
+
+@pytest.mark.parametrize("command", ["report", "view", "compare", "init"])
+def test_a_dash_is_standard_output(tmp_path, tmp_path_factory, command):
+    """A file called - was written, and its name was the answer."""
+    keys = {"model": "m", "revision": "", "step": -1, "sample": 0, "layer": [0, 1], "head": 0}
+    heads = pd.DataFrame({**keys, "protocol": "exact", "fiedler_value": [0.25, 0.5]})
+    samples = pd.DataFrame({**keys, "group": "text", "text": "a b", "n_tokens": 2})
+    samples = samples.drop(columns=["layer", "head"]).head(1)
+    run = [
+        str(Results({"heads": heads, "samples": samples}).save(tmp_path_factory.mktemp("runs") / "a").path)
+    ]
+    arguments = {"init": ["-o", "-"], "compare": [*run, *run, "--csv", "-"]}
+    call = [sys.executable, "-m", "attnscope", command, *arguments.get(command, [*run, "-o", "-"])]
+    done = subprocess.run(call, capture_output=True, check=True, cwd=tmp_path)
+    in_place = [argument if argument != "-" else "file" for argument in call]
+    subprocess.run(in_place, capture_output=True, check=True, cwd=tmp_path)
+    stamp = re.compile(rb"attnscope, \S+ \S+ UTC")
+    assert stamp.sub(b"", done.stdout) == stamp.sub(b"", (tmp_path / "file").read_bytes())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("arguments", [["figures", "-o"], ["tables", "--csv"], ["gather", "--into"]])
+def test_a_dash_is_no_folder(call, finished, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(arguments[0], finished / "a", arguments[1], "-")
+    assert (code, out, "a folder is needed, got '-'" in err) == (2, "", True)
+    assert call("new", "metric", "made", "-o", "-")[0] == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_headings_of_a_latex_table_name_the_statistic(call, tmp_path):
+    """Medians stood under "Means", and a missing number as "nan"."""
+    table = Table("heads", ("model", "layer"), (Column("share"), Column("bars", kind="count")))
+    rows = Rows(table, "")
+    rows.add(model="m", layer=[0, 0, 0, 1], share=[-0.5, -0.5, -0.5, np.nan], bars=[1, 2, 9, 4])
+    Results({"heads": rows.arrow()}).save(tmp_path / "a")
+    code, out, _ = call("tables", tmp_path / "a", "--latex", "--by", "layer")
+    assert (code, "bars (median)" in out, "nan" in out) == (0, True, False)
+    assert "Means of heads by layer, and the statistics that headings name" in out
+    _, out, _ = call("tables", tmp_path / "a", "--latex", "--by", "layer", "--columns", "bars")
+    assert ("bars (median)" in out, "share" in out) == (True, False)
 
 
 @pytest.mark.parametrize("place", [".", "..", "", "/"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -163,7 +164,8 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
     values = np.atleast_1d(scale_values.numpy())
     if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
         raise ValueError(f"betti_curve: scales must be one or more numbers, got {scales!r}")
-    return count_alive(barcodes, *_ends(barcodes), values)
+    with _naming("betti_curve"):
+        return count_alive(barcodes, *_ends(barcodes), values)
 
 
 def count_alive(barcodes: Barcodes, birth: Any, death: Any, scales: Array) -> torch.Tensor:
@@ -211,7 +213,7 @@ def bar_count(barcodes: Barcodes) -> torch.Tensor:
         Ruscio et al., What are you sinking?, 2025, who call the count of bars "Betti number".
     """
     _check("bar_count", barcodes)
-    return _sums(barcodes).bars
+    return _sums("bar_count", barcodes).bars
 
 
 def total_persistence(barcodes: Barcodes) -> torch.Tensor:
@@ -236,7 +238,7 @@ def total_persistence(barcodes: Barcodes) -> torch.Tensor:
     _check("total_persistence", barcodes)
     if barcodes.death.requires_grad:
         return _differentiable("total_persistence", barcodes)
-    return _sums(barcodes).total
+    return _sums("total_persistence", barcodes).total
 
 
 def max_persistence(barcodes: Barcodes) -> torch.Tensor:
@@ -260,12 +262,12 @@ def max_persistence(barcodes: Barcodes) -> torch.Tensor:
     _check("max_persistence", barcodes)
     if barcodes.death.requires_grad:
         return _differentiable("max_persistence", barcodes)
-    return _sums(barcodes).longest
+    return _sums("max_persistence", barcodes).longest
 
 
 def mean_persistence(barcodes: Barcodes) -> torch.Tensor:
     """Mean length of the finite bars of each dimension [..., 2], NaN without one."""
-    sums = _sums(barcodes)
+    sums = _sums("mean_persistence", barcodes)
     with np.errstate(invalid="ignore"):
         return torch.from_numpy(np.asarray(sums.total.numpy() / sums.finite.numpy()))
 
@@ -293,7 +295,8 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
     _check("persistent_entropy", barcodes)
     if barcodes.death.requires_grad:
         return _differentiable("persistent_entropy", barcodes)
-    entropies = _core.bar_entropies(*_ends(barcodes), barcodes.dimension, barcodes.offsets)
+    with _naming("persistent_entropy"):
+        entropies = _core.bar_entropies(*_ends(barcodes), barcodes.dimension, barcodes.offsets)
     return entropies.reshape(*barcodes.shape, DIMENSIONS)
 
 
@@ -309,6 +312,20 @@ def _check(function: str, barcodes: Any) -> None:
             f"{function}: barcodes must be what persistence returns, got {type(barcodes).__name__}; "
             f"of attention: {function}(persistence(attention))"
         )
+    if math.prod(barcodes.shape) != barcodes.offsets.numel() - 1:
+        raise ValueError(
+            f"{function}: barcodes of shape {tuple(barcodes.shape)} need {math.prod(barcodes.shape) + 1} "
+            f"offsets, got {barcodes.offsets.numel()}"
+        )
+
+
+@contextmanager
+def _naming(function: str) -> Iterator[None]:
+    """Make the errors of the core about fields that somebody has put together name the function."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{function}: {error}") from None
 
 
 def _ends(barcodes: Barcodes) -> tuple[torch.Tensor, torch.Tensor]:
@@ -325,6 +342,7 @@ class _BarSums(NamedTuple):
     longest: torch.Tensor
 
 
-def _sums(barcodes: Barcodes) -> _BarSums:
-    sums = _core.bar_sums(*_ends(barcodes), barcodes.dimension, barcodes.offsets)
+def _sums(function: str, barcodes: Barcodes) -> _BarSums:
+    with _naming(function):
+        sums = _core.bar_sums(*_ends(barcodes), barcodes.dimension, barcodes.offsets)
     return _BarSums(*(values.reshape(*barcodes.shape, DIMENSIONS) for values in sums))

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import figure as mpl
+from matplotlib.colors import to_hex, to_rgba_array
 from scipy import stats
 
 from attnscope.plots.figure import Options
@@ -25,6 +26,7 @@ from attnscope.studies.hallucination_geometry.evidence import (
 )
 from attnscope.studies.hallucination_geometry.figures import FIGURES
 from attnscope.studies.hallucination_geometry.figures.along import amplification, draw_means, means_by
+from attnscope.studies.hallucination_geometry.figures.interventions import bypass_curve
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.hallucination_geometry.sections import SECTIONS, describe_contrast, findings
 
@@ -212,6 +214,37 @@ def test_means_of_amplification_are_geometric_only_where_all_are_above_zero():
         means = [ax.containers[0].lines[0].get_ydata()[0] for ax in drawn.figure.axes]
         # of 1 and 4, and of 0 and 4
         assert means == pytest.approx([2.0, 2.0])
+        assert_the_legend_has_every_colour(drawn.figure)
+
+
+def assert_the_legend_has_every_colour(figure):
+    """What is drawn in panels under one name has one colour, so that a legend above all can show it."""
+    colors = {}
+    for ax in figure.axes:
+        for artist, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            parts = artist.lines[:1] if hasattr(artist, "lines") else [artist]
+            shades = [
+                part.get_color() if hasattr(part, "get_color") else part.get_facecolor() for part in parts
+            ]
+            colors.setdefault(name, set()).add(to_hex(np.atleast_2d(to_rgba_array(shades[0]))[0]))
+    assert {name: len(shades) for name, shades in colors.items()} == dict.fromkeys(colors, 1)
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == set(colors)
+
+
+def test_a_detector_has_one_colour_in_all_panels():
+    """A contrast without the first detector drew the second in its colour, and the legend was wrong."""
+    rows = wired("probe").assign(model="m", revision="", step=-1)
+    moved = rows.assign(contrast="impossible", sample=rows["sample"] + 1000)
+    table = pd.concat([rows, moved[moved["control"] != "probe"]])
+    table["forced"] = table["forced"].astype(float)
+    prompts_of_rows = pd.DataFrame(
+        {"model": "m", "revision": "", "step": -1, "sample": table["sample"].unique()}
+    )
+    prompts_of_rows["bucket"] = np.where(
+        prompts_of_rows["sample"] % 2 == 1, F, np.where(prompts_of_rows["sample"] < 1000, U, "impossible")
+    )
+    results = Results({"interventions": table, "prompts": prompts_of_rows})
+    assert_the_legend_has_every_colour(bypass_curve(results, Options()).figure)
 
 
 def test_states_that_enter_the_first_block_are_no_layer_of_the_choice():

@@ -110,18 +110,20 @@ def amplification(results: Results, options: Options) -> Drawn:
     geometric: dict[str, bool] = {}
     for contrast, (ax, rows) in zip(drawn.names, drawn.rows(table), strict=True):
         positive = geometric[contrast] = bool((rows["amplification"] > 0).all())
+        # each panel has a colour of its own
+        of_panel = f"{contrast}: " if len(drawn.names) > 1 else ""
         for kind, color in (("labels", shades[contrast]), ("isotropic", MUTED)):
             drawn_rows = where(rows, direction=kind)
             null = means_by(drawn_rows, ["layer", "draw"], "amplification", logarithmic=positive)
             low, high = null.groupby("layer").min(), null.groupby("layer").max()
-            name = "exchanged labels" if kind == "labels" else "isotropic"
+            name = f"{of_panel}exchanged labels" if kind == "labels" else "isotropic"
             ax.fill_between(low.index, low, high, color=color, alpha=0.25, linewidth=0.6, label=name)
         draw_means(
             ax,
             where(rows, direction="boundary"),
             "amplification",
             shades[contrast],
-            "boundary",
+            f"{of_panel}boundary",
             logarithmic=positive,
         )
         level_line(ax, 1)

@@ -28,10 +28,9 @@ def bypass_curve(results: Results, options: Options) -> Drawn:
     layer = layers[len(layers) // 2]
     table = where(table, layer=layer)
     drawn = Panels.by(table, "contrast", options, height=2.9, panel_width=3.0)
+    controls = [name for name in DETECTORS if (table["control"] == name).any()]
     for contrast, (ax, rows_of_contrast) in zip(drawn.names, drawn.rows(table), strict=True):
-        for at, control in enumerate(
-            name for name in DETECTORS if (rows_of_contrast["control"] == name).any()
-        ):
+        for at, control in enumerate(controls):
             rows = where(rows_of_contrast, control=control)
             rows = rows.assign(other=rows["bucket"] == contrast)
             rates = rows.pivot_table(index="strength", columns="other", values="forced", aggfunc="mean")
