@@ -304,8 +304,9 @@ py::tuple result_per_matrix(const Batch& batch, const std::vector<Index>& traili
 // No instruction set interleaves more matrices than this.
 inline constexpr Index kWidestPack = 16;
 
-// Half of `width` where packs of so many large matrices would be fewer than the workers, for kernels
-// that work on a pack's halves one after the other: half of the matrices then take half of the time.
+// Half of `width` where packs of so many large matrices would be fewer than the workers, for
+// kernels that work on a pack's halves one after the other: half of the matrices then take half of
+// the time.
 Index shared_pack_width(const Batch& batch, Index width);
 
 // Calls kernel(views, indices, workspace) with spans of 1 to `width` finite matrices of one size,
