@@ -22,6 +22,14 @@ class HiddenEntries {
   void add_ends(const Scalar* line, Index stride, Index length, Index begin, Index step,
                 Index lines) {
     Chains bits = bits_;
+    const bool in_blocks = step == 1 && begin > 0 && (begin - 1) % kEntries == 0;
+    while (kEntries <= kMostInBlock && in_blocks && lines >= kEntries &&
+           begin - 1 + kEntries <= length) {
+      add_block_ends(line, stride, length, begin - 1, bits);
+      line += kEntries * stride;
+      begin += kEntries;
+      lines -= kEntries;
+    }
     for (; lines >= kLines; lines -= kLines, line += kLines * stride, begin += kLines * step)
       add_some_ends<kLines>(line, stride, length, begin, step, bits);
     for (; lines > 0; --lines, line += stride, begin += step)
@@ -50,10 +58,22 @@ class HiddenEntries {
   using Block = typename Bits::Block;
   static constexpr Index kLines = std::min<Index>(4, kEntries);
   static constexpr Index kChains = 4;
+  static constexpr Index kMostInBlock = 8;  // blocks of more lines take no less time
   // Copied to what the loops hold in registers, since each waits for its last.
   struct Chains {
     Block of[kChains];
   };
+
+  // Lines of which line k hides the entries after start + k: as many as a vector has entries, so
+  // that the vectors in which their parts begin stand below each other, and what each of them hides
+  // is known beforehand.
+  [[gnu::always_inline]] static void add_block_ends(const Scalar* line, Index stride, Index length,
+                                                    Index start, Chains& bits) {
+#pragma GCC unroll 16
+    for (Index k = 0; k + 1 < kEntries; ++k)
+      bits.of[k % kChains] |= Bits::at(line + k * stride + start) & Bits::lanes_after(1, k);
+    add_common<kEntries>(line, stride, start + kEntries, length, bits);
+  }
 
   template <Index kCount>
   [[gnu::always_inline]] static void add_some_ends(const Scalar* line, Index stride, Index length,
@@ -121,13 +141,13 @@ class HiddenEntries {
                                                 Index length, Chains& bits) {
     Index j = begin;
     for (; j + kEntries <= length; j += kEntries) {
-#pragma GCC unroll 4
+#pragma GCC unroll 16
       for (Index k = 0; k < kCount; ++k) bits.of[k % kChains] |= Bits::at(line + k * stride + j);
     }
     if (j >= length) return;
     const Index start = length - kEntries;
     const Block counted = Bits::lanes_from(j - start);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
     for (Index k = 0; k < kCount; ++k)
       bits.of[k % kChains] |= Bits::at(line + k * stride + start) & counted;
   }
