@@ -63,6 +63,21 @@ void find_edges(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
   }
 }
 
+// The vertices, those of most edges first, and of equally many in their order: each stands behind
+// as many as are counted to have more.
+const std::vector<std::uint16_t>& by_connection(BettiWorkspace& workspace) {
+  const std::vector<std::uint32_t>& degree = workspace.degree;
+  const std::size_t n = degree.size();
+  std::vector<std::uint32_t>& places = workspace.places;
+  places.assign(n + 1, 0);
+  for (const std::uint32_t edges : degree) ++places[n - edges];
+  std::partial_sum(places.begin(), places.end(), places.begin());
+  workspace.vertices.resize(n);
+  for (std::size_t vertex = 0; vertex < n; ++vertex)
+    workspace.vertices[places[n - 1 - degree[vertex]]++] = static_cast<std::uint16_t>(vertex);
+  return workspace.vertices;
+}
+
 }  // namespace
 
 template <class Scalar>
@@ -91,12 +106,7 @@ void betti_numbers(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
     workspace.edges[ends[workspace.group[k]]++] = workspace.found[k];
   }
 
-  std::vector<std::uint16_t>& vertices = workspace.vertices;
-  vertices.resize(n);
-  std::iota(vertices.begin(), vertices.end(), std::uint16_t{0});
-  std::ranges::stable_sort(vertices, std::greater<>(),
-                           [&](auto vertex) { return workspace.degree[vertex]; });
-  workspace.homology.reset(vertices);
+  workspace.homology.reset(by_connection(workspace));
   std::uint32_t begin = 0;
   for (std::size_t group = 0; group < distinct.size(); ++group) {
     workspace.homology.add(workspace.edges, begin, ends[group]);

@@ -19,6 +19,7 @@ struct BettiWorkspace {
   std::vector<std::uint32_t> ends;   // edges in the graph of each threshold
   std::vector<Edge> edges;
   std::vector<std::uint32_t> degree;
+  std::vector<std::uint32_t> places;
   std::vector<std::uint16_t> vertices;
 };
 
