@@ -138,7 +138,6 @@ def main() -> None:
                 against="torch float32",
                 reads=heads.nbytes,
                 facts={"n": n, "heads": HEADS, "precision": "fast"},
-                peers_compete=False,
             )
     benchmark.finish()
 

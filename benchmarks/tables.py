@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The tables of the README, made from stored results alone: python benchmarks/tables.py [--collect]
+"""The pages of measurements, made from stored results alone: python benchmarks/tables.py [--collect]
 
---collect takes what the benchmarks have written to results/ into measured.json first, which is committed.
-What simd/highway.cpp has printed, `results/highway.txt`, is measured apart, and stays where there is none.
+The README has a line for each benchmark, the pages of measured/ a line for each row. --collect takes what
+the benchmarks have written to results/ into measured/rows.json first, which is committed. What
+simd/highway.cpp has printed, `results/highway.txt`, is measured apart, and stays where there is none.
 """
 
 from __future__ import annotations
@@ -12,24 +13,32 @@ import json
 import os
 import re
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-MEASURED, README = FOLDER / "measured.json", FOLDER / "README.md"
-BEGIN, END = "<!-- made by tables.py from measured.json -->\n", "<!-- end -->"
+README, PAGES = FOLDER / "README.md", FOLDER / "measured"
+MEASURED = PAGES / "rows.json"
+BEGIN, END = "<!-- made by tables.py from measured/rows.json -->\n", "<!-- end -->"
 #: What of the machine is kept.
 FACTS = ("cpu", "cpus", "python", "attnscope", "isa", "versions")
 #: What of a row is kept.
-ROW = ("name", "best_ms", "ratio", "target", "against")
+ROW = ("name", "best_ms", "ratio", "target", "against", "judged")
 #: What is kept of rows that have it: the load of others, shares of the machine's rates, what limits it.
 OF_MACHINE = ("load", "of_reading", "of_multiply_adds", "limited_by")
 #: The folders of what was measured with another instruction set, and with two threads of every contender.
 AVX2, TWO_THREADS = "x86_64_v3", "two_threads"
 #: What is timed of a study from start to end, whose rows are sentences.
 OF_STUDIES = {"attention_likelihood", "study"}
-#: The benchmark of a thousand rows, of which the page has the lowest and the middle ratio by size.
+#: The benchmark of a thousand rows, of which a page has the lowest and the middle ratio by size.
 OF_TYPES = "types_and_strides"
+#: The page of the scripts that lie beside this one, which measure several kernels or a whole analysis.
+WHOLES = "wholes"
+#: How rows were measured, by their name in rows.json.
+WAYS = {"rows": "", "rows_avx2": " with AVX2", "rows_two_threads": " with two threads of every contender"}
+
+Rows = dict[str, list[dict[str, Any]]]
 
 
 def collect(results: Path) -> dict[str, Any]:
@@ -54,7 +63,7 @@ def _reports(results: Path) -> list[dict[str, Any]]:
     return [report for report in reports if report["concept"] not in OF_STUDIES]
 
 
-def _rows(reports: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def _rows(reports: list[dict[str, Any]]) -> Rows:
     """Return what is kept of every row, by benchmark."""
     return {
         report["concept"]: [
@@ -109,8 +118,8 @@ def highway(results: Path) -> dict[str, Any]:
     }
 
 
-def table(measured: dict[str, Any]) -> str:
-    """The machine in a sentence, then for each comparison our time a map and its multiple a peer takes."""
+def summary(measured: dict[str, Any]) -> str:
+    """Return the README's part: the machine in a sentence, a line for each benchmark, and the slower rows."""
     machine = measured["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
     quick = ", `--quick`" if measured["quick"] else ""
@@ -118,52 +127,101 @@ def table(measured: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cpus']} cores, {machine['isa']}, Python {machine['python']}, "
         f"{versions}; load {machine['load']:g} at most; one thread{quick}.",
         "",
-        *_table_of_rows(measured["rows"], measured.get("rows_avx2", {})),
+        "| benchmark | rows | lowest | middle | highest | lowest with AVX2 | targets reached |",
+        "|---|---|---|---|---|---|---|",
     ]
-    ways = {"rows": "", "rows_avx2": " with AVX2", "rows_two_threads": " with two threads of every contender"}
-    for key, words in ways.items():
-        if rows := measured.get(key, {}).get(OF_TYPES):
-            lines += ["", *_table_of_types(rows, words)]
-    beside = measured["highway"]
-    lines += [
-        "",
-        f"The lanes of `cpp/simd` beside Google Highway's: {beside['cpu']}, load {beside['load']:g}.",
-        "",
-        "| loop | lanes | µs a call | times faster than Highway |",
-        "|---|---|---|---|",
-    ]
-    for row in beside["rows"]:
-        ratio = row["highway_us"] / row["ours_us"]
-        lines.append(f"| {row['loop']} | {row['lanes']} | {row['ours_us']:.2f} | {ratio:.2f} |")
+    for concept, rows in measured["rows"].items():
+        ratios = [_ratio(row) for row in rows if row["ratio"]]
+        if not ratios:
+            continue
+        narrow = [_ratio(row) for row in measured["rows_avx2"].get(concept, []) if row["ratio"]]
+        cells = [
+            f"[{concept}](measured/{_page_of(concept)}.md#{concept})",
+            str(len(rows)),
+            *(_short(value) for value in (min(ratios), statistics.median(ratios), max(ratios))),
+            _short(min(narrow)) if narrow else "",
+            _targets(rows),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    for key, words in WAYS.items():
+        rows_of_way = measured[key]
+        slower = [
+            f"{concept}, {row['name']} {_short(_ratio(row))}"
+            for concept, rows in rows_of_way.items()
+            for row in rows
+            if row["judged"] and _ratio(row) < 1.0
+        ]
+        judged = sum(bool(row["judged"]) for rows in rows_of_way.values() for row in rows)
+        lines += ["", f"Slower than their best peer{words}: {len(slower)} of {judged} rows.", ""]
+        lines += [f"* {row}" for row in slower]
     return "\n".join(lines) + "\n"
 
 
+def _targets(rows: Sequence[dict[str, Any]]) -> str:
+    """Return how many of the rows with a target reach it."""
+    with_target = [row for row in rows if row["target"] is not None and row["ratio"]]
+    reached = sum(
+        (row["ratio"][row["against"]] if row["against"] else _ratio(row)) >= row["target"]
+        for row in with_target
+    )
+    return f"{reached} of {len(with_target)}" if with_target else ""
+
+
+def pages(measured: dict[str, Any]) -> dict[str, str]:
+    """Return the pages of measured/ by name: a section for each benchmark, a line for each row."""
+    sections: dict[str, list[str]] = {}
+    for concept, rows in measured["rows"].items():
+        lines = [f"## {concept}", ""]
+        if concept == OF_TYPES:
+            for key, words in WAYS.items():
+                lines += _table_of_types(measured[key][concept], words)
+        else:
+            lines += _table_of_rows(rows, measured["rows_avx2"].get(concept, []))
+        sections.setdefault(_page_of(concept), []).append("\n".join(lines).rstrip())
+    sections[WHOLES].append(_table_of_lanes(measured["highway"]))
+    head = (
+        "Made by `python benchmarks/tables.py` from `rows.json`. Ratios of best times in one run; a target "
+        "is a wanted ratio to the best peer, or to the one in brackets. The machine and what columns mean: "
+        "[benchmarks](../README.md)."
+    )
+    return {
+        page: "\n\n".join([f"# Measured: {page}", head, *parts]) + "\n" for page, parts in sections.items()
+    }
+
+
+def _page_of(concept: str) -> str:
+    """Return the page of a benchmark: the folder that its script lies in."""
+    script = next(FOLDER.rglob(f"{concept}.py"))
+    return WHOLES if script.parent == FOLDER else script.parent.name
+
+
 def _ratio(row: dict[str, Any]) -> float:
-    """Return how many times faster a row is than its best peer."""
-    return float(min(row["ratio"].values(), default=float("nan")))
+    """Return how many times faster a row is than the best of its peers, or of what stands beside it."""
+    ratios = [row["ratio"][peer] for peer in row["judged"]] or row["ratio"].values()
+    return float(min(ratios, default=float("nan")))
 
 
-def _table_of_rows(
-    rows_by_concept: dict[str, list[dict[str, Any]]], rows_avx2: dict[str, list[dict[str, Any]]]
-) -> list[str]:
-    """Return a line for each comparison; the columns of the machine's rates where any row has them."""
-    rows = [
-        (concept, row) for concept, rows in rows_by_concept.items() if concept != OF_TYPES for row in rows
-    ]
-    with_avx2 = {(concept, row["name"]): row for concept, rows in rows_avx2.items() for row in rows}
-    has_shares = any(key in row for _, row in rows for key in OF_MACHINE)
-    heads = ["benchmark", "maps", "ms a map", "times faster than its peers"]
+def _short(ratio: float) -> str:
+    """Return a ratio with two digits, or with three where two would show 1 for less."""
+    return f"{ratio:.3f}" if 0.995 <= ratio < 1.0 else f"{ratio:.2f}" if ratio < 10.0 else f"{ratio:.0f}"
+
+
+def _table_of_rows(rows: Sequence[dict[str, Any]], rows_avx2: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each comparison, with the columns that any row fills."""
+    with_avx2 = {row["name"]: row for row in rows_avx2}
+    has_shares = any(key in row for row in rows for key in OF_MACHINE)
+    heads = ["maps", "ms a map", "times faster than its peers"]
     heads += ["than the best with AVX2"] * bool(with_avx2) + ["target"]
     heads += ["read rate", "multiply-add rate", "limited by"] if has_shares else []
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for concept, row in rows:
-        ratios = ", ".join(f"{peer} {ratio:.1f}" for peer, ratio in row["ratio"].items())
+    for row in rows:
+        ratios = ", ".join(f"{peer} {_short(ratio)}" for peer, ratio in row["ratio"].items())
         target = "" if row["target"] is None else f"{row['target']:g}"
         target += f" ({row['against']})" if target and row["against"] else ""
-        cells = [concept, row["name"], f"{row['best_ms']['attnscope']:.3g}", ratios]
+        cells = [row["name"], f"{row['best_ms']['attnscope']:.3g}", ratios]
         if with_avx2:
-            other = with_avx2.get((concept, row["name"]))
-            cells.append("" if other is None or not other["ratio"] else f"{_ratio(other):.1f}")
+            other = with_avx2.get(row["name"])
+            cells.append("" if other is None or not other["ratio"] else _short(_ratio(other)))
         cells.append(target)
         if has_shares:
             shares = [row.get("of_reading"), row.get("of_multiply_adds")]
@@ -173,22 +231,14 @@ def _table_of_rows(
     return lines
 
 
-def _below_1(ratio: float) -> str:
-    """Return a ratio below 1 with two digits, or three where two would show 1."""
-    return f"{ratio:.2f}" if ratio < 0.995 else f"{ratio:.3f}"
-
-
-def _table_of_types(rows: list[dict[str, Any]], words: str) -> list[str]:
-    """Return the lowest and the middle ratio of every metric and size, and the rows below 1."""
+def _table_of_types(rows: Sequence[dict[str, Any]], words: str) -> list[str]:
+    """Return the lowest and the middle ratio of every metric and size."""
     ratios: dict[str, dict[int, list[float]]] = {}
-    slower: dict[str, list[str]] = {}
     for row in rows:
         metric, _, maps = row["name"].partition(": ")
         size = re.search(r"n=(\d+)", maps)
         assert size is not None
         ratios.setdefault(metric, {}).setdefault(int(size[1]), []).append(_ratio(row))
-        if _ratio(row) < 1.0:
-            slower.setdefault(metric, []).append(f"{maps} {_below_1(_ratio(row))}")
     sizes = sorted({n for by_size in ratios.values() for n in by_size})
     lines = [
         f"Maps of four types, contiguous and with heads as the fastest axis{words}: how many times faster "
@@ -199,14 +249,27 @@ def _table_of_types(rows: list[dict[str, Any]], words: str) -> list[str]:
     ]
     for metric, by_size in ratios.items():
         cells = [
-            f"{min(by_size[n]):.2f}, {statistics.median(by_size[n]):.1f}" if n in by_size else ""
+            f"{_short(min(by_size[n]))}, {statistics.median(by_size[n]):.1f}" if n in by_size else ""
             for n in sizes
         ]
         lines.append(f"| {metric} | {' | '.join(cells)} |")
-    if count := sum(map(len, slower.values())):
-        lines += ["", f"Of {len(rows)} rows {count} are slower than their best peer:", ""]
-        lines += [f"* {metric}: {', '.join(names)}" for metric, names in slower.items()]
-    return lines
+    return [*lines, ""]
+
+
+def _table_of_lanes(beside: dict[str, Any]) -> str:
+    """Return the lanes of cpp/simd beside Google Highway's, a line for each loop."""
+    lines = [
+        "## highway",
+        "",
+        f"The lanes of `cpp/simd` beside Google Highway's: {beside['cpu']}, load {beside['load']:g}.",
+        "",
+        "| loop | lanes | µs a call | times faster than Highway |",
+        "|---|---|---|---|",
+    ]
+    for row in beside["rows"]:
+        ratio = row["highway_us"] / row["ours_us"]
+        lines.append(f"| {row['loop']} | {row['lanes']} | {row['ours_us']:.2f} | {ratio:.2f} |")
+    return "\n".join(lines)
 
 
 def written(readme: str, table: str) -> str:
@@ -219,12 +282,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--collect", action="store_true", help="take results/*.json into measured.json first")
+    parser.add_argument("--collect", action="store_true", help="take results/ into measured/rows.json first")
     if parser.parse_args().collect:
         MEASURED.write_text(in_lines(collect(FOLDER / "results")), "utf-8")
-    README.write_text(
-        written(README.read_text("utf-8"), table(json.loads(MEASURED.read_text("utf-8")))), "utf-8"
-    )
+    measured = json.loads(MEASURED.read_text("utf-8"))
+    README.write_text(written(README.read_text("utf-8"), summary(measured)), "utf-8")
+    for name, page in pages(measured).items():
+        (PAGES / f"{name}.md").write_text(page, "utf-8")
 
 
 if __name__ == "__main__":

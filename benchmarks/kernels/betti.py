@@ -33,7 +33,7 @@ def main() -> None:
     benchmark = Benchmark("betti", __doc__ or "")
     for n, name, attention in wanted_maps(benchmark, (32, 64, 128, 256, 512), (64,)):
         peers: dict[str, Any] = {
-            "own persistence": lambda a=attention: asc.betti_curve(
+            "ours by persistence": lambda a=attention: asc.betti_curve(
                 asc.persistence(a), [1.0 - t for t in THRESHOLDS]
             )
         }

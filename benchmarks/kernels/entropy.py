@@ -63,7 +63,6 @@ def main() -> None:
                 agree=agree_fast,
                 reads=attention.nbytes,
                 facts={"n": n, "precision": "fast"},
-                peers_compete=False,
             )
     benchmark.finish()
 

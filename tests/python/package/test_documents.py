@@ -190,16 +190,55 @@ def test_a_benchmark_of_some_rows_keeps_the_others_that_are_stored(harness, monk
     assert run({"n=32 causal": 6.0})[0] == {"n=32 causal": 6.0}
 
 
+def test_a_row_counts_as_slower_once_it_was_measured_twice_and_never_beside_our_own_ways(
+    harness, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(sys, "argv", ["law.py", "--json", str(tmp_path / "law.json"), "--busy"])
+    monkeypatch.setattr(harness, "load_of_others", lambda: 0.0)
+    monkeypatch.setattr(harness, "share_in_core", lambda call, clock: 1.0)
+    monkeypatch.setattr(harness, "limit_in_words", lambda *shares: "nothing")
+    rounds = []
+
+    def timed(calls, seconds, clock):
+        rounds.append(seconds)
+        return dict(seconds_of_rounds[len(rounds) - 1])
+
+    monkeypatch.setattr(harness, "round_robin", timed)
+
+    def compare(*seconds_of_each_round, peer="torch"):
+        seconds_of_rounds[:] = [
+            {"attnscope": [ours], peer: [theirs]} for ours, theirs in seconds_of_each_round
+        ]
+        rounds.clear()
+        benchmark = harness.Benchmark("law", "A law.")
+        benchmark.seconds = 1.0
+        peers = {peer: lambda: None}
+        benchmark.compare("row", 1, lambda: None, peers, agree=lambda *_: None)
+        return len(benchmark.slower), benchmark.rows[0]["ratio"][peer], rounds
+
+    seconds_of_rounds = []
+    assert compare((1.0, 2.0)) == (0, 2.0, [1.0])
+    assert compare((2.0, 1.0), (0.5, 1.0)) == (0, 2.0, [1.0, 4.0])  # ours was disturbed in the first round
+    assert compare((2.0, 1.0), (2.0, 1.5)) == (1, 0.5, [1.0, 4.0])
+    assert compare((2.0, 1.0), peer="ours exact") == (0, 0.5, [1.0])
+
+
 def test_the_table_of_benchmarks_is_that_of_the_stored_measurements():
     folder = ROOT / "benchmarks"
     spec = importlib.util.spec_from_file_location("benchmark_tables", folder / "tables.py")
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     page = (folder / "README.md").read_text("utf-8")
-    built = tables.table(json.loads((folder / "measured.json").read_text("utf-8")))
+    measured = json.loads((folder / "measured" / "rows.json").read_text("utf-8"))
+    built = tables.summary(measured)
     assert tables.written(page, built) == page
     assert built.count("\n| ") > 20
     assert tables.written(page, "other\n") != page
+    for name, made in tables.pages(measured).items():
+        stored = (folder / "measured" / f"{name}.md").read_text("utf-8")
+        assert made == stored, name
+        for concept in re.findall(r"\]\(measured/(\w+)\.md#(\w+)\)", built):
+            assert concept[0] != name or f"\n## {concept[1]}\n" in stored, concept
 
 
 SKIPPED = ("attnscope._core", "attnscope.cli.application", "attnscope.__main__")
