@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <numeric>
 #include <type_traits>
 
+#include "homology/rank_sort.h"
 #include "matrix/radix_sort.h"
 #include "simd/number_lanes.h"
 
@@ -88,6 +88,9 @@ constexpr std::size_t kFirst = 5;
 constexpr std::size_t kLater = 2;
 constexpr std::size_t kSample = 128;
 constexpr std::size_t kOneBatch = 1024;
+
+// Vertices up to which counting those before each beats a sort.
+constexpr std::size_t kFewVertices = 512;
 
 }  // namespace
 
@@ -185,6 +188,7 @@ void EdgeOrder::prepare(Sorter<Key>& sorter) {
   if (sorter.scratch.size() < pairs) sorter.scratch.resize(pairs);
   sorter.radius = *std::min_element(sorter.farthest.begin(), sorter.farthest.begin() + n_);
   sorter.sample.clear();
+  if (pairs < kOneBatch) return;
   const std::size_t step = std::max<std::size_t>(32, pairs / kSample);
   for (std::size_t k = step / 2; k < pairs; k += step) sorter.sample.push_back(sorter.triangle[k]);
   std::sort(sorter.sample.begin(), sorter.sample.end());
@@ -197,9 +201,9 @@ bool EdgeOrder::append(Sorter<Key>& sorter) {
   const Key from = batches_ > 0 ? sorter.taken + 1 : 0;
   const std::size_t size = sorter.sample.size();
   const std::size_t part = (kFirst + kLater * batches_) * size / 16;
-  // What little would be left is taken too.
+  // What little would be left is taken too, and of few pairs, which have no sample, everything.
   const bool is_last = part + size / 16 >= size || sorter.sample[part + size / 16] >= sorter.radius;
-  Key to = is_last || sorter.triangle.size() < kOneBatch ? sorter.radius : sorter.sample[part];
+  Key to = is_last ? sorter.radius : sorter.sample[part];
   to = std::clamp(to, from, sorter.radius);
   ++batches_;
   sorter.taken = to;
@@ -278,9 +282,21 @@ void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetriz
     });
   }
   wide_ ? prepare(broad_) : prepare(narrow_);
-  vertices_.resize(n_);
-  std::iota(vertices_.begin(), vertices_.end(), std::uint16_t{0});
-  std::ranges::stable_sort(vertices_, {}, [&](std::uint16_t k) { return remoteness_[k]; });
+  order_vertices();
+}
+
+// From the best connected vertex on, of equally well connected ones by number.
+void EdgeOrder::order_vertices() {
+  const auto count = static_cast<std::size_t>(n_);
+  ranks_.resize(count);
+  for (std::size_t k = 0; k < count; ++k) ranks_[k] = std::uint64_t{remoteness_[k]} << 32 | k;
+  if (count <= kFewVertices) {
+    rank_sort(ranks_.data(), count, scratch_, counts_);
+  } else {
+    std::ranges::sort(ranks_);
+  }
+  vertices_.resize(count);
+  for (std::size_t k = 0; k < count; ++k) vertices_[k] = static_cast<std::uint16_t>(ranks_[k]);
 }
 
 bool EdgeOrder::next() { return wide_ ? append(broad_) : append(narrow_); }

@@ -105,6 +105,7 @@ class EdgeOrder {
   void prepare(Sorter<Key>& sorter);
   template <class Key>
   bool append(Sorter<Key>& sorter);
+  void order_vertices();
   template <class Key>
   static auto entry(const Sorter<Key>& sorter, std::size_t a, std::size_t b) {
     if (a < b) std::swap(a, b);
@@ -122,6 +123,8 @@ class EdgeOrder {
   std::vector<std::uint32_t> counts_;
   std::vector<double> roots_;
   std::vector<std::uint32_t> remoteness_;
+  std::vector<std::uint64_t> ranks_;
+  std::vector<std::uint64_t> scratch_;
   std::vector<std::uint16_t> vertices_;
   std::vector<Edge> edges_;
   std::uint32_t radius_begin_ = 0;
