@@ -382,14 +382,16 @@ def _align_entries(parts: Mapping[str, tuple[Sequence[Any], Any]]) -> tuple[list
     """Return all entries along the last axes, and the columns over them, flat; entries that a column lacks
     are absent.
     """
-    places = {at: None for entries, _ in parts.values() for at in entries}
+    places = list(dict.fromkeys(at for entries, _ in parts.values() for at in entries))
     place_of = {at: place for place, at in enumerate(places)}
     columns = {}
     for column, (entries, values) in parts.items():
-        aligned = _absent(len(values), len(places), values.dtype)
-        aligned[:, [place_of[entry] for entry in entries]] = values
+        aligned = values.copy()
+        if list(entries) != places:
+            aligned = _absent(len(values), len(places), values.dtype)
+            aligned[:, [place_of[entry] for entry in entries]] = values
         columns[column] = aligned.ravel()
-    return list(places), columns
+    return places, columns
 
 
 def named_recipe(
