@@ -234,11 +234,11 @@ def test_the_table_of_benchmarks_is_that_of_the_stored_measurements():
     assert tables.written(page, built) == page
     assert built.count("\n| ") > 20
     assert tables.written(page, "other\n") != page
-    for name, made in tables.pages(measured).items():
+    for name, expected in tables.pages(measured).items():
         stored = (folder / "measured" / f"{name}.md").read_text("utf-8")
-        assert made == stored, name
-        for concept in re.findall(r"\]\(measured/(\w+)\.md#(\w+)\)", built):
-            assert concept[0] != name or f"\n## {concept[1]}\n" in stored, concept
+        assert stored == expected, name
+        for linked, concept in re.findall(r"\]\(measured/(\w+)\.md#(\w+)\)", built):
+            assert linked != name or f"\n## {concept}\n" in stored, concept
 
 
 SKIPPED = ("attnscope._core", "attnscope.cli.application", "attnscope.__main__")
