@@ -263,7 +263,7 @@ def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> St
     plan = None
     with suppress(RuntimeError):  # a model whose attention cannot be captured still has its blocks
         plan = plan_for(model, batch)
-    return Structure(model, plan.parts, plan.heads) if plan else Structure(model, {})
+    return Structure(model, plan.parts, plan.heads, plan.tokens_first) if plan else Structure(model, {})
 
 
 def _dtype_of_products(model: nn.Module) -> torch.dtype:
@@ -434,7 +434,9 @@ def _run(
     recorder = Recorder(model, collect)
     if tier != HOOKS_ONLY:
         recorder.watch = SoftmaxWatch(recorder.names, visible=tier != INTERFACE, keep_all=tier == OUTPUTS)
-    trace = recorder.trace = module_tracing.Trace(recorder.modules)
+    tokens = [value for name, value in inputs.items() if name.endswith(_TOKENS) and torch.is_tensor(value)]
+    sizes = {(len(ids), ids.shape[1]) for ids in tokens if ids.ndim > 1 and len(ids) != ids.shape[1]}
+    trace = recorder.trace = module_tracing.Trace(recorder.modules, sizes)
     arguments = dict(inputs)
     for cache in CACHE:  # a pass adds to the cache that it is given
         if cache in arguments:
@@ -461,6 +463,7 @@ def _run(
         collect(layer)
     plan.stacks, plan.indices, plan.unmasked = recorder.stacks, recorder.indices, recorder.unmasked
     plan.parts = _parts(recorder, trace)
+    plan.tokens_first = frozenset(trace.tokens_first)
     if recorder.watch is not None:
         missing = recorder.watch.missing(recorder.captured)[recorder.unplaced :]
         plan.missing = (*missing, *(name for name in silent if name not in missing))
