@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope._warn import warn
 from attnscope.arguments.modules import model_hint
 from attnscope.capture import module_tracing
 from attnscope.capture.capture_plan import CapturePlan
@@ -207,8 +208,26 @@ def run_inputs(model: nn.Module, unnamed: Sequence[Any], inputs: Mapping[str, An
         ValueError: likewise.
     """
     check_inputs("run", unnamed, inputs)
-    without_cache = not any(name in inputs for name in CACHE) and module_tracing.takes(model, "use_cache")
-    return {"use_cache": False, **inputs} if without_cache else dict(inputs)
+    return without_cache("run", model, inputs)
+
+
+def without_cache(function: str, model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a pass without a cache, unless one is given or asked for.
+
+    Warns of position ids that a pass reads otherwise where it keeps no cache.
+    """
+    if any(name in inputs for name in (*CACHE, "use_cache")) or not module_tracing.takes(model, "use_cache"):
+        return dict(inputs)
+    positions = inputs.get("position_ids")
+    has_steps = torch.is_tensor(positions) and bool((positions.diff(dim=-1) != 1).any())
+    if has_steps and inputs.get("attention_mask") is None:
+        warn(
+            f"{function}: without attention_mask and without a cache, transformers takes steps other than 1 "
+            "between position_ids for borders of texts that do not see each other; give attention_mask where "
+            "the tokens are one text, or use_cache=False where they are several",
+            UserWarning,
+        )
+    return {"use_cache": False, **inputs}
 
 
 def check_inputs(

@@ -340,7 +340,13 @@ class Structure:
 
         Raises:
             ValueError: when there is no such layer.
+            NotImplementedError: when no layers were found in the model.
         """
+        if not self.depth:
+            raise NotImplementedError(
+                f"{function}: no list of blocks was found in {type(self.model).__name__}, so it has no layer "
+                f"{number}"
+            )
         if not -self.depth <= number < self.depth:
             raise ValueError(
                 f"{function}: layer {number} of {type(self.model).__name__}, which has {self.depth} layers"

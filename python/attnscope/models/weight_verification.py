@@ -243,10 +243,10 @@ def _require_movement(block: _Block, watched: nn.Module, layer: int) -> None:
     """Raise if what the attention passes on depends on none of its matrices (MRA without a GPU)."""
     entries = [entry for role in (*_QUERIES, *_KEYS, "v") for entry in block.of(role)]
     if not any(bool(block.noise(watched, entry, 1.0).any()) for entry in entries):
+        roles = ", ".join(entry.role for entry in entries)
         raise WeightMapError(
-            f"verify_weight_map: noise in {', '.join(entry.role for entry in entries)} of layer {layer} moves "
-            "nothing of what its attention passes on, as where the model computes no attention on this "
-            "device, so nothing can be proved"
+            f"verify_weight_map: noise in {roles} of layer {layer} moves nothing of what its attention passes "
+            "on, as where the model computes no attention on this device, so nothing can be proved"
         )
 
 

@@ -107,9 +107,7 @@ TEXTS = [2, sweep.TOKENS]
 
 
 def inputs_of_texts(model, texts):
-    return {
-        name: tokens.repeat(texts // 2, 1) for name, tokens in sweep.inputs_of(model, "none").items()
-    }
+    return {name: tokens.repeat(texts // 2, 1) for name, tokens in sweep.inputs_of(model, "none").items()}
 
 
 @pytest.mark.parametrize("texts", TEXTS)
@@ -139,6 +137,15 @@ def test_an_edit_of_a_model_whose_tokens_come_first(texts):
             states = model(**inputs, output_hidden_states=True).hidden_states[-1]
     is_changed = ((states - expected).abs() > 1e-3).any(-1)
     assert is_changed.nonzero().tolist() == [[text, 3] for text in range(texts)]
+
+
+def test_an_edit_of_a_module_without_a_known_list_of_blocks_says_so():
+    """FSMT's encoder is no model of its own; its layer 0 was refused as outside of 0 layers."""
+    encoder = built("seq2seq", "fsmt").get_encoder()
+    edit = asc.edits.AddDirection(0, torch.ones(64), [3])
+    words = "AddDirection: no list of blocks was found in FSMTEncoder"
+    with pytest.raises(NotImplementedError, match=words), asc.edit(encoder, edit):
+        pass
 
 
 @pytest.mark.parametrize(

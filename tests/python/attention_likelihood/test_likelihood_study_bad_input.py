@@ -168,8 +168,7 @@ def test_an_encoder_without_mask_token_or_head_is_refused_in_words(texts, tmp_pa
 def test_a_model_without_a_head_is_left_out_of_a_run_of_several(texts, tmp_path):
     """It ended the run of all models, with exit code 2 of a study that cannot be understood."""
     models = [
-        {"path": str(encoder_folder(tmp_path / name, head=name == "whole"))}
-        for name in ("bare", "whole")
+        {"path": str(encoder_folder(tmp_path / name, head=name == "whole"))} for name in ("bare", "whole")
     ]
     results = run(settings("", texts, tmp_path, models=models), progress=False)
     assert set(results.table("versions")["model"]) == {"whole"}
@@ -206,6 +205,8 @@ def test_a_model_of_pictures_and_text_is_refused_by_name(texts, tmp_path):
     config = CLIPConfig(text_config=text, vision_config={**shape, "image_size": 12, "patch_size": 4})
     CLIPModel(config).save_pretrained(tmp_path / "clip")
     tokenizer().save_pretrained(tmp_path / "clip")
-    with pytest.raises(LoadError, match="clip: capture: CLIPModel does not run on input_ids and attention_mask alone"):
+    with pytest.raises(
+        LoadError, match="clip: capture: CLIPModel does not run on input_ids and attention_mask alone"
+    ):
         run(settings(tmp_path / "clip", texts, tmp_path), progress=False)
     assert not list((tmp_path / "a" / "units").glob("[0-9]*"))
