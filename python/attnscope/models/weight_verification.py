@@ -245,8 +245,8 @@ def _require_movement(block: _Block, watched: nn.Module, layer: int) -> None:
     if not any(bool(block.noise(watched, entry, 1.0).any()) for entry in entries):
         roles = ", ".join(entry.role for entry in entries)
         raise WeightMapError(
-            f"verify_weight_map: noise in {roles} of layer {layer} moves nothing of what its attention passes "
-            "on, as where the model computes no attention on this device, so nothing can be proved"
+            f"verify_weight_map: noise in {roles} of layer {layer} moves nothing of what its attention "
+            "passes on, as where the model computes no attention on this device, so nothing can be proved"
         )
 
 
@@ -259,7 +259,7 @@ def _require_free_lengths(block: _Block, watched: nn.Module, entry: WeightEntry,
     if before.shape[-1] % block.heads:
         return
     lengths, moved_lengths = (
-        heads.unflatten(-1, (block.heads, -1)).norm(dim=-1) for heads in (before, after)
+        heads.reshape(len(heads), block.heads, -1).norm(dim=-1) for heads in (before, after)
     )
     if torch.allclose(lengths, moved_lengths, rtol=1e-4, atol=0.0):
         raise WeightMapError(

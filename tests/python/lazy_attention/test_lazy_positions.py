@@ -90,7 +90,7 @@ def test_a_rectangle_has_no_diagonal():
 
 
 def test_more_queries_than_keys_stand_at_no_key():
-    """They were taken to stand in front of key 0, where maps are refused: a ratio of near and far of nothing."""
+    """They were taken to stand in front of key 0, where maps of them are refused."""
     query, key = sink_like_vectors()
     lazy = asc.LazyAttention(query, key[:, :40], causal=False)
     words = "96 queries of lazy attention cannot stand at the last of 40 keys; give it query_positions"

@@ -237,12 +237,12 @@ def prepare(attention: LazyAttention, lengths: Tensor | None, support: Any) -> L
 
 
 def require_places(function: str, attention: LazyAttention) -> None:
-    """Raise if queries are more than keys, so that not all stand at one, and their positions are not given."""
+    """Raise if queries are more than keys, so that not all stand at one, without positions."""
     queries, keys = attention.shape[-2:]
     if queries > keys and attention.query_positions is None:
         raise ValueError(
-            f"{function}: {queries} queries of lazy attention cannot stand at the last of {keys} keys; give it "
-            "query_positions, or the map of cross attention, lazy.dense(), with cross=True"
+            f"{function}: {queries} queries of lazy attention cannot stand at the last of {keys} keys; give "
+            "it query_positions, or the map of cross attention, lazy.dense(), with cross=True"
         )
 
 
