@@ -41,7 +41,8 @@ class PromptSteps:
         self.model = model
         self.ids = ids.reshape(1, -1)
         self._caches: dict[int, Any] = {}
-        self._whole: Tensor | None = None  # the last token's logits [1, V] in a pass of the whole prompt
+        # Of the last token [1, V], in a pass of the whole prompt.
+        self._prompt_logits: Tensor | None = None
         self._tried: set[int] = set()
         self._cached = cached and self.ids.shape[1] > 1
 
@@ -85,10 +86,10 @@ class PromptSteps:
         behind a cache again (CPM-Ant): those fail or give other logits.
         """
         with torch.no_grad():
-            if self._whole is None:
+            if self._prompt_logits is None:
                 prompt = {"input_ids": self.ids, "attention_mask": torch.ones_like(self.ids)}
-                self._whole = self.model(**prompt, use_cache=False).logits[:, -1].double()
-            expected = self._whole
+                self._prompt_logits = self.model(**prompt, use_cache=False).logits[:, -1].double()
+            expected = self._prompt_logits
             try:
                 with self._inputs(size) as inputs:
                     logits = self.model(**inputs).logits[:, -1].double()

@@ -63,10 +63,10 @@ def find(study: AttentionLikelihood, unit: Unit, run: StageRun) -> None:
     A model that gives no maps or no likelihood is refused here, before anything is replaced or measured.
     """
     checks.require_maps(run)
-    found = targets.find(unit, run, study.options)
+    words_of_texts = targets.find(unit, run, study.options)
     if EXACT in study.settings.protocols and not study.options.likelihood_from:
         replacements.kind_of(run.model(), run.encoder.tokenizer, study.options)
-    targets.store(run, found)
+    targets.store(run, words_of_texts)
 
 
 @STAGES.stage(blocks, reads=("targets",), writes=("versions",), within="checkpoint")
