@@ -79,6 +79,7 @@ def prompt_of(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     inputs = sweep.inputs_of(model, "none")
     prompt = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
     options = {"max_new_tokens": STEPS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options["num_beams"] = 1  # FSMT has 5 by default
     if getattr(model.config, "is_encoder_decoder", False):
         options["decoder_start_token_id"] = 0
     return prompt, options

@@ -48,6 +48,7 @@ VOCABULARY = 96
 
 _SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
+    "unpadded_vocab_size": VOCABULARY,
     "hidden_size": 64,
     "d_model": 64,
     "n_embd": 64,

@@ -57,6 +57,7 @@ class CapturePlan:
         caution: what sets the captured forward pass apart from the usual one; empty when nothing does.
         missing: attention modules that ran and gave no map.
         settings: what the passes changed in the model, see `Effects`; all of it was undone.
+        tokens_first: modules whose states are [q, B, D].
     """
 
     tier: int
@@ -72,3 +73,4 @@ class CapturePlan:
     caution: str = ""
     missing: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    tokens_first: frozenset[str] = frozenset()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attnscope._evaluation import differentiable
 from attnscope.arguments.modules import module_argument
-from attnscope.capture import module_tracing, preflight
+from attnscope.capture import preflight
 from attnscope.capture.editing import check, installed, needs_interface, require_interface
 from attnscope.capture.edits.edit import BaseEdit, Edit
 from attnscope.capture.edits.states import AddDirection
@@ -26,7 +26,7 @@ from attnscope.capture.gradient import FORWARD, Gradient, backward, check_precis
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
-from attnscope.capture.module_tracing import CACHE, resolve_indices
+from attnscope.capture.module_tracing import resolve_indices
 from attnscope.capture.outputs import Outputs
 from attnscope.capture.preflight import structure_of
 from attnscope.capture.preservation import preserved_run
@@ -147,8 +147,7 @@ class Run:
                 edit.prepare(self._model)
         if needs_interface(declaration.edits):
             require_interface(self._model, declaration.edits, self._batch)
-        if not any(name in self._batch for name in CACHE) and module_tracing.takes(self._model, "use_cache"):
-            self._batch.setdefault("use_cache", False)
+        self._batch = preflight.without_cache("forward", self._model, self._batch)
         self._max_memory = max_memory
         if declaration.gradient is not None:
             self._layers = self._run_with_gradient(declaration.gradient)

@@ -40,6 +40,7 @@ class LayerBuilder:
         size: samples and queries.
         total: number of heads, of which the layer keeps some.
         roots: sites in the graph of a forward pass with a gradient.
+        tokens_first: sites of modules whose states are [q, B, D].
     """
 
     def __init__(self, stack: str = "", index: int = 0, call: int = 0, name: str = "", step: int = 0) -> None:
@@ -57,6 +58,7 @@ class LayerBuilder:
         )
         self.name = name
         self.roots: dict[str, Tensor] = {}
+        self.tokens_first: set[str] = set()
         self.total = 0
         self.is_selected = False
         self.size = (0, 0)
@@ -77,7 +79,7 @@ class LayerBuilder:
         """Return a tensor that a hook has kept, in the site's shape."""
         if TABLE[site].moment == ATTENTION:
             return tensor if self.keeps_all_heads or site in ("key", "value") else tensor[:, self.heads]
-        if is_tokens_first(tensor, *self.size):
+        if is_tokens_first(tensor, *self.size, was_seen=site in self.tokens_first):
             tensor = tensor.transpose(0, 1)
         if tensor.ndim == 2:  # some feed-forward parts work on [B * q, D]
             tensor = tensor.reshape(*self.size, -1)

@@ -246,10 +246,17 @@ class Trace:
             only its place between the modules tells whose it is.
         mixing: modules that were given two tensors of one shape: they add the residual themselves.
         given: the identity of the first tensor that each module was given last, valid while it runs.
+        tokens_first: modules that were given or hand on states [q, B, D], see `is_tokens_first`.
+
+    Args:
+        modules: see above.
+        sizes: texts and tokens (B, q) of what the model reads.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], sizes: Collection[tuple[int, int]] = ()) -> None:
         self.modules = modules
+        self.tokens_first: set[str] = set()
+        self._sizes = sizes
         self.events: list[tuple[str, str]] = []
         self.mixing: set[str] = set()
         self.given: dict[str, int] = {}
@@ -262,18 +269,25 @@ class Trace:
             self.events.append(("enter", name))
             tensors = [t for t in (*args, *kwargs.values()) if torch.is_tensor(t) and t.is_floating_point()]
             self.given[name] = id(tensors[0]) if tensors else 0
+            self._note_axes(name, tensors[0] if tensors else None)
             shapes = [tensor.shape for tensor in tensors]
             if shapes and shapes.count(shapes[0]) > 1:
                 self.mixing.add(name)
 
-        def leave(name: str, *_: Any) -> None:
+        def leave(name: str, _: nn.Module, __: Any, output: Any) -> None:
             self.events.append(("exit", name))
+            self._note_axes(name, output[0] if isinstance(output, (tuple, list)) and output else output)
 
         with ExitStack() as hooks:
             for name, module in self.modules.items():
                 hooks.enter_context(module.register_forward_pre_hook(partial(enter, name), with_kwargs=True))
                 hooks.enter_context(module.register_forward_hook(partial(leave, name), prepend=True))
             yield
+
+    def _note_axes(self, name: str, states: Any) -> None:
+        """Note a module whose states have the axis of tokens in front of that of texts."""
+        if torch.is_tensor(states) and any(is_tokens_first(states, *size) for size in self._sizes):
+            self.tokens_first.add(name)
 
     def output_projection(self, core: str, block: str) -> str | None:
         """Return the name of the first module with matrices behind the softmax of the attention named
@@ -330,13 +344,19 @@ class SoftmaxWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def is_tokens_first(states: Tensor, batch: int, queries: int) -> bool:
+def is_tokens_first(states: Tensor, batch: int, queries: int, *, was_seen: bool = False) -> bool:
     """Return True for states [q, B, D], which some models hand on between their blocks (FSMT).
 
     >>> is_tokens_first(torch.zeros(5, 2, 8), 2, 5), is_tokens_first(torch.zeros(2, 5, 8), 2, 5)
     (True, False)
+
+    Args:
+        states: of a module.
+        batch, queries: B and q.
+        was_seen: the module had such states in another pass, which decides where B is q.
     """
-    return states.ndim == 3 and tuple(states.shape[:2]) == (queries, batch) != (batch, queries)
+    is_first = states.ndim == 3 and tuple(states.shape[:2]) == (queries, batch)
+    return is_first and (was_seen or batch != queries)
 
 
 def hook(module: nn.Module, *, enters: bool, act: Callable[[Tensor], Tensor | None]) -> RemovableHandle:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope._warn import warn
 from attnscope.arguments.modules import model_hint
 from attnscope.capture import module_tracing
 from attnscope.capture.capture_plan import CapturePlan
@@ -207,8 +208,26 @@ def run_inputs(model: nn.Module, unnamed: Sequence[Any], inputs: Mapping[str, An
         ValueError: likewise.
     """
     check_inputs("run", unnamed, inputs)
-    without_cache = not any(name in inputs for name in CACHE) and module_tracing.takes(model, "use_cache")
-    return {"use_cache": False, **inputs} if without_cache else dict(inputs)
+    return without_cache("run", model, inputs)
+
+
+def without_cache(function: str, model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a pass without a cache, unless one is given or asked for.
+
+    Warns of position ids that a pass reads otherwise where it keeps no cache.
+    """
+    if any(name in inputs for name in (*CACHE, "use_cache")) or not module_tracing.takes(model, "use_cache"):
+        return dict(inputs)
+    positions = inputs.get("position_ids")
+    has_steps = torch.is_tensor(positions) and bool((positions.diff(dim=-1) != 1).any())
+    if has_steps and inputs.get("attention_mask") is None:
+        warn(
+            f"{function}: without attention_mask and without a cache, transformers takes steps other than 1 "
+            "between position_ids for borders of texts that do not see each other; give attention_mask where "
+            "the tokens are one text, or use_cache=False where they are several",
+            UserWarning,
+        )
+    return {"use_cache": False, **inputs}
 
 
 def check_inputs(
@@ -263,7 +282,7 @@ def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> St
     plan = None
     with suppress(RuntimeError):  # a model whose attention cannot be captured still has its blocks
         plan = plan_for(model, batch)
-    return Structure(model, plan.parts, plan.heads) if plan else Structure(model, {})
+    return Structure(model, plan.parts, plan.heads, plan.tokens_first) if plan else Structure(model, {})
 
 
 def _dtype_of_products(model: nn.Module) -> torch.dtype:
@@ -434,7 +453,9 @@ def _run(
     recorder = Recorder(model, collect)
     if tier != HOOKS_ONLY:
         recorder.watch = SoftmaxWatch(recorder.names, visible=tier != INTERFACE, keep_all=tier == OUTPUTS)
-    trace = recorder.trace = module_tracing.Trace(recorder.modules)
+    tokens = [value for name, value in inputs.items() if name.endswith(_TOKENS) and torch.is_tensor(value)]
+    sizes = {(len(ids), ids.shape[1]) for ids in tokens if ids.ndim > 1 and len(ids) != ids.shape[1]}
+    trace = recorder.trace = module_tracing.Trace(recorder.modules, sizes)
     arguments = dict(inputs)
     for cache in CACHE:  # a pass adds to the cache that it is given
         if cache in arguments:
@@ -461,6 +482,7 @@ def _run(
         collect(layer)
     plan.stacks, plan.indices, plan.unmasked = recorder.stacks, recorder.indices, recorder.unmasked
     plan.parts = _parts(recorder, trace)
+    plan.tokens_first = frozenset(trace.tokens_first)
     if recorder.watch is not None:
         missing = recorder.watch.missing(recorder.captured)[recorder.unplaced :]
         plan.missing = (*missing, *(name for name in silent if name not in missing))

@@ -72,6 +72,8 @@ class Recorder:
         self.parts = dict(plan.parts) if plan and self.hooked else {}
         self.unmasked = set(plan.unmasked) if plan else set()
         self.blocks_only = blocks_only
+        source = blocks_only or plan
+        self.tokens_first = source.tokens_first if source else ()
         self.blocks: dict[str, tuple[int, str | None]] = {}
         if blocks_only is not None:
             self.late = self.hooked
@@ -306,6 +308,8 @@ class Recorder:
         if place not in self.kept:
             layer = builder.layer
             raise RuntimeError(f"capture: site {site!r} was not seen in {layer.stack}, layer {layer.index}")
+        if parts.place(builder.name, site)[0] in self.tokens_first:
+            builder.tokens_first.add(site)
         builder.layer.tensors[site] = builder.shaped(site, self.kept[place])
         if place in self.roots:
             builder.roots[site] = self.roots.pop(place)

@@ -266,12 +266,18 @@ class Structure:
         layers: for each layer its parts, the name of its attention module (None for a layer without one) and
             which call of these modules it is.
         heads: number of heads by attention module.
+        tokens_first: names of the modules whose states are [q, B, D].
     """
 
     def __init__(
-        self, model: nn.Module, parts: Mapping[str, Parts], heads: Mapping[str, int] | None = None
+        self,
+        model: nn.Module,
+        parts: Mapping[str, Parts],
+        heads: Mapping[str, int] | None = None,
+        tokens_first: Collection[str] = (),
     ) -> None:
         self.model = model
+        self.tokens_first = tokens_first
         heads = heads or {}
         self._parts, self._heads = parts, heads
         self.heads = {core: heads[s] for core in parts if (s := name_pattern(core)) in heads}
@@ -293,7 +299,7 @@ class Structure:
         """Return the blocks that read the text alone; all of them where none does."""
         names = text_modules(self.model)
         parts = {core: part for core, part in self._parts.items() if core in names}
-        return Structure(self.model, parts or self._parts, self._heads)
+        return Structure(self.model, parts or self._parts, self._heads, self.tokens_first)
 
     def by_block(self) -> tuple[dict[str, Parts], dict[str, tuple[int, str | None]]]:
         """Return the parts by attention module (by block without one), and each block's number and attention
@@ -334,7 +340,13 @@ class Structure:
 
         Raises:
             ValueError: when there is no such layer.
+            NotImplementedError: when no layers were found in the model.
         """
+        if not self.depth:
+            raise NotImplementedError(
+                f"{function}: no list of blocks was found in {type(self.model).__name__}, so it has no layer "
+                f"{number}"
+            )
         if not -self.depth <= number < self.depth:
             raise ValueError(
                 f"{function}: layer {number} of {type(self.model).__name__}, which has {self.depth} layers"

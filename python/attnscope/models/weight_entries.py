@@ -164,7 +164,8 @@ class WeightMap:
         blocks: name of the list of blocks, as ``model.layers``.
         layers: number of blocks.
         heads: query heads, 0 when unknown; `heads_of` has those of a layer.
-        kv_heads: key-value heads, 0 when unknown.
+        kv_heads: key-value heads of the configuration, 0 when unknown; single layers may have others, as the
+            shapes of their k say (MiMo-V2-Flash).
         tied: whether the unembedding is the embedding.
         final_norm: name of the gain of the norm before the unembedding, None without one.
         norm_offset: to be added to a stored gain (1 for Gemma).

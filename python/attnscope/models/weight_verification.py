@@ -209,6 +209,7 @@ def _check_attention(block: _Block, layer: int) -> None:
         (_NOISE[-1], _bend(block, watched, keys[0], _NOISE[-1], others)),
     )
     if curved[0] <= 1e-3 or curved[1] <= 1e-2:
+        _require_movement(block, watched, layer)
         raise WeightMapError(
             f"verify_weight_map: {keys[0].title} ({keys[0].tensor}) is no key: noise in it moves other "
             f"tokens by {curved[0]:.1g} of the largest move, {curved[1]:.1g} of that not affinely"
@@ -224,6 +225,7 @@ def _check_attention(block: _Block, layer: int) -> None:
         with block.holding_norms(block.module_of(output)):
             moved, bent = _bend(block, watched, entry, size, others, held=True)
         if moved <= 1e-3 or bent > 1e-4:
+            _require_free_lengths(block, watched, entry, size)
             raise WeightMapError(
                 f"verify_weight_map: {entry.title} ({entry.tensor}) is no value: noise in it moves other "
                 f"tokens by {moved:.1g} of the largest move, {bent:.1g} of that not affinely"
@@ -235,6 +237,36 @@ def _check_attention(block: _Block, layer: int) -> None:
                 f"verify_weight_map: {entry.title} ({entry.tensor}) is no query, or holds a gate besides: "
                 f"where all values are equal, noise in it turns what heads read by {gated:.1g} of its size"
             )
+
+
+def _require_movement(block: _Block, watched: nn.Module, layer: int) -> None:
+    """Raise if what the attention passes on depends on none of its matrices (MRA without a GPU)."""
+    entries = [entry for role in (*_QUERIES, *_KEYS, "v") for entry in block.of(role)]
+    if not any(bool(block.noise(watched, entry, 1.0).any()) for entry in entries):
+        roles = ", ".join(entry.role for entry in entries)
+        raise WeightMapError(
+            f"verify_weight_map: noise in {roles} of layer {layer} moves nothing of what its attention "
+            "passes on, as where the model computes no attention on this device, so nothing can be proved"
+        )
+
+
+def _require_free_lengths(block: _Block, watched: nn.Module, entry: WeightEntry, size: float) -> None:
+    """Raise if what heads read has the same lengths whatever the values are, by no norm that is a module
+    (YOSO).
+    """
+    before = block.run(watched, "input", [])
+    after = before + block.noise(watched, entry, size)
+    if before.shape[-1] % block.heads:
+        return
+    lengths, moved_lengths = (
+        heads.reshape(len(heads), block.heads, -1).norm(dim=-1) for heads in (before, after)
+    )
+    if torch.allclose(lengths, moved_lengths, rtol=1e-4, atol=0.0):
+        raise WeightMapError(
+            f"verify_weight_map: layer {entry.layer} scales what each head reads to a length of "
+            f"{float(lengths.mean()):.3g}, whatever the values are and by no module, so it cannot be proved "
+            f"that it is affine in {entry.title} ({entry.tensor})"
+        )
 
 
 def _bend(

@@ -102,10 +102,19 @@ def test_sensitivity_behind_a_cache_that_is_not_repeated():
     torch.testing.assert_close(result.directional_fisher[0], expected, rtol=1e-4, atol=0)
 
 
-def test_states_of_a_model_whose_tokens_come_first():
+#: Two texts, and as many as tokens, where the shape does not tell which axis is which.
+TEXTS = [2, sweep.TOKENS]
+
+
+def inputs_of_texts(model, texts):
+    return {name: tokens.repeat(texts // 2, 1) for name, tokens in sweep.inputs_of(model, "none").items()}
+
+
+@pytest.mark.parametrize("texts", TEXTS)
+def test_states_of_a_model_whose_tokens_come_first(texts):
     """FSMT's blocks hand on [q, B, D]; sites are [B, q, D], and an edit changes the tokens that it names."""
     model = built("seq2seq", "fsmt")
-    inputs = sweep.inputs_of(model, "none")
+    inputs = inputs_of_texts(model, texts)
     with torch.no_grad():
         expected = model(**inputs, output_hidden_states=True).encoder_hidden_states
     with asc.capture(model, sites=("hidden", "head_output")) as recording:
@@ -116,17 +125,27 @@ def test_states_of_a_model_whose_tokens_come_first():
         assert heads.shape == layer.hidden.shape
 
 
-def test_an_edit_of_a_model_whose_tokens_come_first():
+@pytest.mark.parametrize("texts", TEXTS)
+def test_an_edit_of_a_model_whose_tokens_come_first(texts):
     """XLNet's blocks hand on [q, B, D]; an edit changes the tokens that it names, of every text."""
     model = built("causal", "xlnet")
-    inputs = sweep.inputs_of(model, "none")
+    inputs = inputs_of_texts(model, texts)
     last = structure_of(model).depth - 1
     with torch.no_grad():
         expected = model(**inputs, output_hidden_states=True).hidden_states[-1]
         with asc.edit(model, asc.edits.AddDirection(last, torch.full((64,), 7.0), [3])):
             states = model(**inputs, output_hidden_states=True).hidden_states[-1]
     is_changed = ((states - expected).abs() > 1e-3).any(-1)
-    assert is_changed.nonzero().tolist() == [[0, 3], [1, 3]]
+    assert is_changed.nonzero().tolist() == [[text, 3] for text in range(texts)]
+
+
+def test_an_edit_of_a_module_without_a_known_list_of_blocks_says_so():
+    """FSMT's encoder is no model of its own; its layer 0 was refused as outside of 0 layers."""
+    encoder = built("seq2seq", "fsmt").get_encoder()
+    edit = asc.edits.AddDirection(0, torch.ones(64), [3])
+    words = "AddDirection: no list of blocks was found in FSMTEncoder"
+    with pytest.raises(NotImplementedError, match=words), asc.edit(encoder, edit):
+        pass
 
 
 @pytest.mark.parametrize(

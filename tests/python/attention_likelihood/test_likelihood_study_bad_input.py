@@ -152,14 +152,29 @@ def test_another_vocabulary_is_refused_by_its_first_id(folder, texts, tmp_path):
 
 def test_an_encoder_without_mask_token_or_head_is_refused_in_words(texts, tmp_path):
     bare = encoder_folder(tmp_path / "bare", head=False)
-    with pytest.raises(ConfigError, match=r"BertModel has no vocabulary head.*likelihood_from"):
+    with pytest.raises(LoadError, match=r"BertModel has no vocabulary head.*likelihood_from"):
         run(settings(bare, texts, tmp_path), progress=False)
+    with pytest.raises(ConfigError, match=r"BertModel has no vocabulary head.*likelihood_from"):
+        run(settings(bare, texts, tmp_path / "f", likelihood_from=str(bare)), progress=False)
     plain = encoder_folder(tmp_path / "plain", mask=False)
     with pytest.raises(ConfigError, match="context 'masked' needs a tokenizer with a mask token"):
         run(settings(plain, texts, tmp_path / "p"), progress=False)
     folder = encoder_folder(tmp_path / "b")
     with pytest.raises(ConfigError, match="context must be 'masked' or 'own'"):
         run(settings(folder, texts, tmp_path / "l", context="left"), progress=False)
+
+
+@pytest.mark.usefixtures("unarranged", "unpictured")
+def test_a_model_without_a_head_is_left_out_of_a_run_of_several(texts, tmp_path):
+    """It ended the run of all models, with exit code 2 of a study that cannot be understood."""
+    models = [
+        {"path": str(encoder_folder(tmp_path / name, head=name == "whole"))} for name in ("bare", "whole")
+    ]
+    results = run(settings("", texts, tmp_path, models=models), progress=False)
+    assert set(results.table("versions")["model"]) == {"whole"}
+    (skipped,) = results.provenance["skipped"]
+    assert skipped["checkpoint"] == "bare"
+    assert "BertModel has no vocabulary head" in skipped["reason"]
 
 
 def test_the_published_protocol_refuses_causal_models_in_words(folder, texts, tmp_path):
@@ -190,6 +205,8 @@ def test_a_model_of_pictures_and_text_is_refused_by_name(texts, tmp_path):
     config = CLIPConfig(text_config=text, vision_config={**shape, "image_size": 12, "patch_size": 4})
     CLIPModel(config).save_pretrained(tmp_path / "clip")
     tokenizer().save_pretrained(tmp_path / "clip")
-    with pytest.raises(LoadError, match="clip: capture: the attention of CLIPModel cannot be captured"):
+    with pytest.raises(
+        LoadError, match="clip: capture: CLIPModel does not run on input_ids and attention_mask alone"
+    ):
         run(settings(tmp_path / "clip", texts, tmp_path), progress=False)
     assert not list((tmp_path / "a" / "units").glob("[0-9]*"))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A recording: when it runs, what it keeps of the model's output, which layers it spends memory on."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -58,3 +60,32 @@ def test_the_preflight_runs_once_per_model(model, monkeypatch):
     with capture(model):
         pass
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_positions_with_steps_are_said_to_part_texts(lazy):
+    """Without a mask and a cache transformers parts the texts there; the model's usual pass does not."""
+    model = models.tiny("llama", implementation="eager")
+    ids = torch.randint(3, 90, (1, 8), generator=torch.Generator().manual_seed(0))
+    positions = 2 * torch.arange(8)[None]
+    with torch.no_grad():
+        expected = model(input_ids=ids, position_ids=positions, output_attentions=True).attentions
+    with capture(model, lazy=lazy) as recording:
+        with pytest.warns(
+            UserWarning, match=r"run: without attention_mask .* steps other than 1 between posi"
+        ):
+            (first, *_) = recording.run(input_ids=ids, position_ids=positions)
+        assert torch.equal(maps_of(first), torch.eye(8).expand(1, 4, 8, 8))
+        mask = torch.ones_like(ids)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            layers = list(recording.run(input_ids=ids, position_ids=positions, attention_mask=mask))
+            list(recording.run(input_ids=ids, position_ids=positions, use_cache=False))
+            list(recording.run(input_ids=ids, position_ids=positions - positions // 2))
+    for layer, eager in zip(layers, expected, strict=True):
+        torch.testing.assert_close(maps_of(layer), eager, rtol=0, atol=1e-5)
+
+
+def maps_of(layer):
+    maps = layer.attention
+    return maps if torch.is_tensor(maps) else maps.dense().float()

@@ -263,3 +263,16 @@ def test_the_model_is_left_as_it_was():
     assert torch.equal(out(model, inputs).nan_to_num(), before.nan_to_num())
     assert all(p.requires_grad for p in model.parameters())
     assert model.config._attn_implementation == "eager"
+
+
+def test_the_whole_prompt_runs_once():
+    """It showed whether the steps behind its cache are right, once more for each number of directions."""
+    model = models.tiny("llama")
+    ids = torch.randint(3, 90, (1, 9), generator=torch.Generator().manual_seed(0))
+    lengths = []
+    hook = model.register_forward_pre_hook(
+        lambda _module, _arguments, inputs: lengths.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+    asc.sensitivity(model, {"input_ids": ids}, 1, torch.eye(96)[:3])
+    hook.remove()
+    assert (lengths.count(9), lengths.count(8)) == (1, 1)

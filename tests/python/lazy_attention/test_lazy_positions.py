@@ -87,3 +87,30 @@ def test_a_rectangle_has_no_diagonal():
         lazy.diagonal()
     with pytest.raises(ValueError, match="got 40 queries and 96 keys"):
         asc.offset_variance(lazy)
+
+
+def test_more_queries_than_keys_stand_at_no_key():
+    """They were taken to stand in front of key 0, where maps of them are refused."""
+    query, key = sink_like_vectors()
+    lazy = asc.LazyAttention(query, key[:, :40], causal=False)
+    words = "96 queries of lazy attention cannot stand at the last of 40 keys; give it query_positions"
+    for call in (
+        lambda: asc.local_global_ratio(lazy, window=3),
+        lambda: asc.sink_test(lazy),
+        lambda: asc.sink_excess(lazy),
+        lambda: asc.sink_position(lazy),
+        lambda: asc.sink_tokens(lazy),
+        lambda: asc.lookback(lazy, [10, 30]),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+    entropy = asc.attention_entropy(lazy)
+    torch.testing.assert_close(entropy, asc.attention_entropy(lazy.dense(), cross=True), rtol=1e-5, atol=1e-5)
+    places = torch.arange(96) * 40 // 96
+    placed = asc.LazyAttention(query, key[:, :40], causal=False, query_positions=places)
+    torch.testing.assert_close(
+        asc.sink_excess(placed),
+        asc.sink_excess(placed.dense(), query_positions=places, support="full"),
+        rtol=1e-5,
+        atol=1e-6,
+    )

@@ -13,6 +13,7 @@ import attnscope as asc
 from attnscope.models import families
 from attnscope.models.weight_entries import Rows, outside_of, place_of, stack_of
 from attnscope.models.weights import WeightFolder
+from support import sweep
 from weight_models import FAMILIES, tiny
 
 transformers = pytest.importorskip("transformers")
@@ -512,4 +513,19 @@ def test_a_projection_that_hands_on_more_than_a_tensor_is_refused_by_name():
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = transformers.IBertForMaskedLM(transformers.IBertConfig(vocab_size=60, **sizes)).eval()
     with pytest.raises(asc.WeightMapError, match=r"layer 1 k .* hands on tuple of several tensors"):
+        asc.verify_weight_map(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mra", "noise in q, k, v of layer 1 moves nothing of what its attention passes on"),
+        ("yoso", "layer 1 scales what each head reads to a length of 1, .* affine in layer 1 v"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_attention_that_proves_nothing_accuses_no_matrix(name, words):
+    """MRA computes nothing without its kernels for GPUs; YOSO normalises what its heads read."""
+    model = sweep.build(*sweep.classes("masked", name))
+    with pytest.raises(asc.WeightMapError, match=words):
         asc.verify_weight_map(model)

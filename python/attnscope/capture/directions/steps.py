@@ -41,6 +41,8 @@ class PromptSteps:
         self.model = model
         self.ids = ids.reshape(1, -1)
         self._caches: dict[int, Any] = {}
+        # Of the last token [1, V], in a pass of the whole prompt.
+        self._prompt_logits: Tensor | None = None
         self._tried: set[int] = set()
         self._cached = cached and self.ids.shape[1] > 1
 
@@ -83,9 +85,11 @@ class PromptSteps:
         Caches with parts of their own (DeepSeek V4) are not repeated, and some models read their whole prompt
         behind a cache again (CPM-Ant): those fail or give other logits.
         """
-        prompt = {"input_ids": self.ids, "attention_mask": torch.ones_like(self.ids), "use_cache": False}
         with torch.no_grad():
-            expected = self.model(**prompt).logits[:, -1].double()
+            if self._prompt_logits is None:
+                prompt = {"input_ids": self.ids, "attention_mask": torch.ones_like(self.ids)}
+                self._prompt_logits = self.model(**prompt, use_cache=False).logits[:, -1].double()
+            expected = self._prompt_logits
             try:
                 with self._inputs(size) as inputs:
                     logits = self.model(**inputs).logits[:, -1].double()

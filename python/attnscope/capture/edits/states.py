@@ -44,16 +44,23 @@ class _AtSite(BaseEdit):
             name, enters, call = architecture.place(self.name, layer, self.site)
             by_place.setdefault((name, enters), set()).add(call)
         return [
-            self._hook(architecture.modules[name], enters, calls, applied)
+            self._hook(architecture.modules[name], enters, calls, applied, name in architecture.tokens_first)
             for (name, enters), calls in by_place.items()
         ]
 
-    def _hook(self, module: nn.Module, enters: bool, calls: set[int | None], applied: Applied) -> Any:
+    def _hook(
+        self,
+        module: nn.Module,
+        enters: bool,
+        calls: set[int | None],
+        applied: Applied,
+        has_tokens_first: bool,
+    ) -> Any:
         def act(states: Tensor) -> Tensor | None:
             if not applied.live or calls.isdisjoint((None, applied.where.call_index((id(module), enters)))):
                 return None
             size = len(applied.where.mask), applied.where.queries
-            if is_tokens_first(states, *size):
+            if is_tokens_first(states, *size, was_seen=has_tokens_first):
                 return act_on(states.transpose(0, 1)).transpose(0, 1)
             if states.numel() % (size[0] * size[1]):
                 raise NotImplementedError(

@@ -94,6 +94,7 @@ def far_attention(
     attention: LazyAttention, lengths: Tensor | None, support: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]:
     """Return mass, expected, variance, largest, uniform and queries of each key's far queries."""
+    require_places("sink_test", attention)
     attention = prepare(attention, lengths, support)
     parts: tuple[Tensor, ...] = share_result(attention, "far_attention", lambda: _far_attention(attention))
     *sums, of_queries = parts
@@ -206,6 +207,7 @@ def local_global_ratio(
     attention: LazyAttention, lengths: Tensor | None, support: Any, window: float, drop_first: bool
 ) -> tuple[Tensor, int]:
     """Return the mass at most `window` away over the mass beyond, [..., h]."""
+    require_places("local_global_ratio", attention)
     attention = prepare(attention, lengths, support)
     border = Border("window", window, drop_first)
     near, beyond = attention.take([("near", border), ("beyond", border)])
@@ -232,6 +234,16 @@ def prepare(attention: LazyAttention, lengths: Tensor | None, support: Any) -> L
             f"support of lazy attention is its own causal, window and mask; expected 'auto', got {kind}"
         )
     return attention
+
+
+def require_places(function: str, attention: LazyAttention) -> None:
+    """Raise if queries are more than keys, so that not all stand at one, without positions."""
+    queries, keys = attention.shape[-2:]
+    if queries > keys and attention.query_positions is None:
+        raise ValueError(
+            f"{function}: {queries} queries of lazy attention cannot stand at the last of {keys} keys; give "
+            "it query_positions, or the map of cross attention, lazy.dense(), with cross=True"
+        )
 
 
 def _count_non_finite(attention: LazyAttention, of_queries: Tensor) -> int:

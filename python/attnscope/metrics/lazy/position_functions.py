@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.metrics.lazy.core_functions import prepare
+from attnscope.metrics.lazy.core_functions import prepare, require_places
 from attnscope.metrics.lazy.lazy_attention import LazyAttention
 from attnscope.metrics.lazy.threshold_graphs import require_square
 
@@ -18,6 +18,7 @@ def lookback(
     attention: LazyAttention, lengths: Tensor | None, support: Any, answers: Tensor, predicting: bool
 ) -> tuple[Tensor, Tensor, int]:
     """Return the ratio [..., h, q] and the value [..., h] of every map."""
+    require_places("lookback", attention)
     attention = prepare(attention, lengths, support)
     leading = attention.shape[:-2]
     spans = answers.reshape(-1, 3).expand(leading.numel(), 3).reshape(*leading, 3)

@@ -62,7 +62,9 @@ def kind_of(loaded: LoadedModel, tokenizer: Any, options: LikelihoodOptions) -> 
     try:
         return context_argument("attention_likelihood", options.context, loaded.model, tokenizer)
     except NotImplementedError as error:
-        raise ConfigError(
+        # a model of the run is left out; one that the options name is a fault of theirs
+        kind = ConfigError if options.likelihood_from else LoadError
+        raise kind(
             f"{loaded.checkpoint.title}: {error}; options.likelihood_from names such a model"
             if "likelihood_from" not in str(error)
             else f"{loaded.checkpoint.title}: {error}"

@@ -60,10 +60,13 @@ def blocks_and_controls(units: Units, study: AttentionLikelihood) -> Cut:
 def find(study: AttentionLikelihood, unit: Unit, run: StageRun) -> None:
     """Find the word of every text, and the pairs of texts that exchange words.
 
-    A model that gives no maps is refused here, before anything is replaced or measured.
+    A model that gives no maps or no likelihood is refused here, before anything is replaced or measured.
     """
     checks.require_maps(run)
-    targets.store(run, targets.find(unit, run, study.options))
+    words_of_texts = targets.find(unit, run, study.options)
+    if EXACT in study.settings.protocols and not study.options.likelihood_from:
+        replacements.kind_of(run.model(), run.encoder.tokenizer, study.options)
+    targets.store(run, words_of_texts)
 
 
 @STAGES.stage(blocks, reads=("targets",), writes=("versions",), within="checkpoint")
