@@ -86,7 +86,8 @@ def weight_spectrum(matrix: Tensor, *, cdf: Literal["both", "lower"] = "both") -
     Returns:
         WeightSpectrum, each field [...]; NaN for a matrix that is 0 or not finite, the latter with one
         warning, and the fit NaN where all values are equal, as of an orthogonal matrix: singular values that
-        are Nε·σ1 apart or less are rounding and count as equal. WeightWatcher drops λ <= 1e-5 whatever the scale, and its soft rank is another fit.
+        are Nε·σ1 apart or less are rounding and count as equal. WeightWatcher drops λ <= 1e-5 whatever the
+        scale, and its soft rank is another fit.
 
     Raises:
         ValueError: fewer than two dimensions, an empty matrix, another dtype, an unknown cdf.
