@@ -289,6 +289,19 @@ def test_objectives_are_compared_over_training_runs():
     assert of_arms(ce=runs(2.0), noise=wide)["C4"].verdict == UNDECIDED
 
 
+def test_every_objective_must_be_certain_and_not_that_of_the_least_mean_alone():
+    """An arm of a larger mean may reach lower, or have no interval at all."""
+    wide = [Pair(value) for value in (0.5, 2.2, 3.9)]
+    row = of_arms(ce=runs(2.0), dpo=wide)["C4"]
+    assert row.verdict == UNDECIDED
+    assert row.value == pytest.approx(2**2.2)
+    single = of_arms(ce=runs(2.0), dpo=[Pair(3.0)])["C4"]
+    assert single.verdict == NOT_TESTABLE
+    assert "one training run: no interval" in single.reason
+    # an arm that is not concentrated refutes it, whatever is known of the others
+    assert of_arms(ce=runs(0.0), dpo=[Pair(3.0)])["C4"].verdict == CONTRADICTED
+
+
 @pytest.mark.parametrize(
     ("white_in", "white_out", "verdict"),
     [
