@@ -100,7 +100,7 @@ class NotAttentionWarning(CountedWarning):
 
 
 class EqualEigenvaluesWarning(UserWarning):
-    """An eigenvalue with a gradient is equal to its neighbour, so the gradient is a mean over both."""
+    """An eigenvalue or singular value with a gradient is equal to its neighbour: its gradient is a mean."""
 
 
 def command(name: str, folder: str | Path) -> str:

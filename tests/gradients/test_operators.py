@@ -293,6 +293,44 @@ def test_lambda2_of_a_complete_graph_is_pulled_evenly() -> None:
     assert torch.allclose(leaf.grad, expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("function", [asc.spectral_gap, asc.spectral_ratio])
+def test_the_gap_of_equal_singular_values_is_pulled_nowhere(function: Callable[[Tensor], Tensor]) -> None:
+    """Whatever basis of the space of the two is taken: it can only grow, in all directions alike."""
+    leaf = torch.eye(5, dtype=torch.float64).roll(1, 0).requires_grad_()
+    with pytest.warns(UserWarning, match="singular value with a gradient is equal to its neighbour"):
+        function(leaf).backward()
+    assert leaf.grad is not None
+    assert leaf.grad.abs().max() < 1e-12
+
+
+def test_the_largest_of_equal_singular_values_has_the_mean_gradient() -> None:
+    """The mean of u vᵀ over all n is the permutation itself over n; the stable rank is ‖A‖²/σ1²."""
+    permutation = torch.eye(5, dtype=torch.float64).roll(2, 0)
+    leaf = permutation.clone().requires_grad_()
+    with pytest.warns(UserWarning, match="equal to its neighbour"):
+        asc.singular_values(leaf)[0].backward()
+    assert torch.allclose(leaf.grad, permutation / 5, atol=1e-14)
+
+
+def test_a_function_that_treats_equal_values_alike_is_not_warned_of() -> None:
+    """The sum of squares of eigenvalues is ‖L‖², that of the singular values ‖A‖²."""
+    uniform = torch.full((7, 7), 1 / 7, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        leaf = uniform.clone().requires_grad_()
+        asc.laplacian_eigenvalues(leaf).square().sum().backward()
+        laplacian = leaf.detach().sum(0).diag() - leaf.detach()
+        # ∂‖L‖²/∂W_ij = 2(L_ii + L_jj − 2 L_ij), half of it for each of A_ij and A_ji
+        expected = laplacian.diagonal()[:, None] + laplacian.diagonal() - 2 * laplacian
+        assert torch.allclose(leaf.grad, expected - expected.diag().diag(), atol=1e-12)
+        leaf = torch.eye(7, dtype=torch.float64).requires_grad_()
+        asc.singular_values(leaf).square().sum().backward()
+        assert torch.allclose(leaf.grad, 2 * torch.eye(7, dtype=torch.float64), atol=1e-12)
+        leaf = torch.eye(7, dtype=torch.float64).requires_grad_()
+        asc.effective_rank(leaf).backward()
+        assert leaf.grad.abs().max() < 1e-12
+
+
 def test_lambda2_of_two_parts_grows_with_the_weight_between_them() -> None:
     """Two pairs: v is ±1/2 on them, so a weight between them has the derivative (1/2 + 1/2)² = 1."""
     leaf = torch.zeros(4, 4, dtype=torch.float64)

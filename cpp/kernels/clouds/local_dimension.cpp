@@ -8,6 +8,15 @@
 namespace attnscope {
 namespace {
 
+// Distances of points that are equally far, as in a turned grid, differ by rounding: logarithms of
+// distances that are as near as this are equal.
+constexpr double kRounding = 1e-12;
+
+double log_ratio(double log_far, double log_near) {
+  const double ratio = log_far - log_near;
+  return ratio > kRounding ? ratio : 0.0;
+}
+
 // Writes the logarithms of the distances of the `wanted` nearest members to `out`; how many there
 // are.
 Index nearest_members(const Neighbours& neighbours, const bool* member, Index i, Index most,
@@ -106,7 +115,7 @@ Index local_dimension(const Neighbours& neighbours, const bool* member, const In
       if (members < k) continue;
       const double farthest = log[k - 1];
       double sum = 0.0;
-      for (Index j = 0; j + 1 < k; ++j) sum += farthest - log[j];
+      for (Index j = 0; j + 1 < k; ++j) sum += log_ratio(farthest, log[j]);
       if (!(sum > 0.0)) {
         ++result.tied[a];
         continue;
@@ -129,7 +138,8 @@ double two_nn(const Neighbours& neighbours, const bool* member, double discard,
   for (Index i = 0; i < neighbours.n; ++i) {
     if (member != nullptr && !member[i]) continue;
     double log[2];
-    if (nearest_members(neighbours, member, i, 2, log) == 2) scratch.push_back(log[1] - log[0]);
+    if (nearest_members(neighbours, member, i, 2, log) == 2)
+      scratch.push_back(log_ratio(log[1], log[0]));
   }
   const auto size = static_cast<double>(scratch.size());
   double sum = 0.0;

@@ -45,10 +45,10 @@ void sort_neighbours(const MatrixView<Scalar>& distances, const std::int64_t* gr
 // The local dimension of a subset of the points (all where `member` is null): for every k of
 // `neighbours_k` [count >= 1], each >= 2, S_i = Σ_{j<k} log(r_k/r_j) over the k nearest members,
 // and value = Σ (k − 1)/Σ S_i over the `used` points with k neighbours and S_i > 0, NaN where there
-// is none; `tied` points have S_i = 0. `points` [count, n] gets (k − 2)/S_i, and keeps what it
-// holds at other points and for k = 2. Returns how many members equal another member. What a subset
-// gives is what a cloud of it alone gives, bit for bit. Cost O(n·k) where members are not rare, at
-// worst O(n²).
+// is none; `tied` points have S_i = 0. A log ratio of at most 1e-12 is rounding and counts as 0.
+// `points` [count, n] gets (k − 2)/S_i, and keeps what it holds at other points and for k = 2.
+// Returns how many members equal another member. What a subset gives is what a cloud of it alone
+// gives, bit for bit. Cost O(n·k) where members are not rare, at worst O(n²).
 struct LocalDimensionResult {
   double* value;
   double* points;
@@ -59,7 +59,8 @@ Index local_dimension(const Neighbours& neighbours, const bool* member, const In
                       Index count, const LocalDimensionResult& result,
                       std::vector<double>& scratch);
 
-// (N − 1)/Σ log(r_2/r_1) over the N members with two neighbours, NaN where N < 2 or all are tied.
+// (N − 1)/Σ log(r_2/r_1) over the N members with two neighbours, NaN where N < 2 or all are tied,
+// that is, where each log ratio is at most 1e-12, which is rounding.
 // With `discard` > 0 the slope through the origin of −log(1 − i/N) on the ascending log ratios,
 // without that fraction of the largest.
 double two_nn(const Neighbours& neighbours, const bool* member, double discard,

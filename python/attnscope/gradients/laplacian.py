@@ -15,11 +15,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnscope._warn import warn
 from attnscope.devices.graphs.laplacian import above_all, graph_weights, laplacian
 from attnscope.devices.slab import Slab
-from attnscope.errors import EqualEigenvaluesWarning
 from attnscope.gradients import operators
+from attnscope.gradients.equal_values import mean_over_equal
 from attnscope.gradients.refusal import refuse_backward
 
 #: Eigenvalues whose distance is below this part of the largest degree count as equal.
@@ -46,13 +45,8 @@ def _by_weight(slab: Slab, weights: Tensor, normalized: bool, weight: Tensor) ->
     # λ1 of an ordinary graph is 0 whatever the weights are, and equal to no other
     first = torch.arange(slab.n, device=values.device) == 0
     is_null = first & (values == 0)
-    near = (values[:, :, None] - values[:, None, :]).abs() <= reach[:, None, None]
-    is_equal = near & ~is_null[:, :, None] & ~is_null[:, None, :]
     weight = torch.where(is_null, 0.0, weight)
-    shared = torch.where(is_equal, weight[:, None, :], 0.0).sum(-1) / is_equal.sum(-1).clamp(min=1)
-    if bool(((weight != shared).any(-1) & (is_equal.sum(-1) > 1).any(-1)).any()):
-        words = "an eigenvalue with a gradient is equal to its neighbour; its gradient is the mean over both"
-        warn(words, EqualEigenvaluesWarning)
+    shared = mean_over_equal(weight, values, reach[:, None], ~is_null, "an eigenvalue")
     if normalized:
         scale = torch.where(degree > 0, degree.rsqrt(), 0.0)
         vectors = vectors * scale[:, :, None]

@@ -85,7 +85,8 @@ def classify_frames(
 
     Returns:
         Frames: margin >= 0 is the distance in share to the nearest other verdict, NaN of none; probability
-        the share of 1,000 bootstrap samples with the same verdict; evidence a row for each kind (position,
+        the share of 1,000 bootstrap samples with the same verdict, which says how far samples agree and is 1
+        of a single one; a third without a sink decides nothing; evidence a row for each kind (position,
         token) and third with the number of sinks, the three largest shares, the normalised entropy and the
         shares of the anchors.
 

@@ -4,6 +4,7 @@
 import math
 import warnings
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -50,6 +51,29 @@ def test_it_is_the_recurrence(weight):
         assert result.value[b].item() == pytest.approx(value, rel=1e-12)
         np.testing.assert_allclose(result.layers[b], layers, rtol=1e-12)
         assert result.head[b].tolist() == heads
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize(("size", "lowest"), [(40, -3000.0), (3000, -1.0)])
+def test_confidence_may_be_smaller_than_any_float64(weight, size, lowest):
+    """The recurrence in numbers of any size; entries of no attention and sure tokens among the others."""
+    previous, log_p = 0.5 * drawn(1, 1, size), lowest * drawn(size, seed=1)
+    if weight:
+        previous[..., ::7] = 0.0
+    log_p[::5] = 0.0
+    leaves = previous.clone().requires_grad_(), log_p.clone().requires_grad_()
+    value = asc.recurrent_uncertainty(*leaves, weight=weight).value
+    with mpmath.workdps(30):
+        c = mpmath.exp(mpmath.mpf(log_p[0].item()))
+        total = mpmath.log(c)
+        for t in range(1, size):
+            carried = (1 - mpmath.mpf(weight)) * mpmath.mpf(previous[0, 0, t].item()) * c
+            c = mpmath.mpf(weight) * mpmath.exp(mpmath.mpf(log_p[t].item())) + carried
+            total += mpmath.log(c)
+        expected = float(-total / size)
+    assert value.item() == pytest.approx(expected, rel=1e-12)
+    value.backward()
+    assert all(leaf.grad.isfinite().all() for leaf in leaves)
 
 
 @pytest.mark.parametrize("beyond", [math.nan, math.inf])

@@ -122,6 +122,18 @@ def test_labels_may_be_drawn_from_the_model():
     assert not torch.equal(sampled.second(0, "q", "out"), data.second(0, "q", "out"))
 
 
+def test_labels_of_a_text_do_not_depend_on_the_texts_before_it():
+    """Each text is a group of its own, whose sums are kept apart."""
+    model = tiny("llama")
+
+    def of_the_last(before):
+        texts = [before, IDS]
+        moments = asc.second_moments(model, texts, gradients=True, labels="sampled", groups=2)
+        return moments.without(0).second(0, "q", "out")
+
+    assert torch.equal(of_the_last(IDS[:4]), of_the_last(IDS.flip(0)))
+
+
 def test_the_model_is_left_as_it_was():
     model = tiny("llama")
     flags = [parameter.requires_grad for parameter in model.parameters()]

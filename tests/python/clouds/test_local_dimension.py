@@ -239,6 +239,29 @@ def test_degenerate_clouds():
     assert asc.two_nn(None, distances=1 - torch.eye(12)).isnan()
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.1, 3e5])
+def test_points_that_are_equally_far_stay_tied_when_they_are_turned(scale):
+    """Rounding would make a dimension of 1e15 of the corners of a simplex, or of a grid."""
+    turn, _ = torch.linalg.qr(torch.randn(12, 12, generator=torch.Generator().manual_seed(0)).double())
+    simplex = torch.eye(12, dtype=torch.float64) @ turn * scale
+    result = asc.local_dimension(simplex, k=[2, 4])
+    assert result.value.isnan().all()
+    assert result.tied.tolist() == [12, 12]
+    assert asc.two_nn(simplex).isnan()
+    assert asc.two_nn(simplex, discard=0.1).isnan()
+    assert asc.gride(simplex, 1).isnan()
+    assert asc.gride(simplex, 2).isnan()
+    grid = torch.cartesian_prod(torch.arange(6), torch.arange(6)).double()
+    turned = grid @ torch.linalg.qr(turn[:2, :2])[0] * scale
+    plain, moved = (asc.local_dimension(points, k=4) for points in (grid, turned))
+    assert moved.tied.item() == plain.tied.item() == 16  # of the 36 the inner ones
+    assert math.isclose(moved.value.item(), plain.value.item(), rel_tol=1e-9)
+    assert asc.two_nn(turned).isnan()
+    # a real difference of distances is none of rounding
+    nearly = simplex * (1 + 1e-8 * torch.arange(12).double())[:, None]
+    assert 1e7 < asc.two_nn(nearly).item() < 1e10
+
+
 def test_a_duplicate_is_no_neighbour_and_is_counted():
     points = cloud("gaussian", 30)
     doubled = torch.cat([points, points[:4]])

@@ -3,6 +3,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -31,6 +32,26 @@ def test_it_is_a_determinant(k, d):
         sign, logarithm = np.linalg.slogdet(centred @ centred.T + 0.01 * np.eye(k))
         assert sign == 1
         assert value.item() == pytest.approx(logarithm / k, abs=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-3, 1e150, 1e160, 1e300])
+def test_points_whose_squares_are_beyond_float64(scale):
+    """The singular values of the rows are those of a rotation times 3, 2 and 1, and grow with the scale."""
+    turn, _ = torch.linalg.qr(drawn(4, 4))
+    rows = torch.zeros(3, 4, dtype=torch.float64)
+    rows[:, 1:] = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
+    # an orthogonal basis whose first vector is the constant one, which centring takes away
+    basis, _ = torch.linalg.qr(torch.cat([torch.ones(4, 1, dtype=torch.float64), turn[:, :3]], 1))
+    with mpmath.workdps(30):
+        terms = [
+            mpmath.log((mpmath.mpf(sigma) * mpmath.mpf(scale)) ** 2 + mpmath.mpf(1e-3)) for sigma in (1, 2, 3)
+        ]
+        expected = float(sum(terms) / 3)
+    leaf = (rows @ basis.mT * scale).requires_grad_()
+    value = asc.log_volume(leaf)
+    assert value.item() == pytest.approx(expected, rel=1e-12)
+    value.backward()
+    assert leaf.grad.isfinite().all()
 
 
 def test_lengths_are_the_first_rows():

@@ -180,6 +180,27 @@ def test_sampled_labels_are_seeded_and_the_model_is_left_alone(llama):
         llama.lm_head.weight.requires_grad_(True)
 
 
+@pytest.mark.parametrize("which", ["sampled labels", "masks"])
+def test_what_a_text_draws_does_not_depend_on_the_texts_before_it(llama, bert, which):
+    model, options = (
+        (llama, {"labels": "sampled"}) if which == "sampled labels" else (bert, {"tokenizer": Tokenizer()})
+    )
+    last = sentence(3, 9, 2, 17, 8, 4, 12, 5, 6, 21, 1, 14, 10, 7, 25, 19)
+
+    def of_the_last(before, seed=0):
+        table = asc.fisher_trace(model, [before, last], per_sentence=True, seed=seed, **options)
+        return table.loc[table["sample"] == 1, "trace"].tolist()
+
+    short, long = sentence(1, 2), sentence(7, 7, 5, 20, 11, 13, 6, 6, 2)
+    assert of_the_last(short) == of_the_last(long)
+    assert of_the_last(short) != of_the_last(short, seed=5)
+    equal_texts = asc.fisher_trace(model, [last, last], per_sentence=True, **options)
+    first, second = (equal_texts.loc[equal_texts["sample"] == at, "trace"].tolist() for at in (0, 1))
+    assert first != second  # draws of their own, of which a mean can be taken
+    with pytest.raises(ValueError, match="fisher_trace: seed must be at least 0, got -1"):
+        asc.fisher_trace(model, [last], seed=-1, **options)
+
+
 def test_labels_are_drawn_from_the_models_own_predictions(llama):
     sure = copy.deepcopy(llama)
     with torch.no_grad():

@@ -207,6 +207,15 @@ def test_a_window_that_leaves_no_key_is_untested():
     assert result.position.item() == -1
 
 
+@pytest.mark.parametrize("sharpness", [0.5, 4.0])
+def test_the_level_is_far_below_alpha_as_the_page_says(sharpness):
+    """Logits of noise: the far entries of each row are exchangeable."""
+    logits = torch.randn(300, 64, 64, generator=torch.Generator().manual_seed(0)) * sharpness
+    maps = logits.masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+    assert not asc.sink_test(maps, alpha=0.05).sinks.any()
+    assert asc.sink_test(maps, alpha=0.5).sinks.any(-1).double().mean() < 0.02
+
+
 # Heads with one ------------------------------------------------------------------------------------------
 
 

@@ -119,6 +119,14 @@ LAWS["boundary"] = (
     POINTS,
     {"norm": 1, "center": 1, "distance2": 2},
 )
+LAWS["graph_signal"] = (lambda x: asc.graph_signal(ATTENTION, x, center=True), STATES, {"energy": 2})
+LAWS["graph_signal combinatorial"] = (
+    lambda x: asc.graph_signal(ATTENTION, x, normalized=False),
+    STATES,
+    {"energy": 2},
+)
+law("matrix_entropy", {"points": POINTS}, 0, unit=True, center=True)
+LAWS["cka"] = (lambda x: asc.cka(x, STATES), POINTS[:24], 0)
 LAWS["delta_statistics"] = (
     lambda x: asc.delta_statistics(x, 1.5 * x),
     FULL,

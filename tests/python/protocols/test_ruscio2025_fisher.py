@@ -188,6 +188,24 @@ def test_encoders_read_masked_texts_and_are_scored_at_all_positions(bert):
         ruscio2025.fisher_trace(bert, rows)
 
 
+def test_masks_of_a_text_do_not_depend_on_the_texts_before_it(bert):
+    words = tokenizer()
+    words.add_special_tokens({"mask_token": "saw"})
+    read = []
+
+    def remember(module, args, kwargs):
+        read.append(kwargs["input_ids"][0] == words.mask_token_id)
+
+    texts = [{"input_ids": torch.full((1, 60), token)} for token in (5, 6, 7)]
+    hook = bert.register_forward_pre_hook(remember, with_kwargs=True)
+    ruscio2025.fisher_trace(bert, texts, tokenizer=words)
+    ruscio2025.fisher_trace(bert, texts[1:], tokenizer=words, seed=1)
+    hook.remove()
+    assert torch.equal(read[1], read[3])
+    assert torch.equal(read[2], read[4])
+    assert not torch.equal(read[1], read[2])
+
+
 def test_fifteen_in_a_hundred_tokens_are_masked(bert):
     words = tokenizer()
     words.add_special_tokens({"mask_token": "saw"})

@@ -197,6 +197,17 @@ def test_pairs_are_the_unit():
     assert {row.verdict for row in over_pairs([Pair(1.0)]).values()} == {NOT_TESTABLE}
 
 
+def test_over_pairs_the_read_side_has_the_nulls_of_each_pair():
+    """What no pair supports, because its own matrices are as concentrated, all of them do not either."""
+    reached = [Pair(value, nulls={"weights": value + 0.5}) for value in (1.9, 2.0, 2.1)]
+    assert {of_pair(pair)["C1"].verdict for pair in reached} == {UNDECIDED}
+    row = over_pairs(reached)["C1"]
+    assert row.verdict == UNDECIDED
+    assert "the base's own matrices give 5.66: as much as the interval allows" in row.reason
+    below = [Pair(value, nulls={"weights": value - 1}) for value in (1.9, 2.0, 2.1)]
+    assert over_pairs(below)["C1"].verdict == SUPPORTED
+
+
 def test_pairs_and_runs_of_low_rank_know_what_logarithms_lose():
     """Changes of rank one in 64 dimensions give -.4 octaves where they prefer nothing: their t intervals held
     isotropic in .16 of draws."""
@@ -276,6 +287,19 @@ def test_objectives_are_compared_over_training_runs():
     assert of_arms(ce=runs(2.0), noise=runs(0.0))["C4"].verdict == CONTRADICTED
     wide = [Pair(value) for value in (0.0, 0.7, 1.4)]
     assert of_arms(ce=runs(2.0), noise=wide)["C4"].verdict == UNDECIDED
+
+
+def test_every_objective_must_be_certain_and_not_that_of_the_least_mean_alone():
+    """An arm of a larger mean may reach lower, or have no interval at all."""
+    wide = [Pair(value) for value in (0.5, 2.2, 3.9)]
+    row = of_arms(ce=runs(2.0), dpo=wide)["C4"]
+    assert row.verdict == UNDECIDED
+    assert row.value == pytest.approx(2**2.2)
+    single = of_arms(ce=runs(2.0), dpo=[Pair(3.0)])["C4"]
+    assert single.verdict == NOT_TESTABLE
+    assert "one training run: no interval" in single.reason
+    # an arm that is not concentrated refutes it, whatever is known of the others
+    assert of_arms(ce=runs(0.0), dpo=[Pair(3.0)])["C4"].verdict == CONTRADICTED
 
 
 @pytest.mark.parametrize(

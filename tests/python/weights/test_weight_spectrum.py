@@ -54,6 +54,20 @@ def test_three_values_by_hand():
         assert getattr(result, field).item() == pytest.approx(value, abs=1e-13), field
 
 
+def test_values_that_are_equal_but_for_rounding_are_equal():
+    """A turned matrix has the values of the one that was not turned; those of an orthogonal one are all 1."""
+    left, right = (torch.linalg.qr(drawn(40, 40, seed=seed))[0] for seed in (1, 2))
+    orthogonal = asc.weight_spectrum(left)
+    assert orthogonal.alpha.isnan()
+    assert orthogonal.tail.item() == 0
+    two_values = torch.tensor([2.0] * 20 + [1.0] * 20, dtype=torch.float64).diag()
+    plain, turned = asc.weight_spectrum(two_values), asc.weight_spectrum(left @ two_values @ right)
+    # 40/(20 ln 4) above 1
+    assert plain.alpha.item() == pytest.approx(1 + 2 / math.log(4), rel=1e-12)
+    for field in plain._fields:
+        assert getattr(turned, field).item() == pytest.approx(getattr(plain, field).item(), rel=1e-11), field
+
+
 @pytest.mark.parametrize("cdf", ["both", "lower"])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_fit_is_that_of_a_search(cdf, seed):

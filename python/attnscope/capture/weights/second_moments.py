@@ -51,7 +51,8 @@ def second_moments(
         column: of a table, the one that holds the texts.
         map: from `weight_map`; None makes it.
         gradients: also of δ_t = ∂L/∂(output), L the summed next-token loss of a text.
-        labels: tokens that the loss asks for: "data", the next ones, or "sampled" from the model.
+        labels: tokens that the loss asks for: "data", the next ones, or "sampled" from the model. Text
+            number i draws them from a generator of its own, with seed i, whatever the other texts are.
         skip_first: leave out position 0, whose states are unlike any other's.
         groups: text i goes into group i mod `groups`; their sums are kept apart.
         rank: columns of a sketch, for widths where whole moments do not fit; None keeps them whole.
@@ -90,10 +91,10 @@ def second_moments(
     moments = Moments(rank)
     tracer = Tracer(model, map, gradients=gradients)
     count = 0
-    generator = torch.Generator().manual_seed(0)
     for number, row in enumerate(stream_ids(name, texts, tokenizer, column)):
         ids = torch.tensor(row[:max_tokens], dtype=torch.int64, device="cpu")
         check_length(f"{name}: text {number}", len(ids), skip_first=skip_first)
+        generator = torch.Generator().manual_seed(number)
         for trace in tracer.run(ids, labels=labels, generator=generator):
             trace.add_to(moments, number % groups, skip_first=skip_first)
         count += 1

@@ -91,17 +91,18 @@ def recurrent_uncertainty(
     likelihood = torch.where(inside & ~likelihood.detach().isnan(), likelihood, 0.0)
     head = attention.sum(-1).argmax(-1)
     chosen_head = attention.gather(-2, head[..., None, None].expand(*head.shape, 1, size)).squeeze(-2)
-    p = likelihood.exp()
     total = torch.zeros(head.shape, dtype=torch.float64, device="cpu")
-    confidence = total
+    log_confidence = total
     for t in range(size):
-        likelihood_of_token = p[..., None, t].expand(head.shape)
-        carried = (1 - share) * chosen_head[..., t] * confidence
-        confidence = share * likelihood_of_token + carried if t else likelihood_of_token
+        log_p_of_token = likelihood[..., None, t].expand(head.shape)
         counts = inside[..., None, t]
-        # the logarithm of what does not count would have a gradient of NaN
-        logarithm = torch.where(counts, confidence, 1.0).log()
-        total = total - torch.where(counts, logarithm, 0.0)
+        if t:
+            # what does not count would have a gradient of NaN
+            carry = torch.where(counts, chosen_head[..., t], 1.0)
+            log_confidence = _log_confidence(share, log_p_of_token, carry, log_confidence)
+        else:
+            log_confidence = log_p_of_token
+        total = total - torch.where(counts, log_confidence, 0.0)
     # undefined layers are set to NaN at the end: the largest of numbers with NaN has a gradient of NaN
     layers = total / ends.clamp(min=1)[..., None]
     value = layers.amax(-1) if layers.shape[-1] else torch.full(leading, torch.nan, device="cpu")
@@ -112,6 +113,26 @@ def recurrent_uncertainty(
         torch.where(defined_layers, layers, torch.nan),
         torch.where(defined_layers, head, -1),
     )
+
+
+def _log_confidence(weight: float, log_p: Tensor, carry: Tensor, log_confidence: Tensor) -> Tensor:
+    """Return ln(weight·p + (1 − weight)·carry·c), where p and c may be too small to be told from 0.
+
+    Both are divided by the larger of those that take part.
+
+    Args:
+        weight: of p.
+        log_p: ln p.
+        carry: attention to the token before.
+        log_confidence: ln c of the token before.
+    """
+    is_carried = (carry > 0) & (weight < 1)
+    of_token = log_p if weight > 0 else torch.full_like(log_p, -torch.inf)
+    largest = torch.where(is_carried, torch.maximum(of_token, log_confidence), of_token).detach()
+    largest = torch.where(largest.isfinite(), largest, 0.0)
+    # beyond e^700 stands only what attention of 0 is multiplied by
+    scaled = (log_confidence - largest).clamp(max=700.0).exp()
+    return largest + (weight * (log_p - largest).clamp(max=700.0).exp() + (1 - weight) * carry * scaled).log()
 
 
 def _lengths(function: str, lengths: Any, leading: tuple[int, ...], size: int) -> Tensor:

@@ -15,6 +15,9 @@ from attnscope.arguments import scalars
 from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.clouds.cloud_distances import distances_or_euclidean
 
+#: Logarithms of ratios up to this are rounding of equal distances, as in a turned grid.
+_ROUNDING = 1e-12
+
 
 @memory_errors("gride")
 @without_derivative("its root is found by bisection")
@@ -38,7 +41,7 @@ def gride(
 
     Returns:
         [...] float64, above 0; points at distance 0 are no neighbours. NaN where fewer than two points have
-        2·n1 neighbours, or all ratios are 1, and for a cloud that is not finite, with one warning.
+        2·n1 neighbours, or all ratios are 1 to 1e-12, and for a cloud that is not finite, with one warning.
 
     Raises:
         ValueError: n1 below 1 or 2·n1 above n − 1, and as `two_nn`.
@@ -82,6 +85,7 @@ def _dimension(distances: np.ndarray[Any, Any], n1: int) -> float:
     near, far = apart[:, n1 - 1], apart[:, 2 * n1 - 1]
     defined = np.isfinite(far)
     logs = np.log(far[defined] / near[defined])
+    logs[logs <= _ROUNDING] = 0.0
     count = len(logs)
     if count < 2 or not logs.sum() > 0:
         return np.nan

@@ -32,7 +32,8 @@ class LocalDimension(NamedTuple):
         points: (k − 2)/S_i, [..., K, n] float64; NaN at points that are not used and for k = 2.
         used: points with k neighbours that are not all equally far, [..., K] int64.
         duplicates: points that equal another one of the cloud, [..., K] int64.
-        tied: points whose k neighbours are all equally far and are left out, [..., K] int64.
+        tied: points whose k neighbours are all equally far, to 1e-12 of the distance, and are left out,
+            [..., K] int64.
     """
 
     value: Tensor
@@ -140,7 +141,8 @@ def two_nn(
 
     Returns:
         [...] float64, above 0, with an axis of the subsets before; points at distance 0 are no neighbours.
-        Fewer than two points with two neighbours, or all of them tied: NaN.
+        Fewer than two points with two neighbours, or all of them tied to 1e-12 of the distance, as in a
+        grid: NaN.
 
     Raises:
         ValueError: discard outside [0, 1), wrong dtype, rank or shape, negative or asymmetric distances,

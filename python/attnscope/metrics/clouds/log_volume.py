@@ -69,9 +69,10 @@ def _log_volumes(points: Tensor, lengths: Tensor | None, ridge: float) -> tuple[
     finite = (rows.isfinite().all(-1) | ~inside).all(-1)
     rows = torch.where((inside & finite[..., None])[..., None], rows, 0.0)
     centred = rows - rows.mean(-1, keepdim=True)
-    squares = torch.linalg.svdvals(centred).square()
+    singular_values = torch.linalg.svdvals(centred)
     k = inside.sum(-1)
-    terms = (squares + ridge).log()
+    # ln(σ² + α), of singular values too large to be squared as well
+    terms = 2 * torch.hypot(singular_values, singular_values.new_tensor(math.sqrt(ridge))).log()
     # singular values fall, so those behind the cloud's rows are zeros of the padding
     place = torch.arange(terms.shape[-1], device=points.device)
     total = torch.where(place < k[..., None], terms, 0.0).sum(-1)

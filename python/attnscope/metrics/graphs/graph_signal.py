@@ -14,6 +14,7 @@ from attnscope._memory import memory_errors
 from attnscope.arguments import scalars
 from attnscope.arguments.host_copies import row_major
 from attnscope.gradients.refusal import refuse_backward
+from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
@@ -160,10 +161,12 @@ def _values(
         # From the first token on, so that equal states are at exactly 0 whatever their mean rounds to.
         signals = signals - signals[:, :1]
         signals = signals - signals.mean(-2, keepdim=True)
+    signals, scales = _powers.in_range(signals)
     total = signals.square().sum((-2, -1))
-    energy = (signals * (laplacian @ signals)).sum((-2, -1)).clamp_min(0.0)
-    undefined = torch.full_like(energy, torch.nan)
-    smoothness = torch.where(total > 0, energy / torch.where(total > 0, total, 1.0), undefined)
+    energy_in_range = (signals * (laplacian @ signals)).sum((-2, -1)).clamp_min(0.0)
+    undefined = torch.full_like(total, torch.nan)
+    smoothness = torch.where(total > 0, energy_in_range / torch.where(total > 0, total, 1.0), undefined)
+    energy = _powers.unscaled(energy_in_range, scales, power=2)
     if not spectrum:
         return torch.stack([energy, smoothness, undefined, undefined])
     eigenvalues, vectors = torch.linalg.eigh(laplacian.detach())

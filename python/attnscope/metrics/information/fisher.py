@@ -60,7 +60,8 @@ def fisher_trace(
         labels: "data", the sentence's own tokens, or "sampled", drawn from the model's own predictions.
         mask_share: of the tokens of a masked-language model, at least one a sentence.
         draws: of sampled labels, of which the mean is taken.
-        seed: of the draws and masks.
+        seed: of the draws and masks. Text number i draws from a generator of its own, with seed + i, so that
+            what it gives does not depend on the other texts.
         per_sentence: one row for each sentence and group instead of the mean.
 
     Returns:
@@ -92,8 +93,8 @@ def fisher_trace(
     if not 0.0 < float(mask_share) <= 1.0:
         raise ValueError(f"fisher_trace: mask_share must lie in (0, 1], got {mask_share!r}")
     draws, sampled = scalars.at_least("fisher_trace", "draws", draws, 1), labels == "sampled"
-    generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
-
+    seed = scalars.at_least("fisher_trace", "seed", seed, 0)
+    device = next(model.parameters()).device
     tokenizer_argument("fisher_trace", tokenizer)
 
     def losses() -> Losses:
@@ -104,6 +105,7 @@ def fisher_trace(
                     raise ValueError("fisher_trace: texts that are strings need a tokenizer")
                 text = tokenizer(text, return_tensors="pt")
             inputs = {name: value[:, :max_tokens].to(device) for name, value in dict(text).items()}
+            generator = torch.Generator().manual_seed(seed + sample)
             for _ in range(draws if sampled else 1):
                 chosen, targets = _scored(model, inputs, tokenizer, mask_share, generator)
                 if not (tokens := len(targets)):

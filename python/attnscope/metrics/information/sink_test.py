@@ -102,7 +102,7 @@ def sink_test(
     Args:
         attention: attention maps [..., q, k], any strides, CPU or CUDA; rows are queries. With a learned sink
             they are the real keys' part of each row.
-        alpha: the chance of any sink in a map without one, in (0, 1).
+        alpha: what the chance of any sink in a map without one stays below, in (0, 1).
         support: which keys a query sees, as in `incoming_attention`.
         precision: "fast" gives the exact value: the test is decided by sums in float64, and
             reading the map is what it costs.
@@ -113,8 +113,10 @@ def sink_test(
     Returns:
         SinkTest. A head whose logits depend on the key alone has sinks; one that attends to itself, to
         neighbours or by distance has none. A map with a NaN or infinite entry is untested, and its neighbours
-        are not touched. Power grows with n and falls with the sharpness of the other attention: a first key
-        of mass 0.3 among logits N(0, 1) is found in every map of 33 tokens, one of 0.1 in every map of 64.
+        are not touched. The bound is far on the safe side: of 5,400 causal maps whose logits are noise (32 to
+        256 tokens, deviations of 0.5 to 4) none has a sink at alpha 0.05, and fewer than one in a hundred at
+        alpha 0.5. Power grows with n and falls with the sharpness of the other attention: a first key of mass
+        0.3 among logits N(0, 1) is found in every map of 33 tokens, one of 0.1 in every map of 64.
 
     Raises:
         ValueError: alpha outside (0, 1), and as `incoming_attention`.
@@ -170,7 +172,7 @@ def tested_sinks(
 
 
 def bernstein(variance: Array, largest: Array, tested: Any, alpha: float) -> Array:
-    """Return a bound: the chance that any of `tested` centred sums exceeds it is alpha."""
+    """Return a bound: the chance that any of `tested` centred sums exceeds it is alpha at most."""
     level = np.log(np.maximum(tested, 1) / alpha)
     linear = level * largest / 3
     return np.asarray(linear + (linear**2 + 2 * variance * level) ** 0.5)
@@ -262,7 +264,7 @@ def pooled_sinks(
         sums: what `sink_sums` gives for one kind of label, of one batch or of several below each other.
         texts: how many texts were tested.
         by: columns that keep maps apart, for example ["layer", "map"].
-        alpha: the chance of any sink in a head without one, in (0, 1).
+        alpha: what the chance of any sink in a head without one stays below, in (0, 1).
 
     Returns:
         A DataFrame with the columns of `by`, label, texts, eligible, sink (both bool), mean, uniform (means

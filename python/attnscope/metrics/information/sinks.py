@@ -182,7 +182,7 @@ def sink_tokens(
     Args:
         attention: maps [..., q, k]; support, lengths and validate are as in `incoming_attention`.
         rule: "test", with alpha, or "frequency", with tau, gamma and min_visibility.
-        alpha: the chance of any sink in a map without one, in (0, 1).
+        alpha: what the chance of any sink in a map without one stays below, in (0, 1).
         tau: in (0, 1); None takes the 90th percentile of each map's visible entries, by linear interpolation.
         gamma: the share of queries, in (0, 1].
         min_visibility: in [0, 1]; leaves out the last keys of causal maps, which few queries see.
@@ -257,7 +257,7 @@ def sink_position(
     Args:
         attention: maps [..., q, k]; support, lengths and validate are as in `incoming_attention`.
         rule: "test", with alpha, or "largest", with min_visibility.
-        alpha: the chance of any sink in a map without one, in (0, 1).
+        alpha: what the chance of any sink in a map without one stays below, in (0, 1).
         min_visibility: only keys that at least ⌈min_visibility·n⌉ queries see compete, in [0, 1].
         precision: "fast" adds in float32, as in `incoming_attention`, where the rule is "largest"; keys that
             this does not tell apart are measured exactly, so that the position is always the exact one.

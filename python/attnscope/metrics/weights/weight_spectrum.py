@@ -85,7 +85,9 @@ def weight_spectrum(matrix: Tensor, *, cdf: Literal["both", "lower"] = "both") -
 
     Returns:
         WeightSpectrum, each field [...]; NaN for a matrix that is 0 or not finite, the latter with one
-        warning. WeightWatcher drops λ <= 1e-5 whatever the scale, and its soft rank is another fit.
+        warning, and the fit NaN where all values are equal, as of an orthogonal matrix: singular values that
+        are Nε·σ1 apart or less are rounding and count as equal. WeightWatcher drops λ <= 1e-5 whatever the
+        scale, and its soft rank is another fit.
 
     Raises:
         ValueError: fewer than two dimensions, an empty matrix, another dtype, an unknown cdf.
@@ -130,11 +132,13 @@ def weight_spectrum(matrix: Tensor, *, cdf: Literal["both", "lower"] = "both") -
 def _statistics(singular: Array, longer: int, shorter: int, lower: bool) -> dict[str, float]:
     """Return the fields of one matrix from its singular values, falling."""
     result = {**dict.fromkeys(WeightSpectrum._fields, math.nan), "tail": 0, "spikes": -1}
-    largest = singular[0]
+    largest = float(singular[0])
     if not largest > 0:
         return result
     # over the largest, so that squares stay in range
-    share = (singular[singular > longer * np.finfo(np.float64).eps * largest] / largest)[::-1] ** 2
+    ascending = singular[::-1] / largest
+    rounding = longer * np.finfo(np.float64).eps
+    share = _without_rounding(ascending[ascending > rounding], rounding) ** 2
     log_largest = 2 * math.log10(largest)
     edge = _upper_edge(share, longer, shorter)
     result |= {
@@ -151,12 +155,21 @@ def _statistics(singular: Array, longer: int, shorter: int, lower: bool) -> dict
     return result | {
         "alpha": tail.alpha,
         "alpha_error": (tail.alpha - 1) / math.sqrt(tail.size),
-        "xmin": tail.xmin * largest**2,
+        "xmin": tail.xmin * (largest * largest),
         "ks": tail.ks,
         "tail": tail.size,
         "alpha_hat": tail.alpha * log_largest,
         "log_alpha_norm": log_norm,
     }
+
+
+def _without_rounding(ascending: Array, rounding: float) -> Array:
+    """Return values of which those that differ from the one before by rounding are the first of their run.
+
+    A power law of values that are equal, as of an orthogonal matrix, would have an exponent of 1e15.
+    """
+    begins = np.diff(ascending, prepend=-np.inf) > rounding
+    return np.asarray(ascending[begins][np.cumsum(begins) - 1])
 
 
 def _fit_tail(values: Array, lower: bool) -> _Tail | None:

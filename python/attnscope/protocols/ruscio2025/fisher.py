@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from attnscope.arguments import scalars
 from attnscope.arguments.tokenizers import tokenizer_argument
 from attnscope.metrics.information import fisher as exact
 
@@ -58,7 +59,7 @@ def fisher_trace(
         tokenizer: for sentences, and for the mask token of masked-language models. Its padding token, else
             that of the end of a sequence, pads; without a tokenizer those of `model.config`, else id 0.
         padded_to: tokens of the longest text, where `texts` are a part of a list; at most 128 count.
-        seed: of the masks.
+        seed: of the masks; those of text number i are drawn with seed + i.
         per_sentence: one row for each sentence and group instead of the mean.
 
     Returns:
@@ -89,13 +90,14 @@ def fisher_trace(
     mask_token: Any = getattr(tokenizer, "mask_token_id", None)
     if masked and mask_token is None:
         raise ValueError(f"{name}: a masked-language model needs a tokenizer with a mask token")
-    generator = torch.Generator().manual_seed(seed)
+    seed = scalars.at_least(name, "seed", seed, 0)
     device = next(model.parameters()).device
 
     def losses() -> exact.Losses:
         for sample, (ids, real) in enumerate(_padded(name, model, texts, tokenizer, padded_to)):
             shown = ids
             if masked:
+                generator = torch.Generator().manual_seed(seed + sample)
                 chosen = torch.bernoulli(
                     torch.full(ids.shape, MASK_SHARE, device="cpu"), generator=generator
                 ).bool()

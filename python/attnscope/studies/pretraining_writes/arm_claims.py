@@ -170,7 +170,10 @@ def whitening_removes(arms: Arms, options: WeightsOptions) -> Measured:
     "runs, widened for the choice",
 )
 def objective_agnostic(arms: Arms, options: WeightsOptions) -> Measured:
-    """Measure the arm whose read side is least concentrated."""
+    """Measure the arm whose read side is least certain to be concentrated.
+
+    An arm that is not decides against the claim; else the one whose interval reaches lowest decides.
+    """
     all_values = {
         arm: [_mean(pair, ("q", "k"), "in", "inputs") for pair in pairs.values()]
         for arm, pairs in arms.runs.items()
@@ -185,16 +188,17 @@ def objective_agnostic(arms: Arms, options: WeightsOptions) -> Measured:
     if len(values) < 2:
         return Untestable("needs two arms or more whose q, k changed" if arms.runs else NO_ARMS)
     means = {arm: float(np.mean(numbers, 0)[0]) for arm, numbers in values.items()}
-    least = min(means, key=lambda arm: means[arm])
     words = ", ".join(f"{arm} {2**mean:.1f}" for arm, mean in means.items())
     if unchanged := [arm for arm in all_values if arm not in values]:
         words += f"; no change of q, k on their inputs: {', '.join(unchanged)}"
-    answer = _over_runs(values[least], above(math.log2(options.band[1])), words, len(values))
-    if isinstance(answer, Untestable):
-        return answer
-    return Estimate(
-        2**answer.value, 2**answer.low, 2**answer.high, above(options.band[1]), words=answer.words
-    )
+    border = math.log2(options.band[1])
+    estimates = [_over_runs(numbers, above(border), words, len(values)) for numbers in values.values()]
+    measured = [estimate for estimate in estimates if isinstance(estimate, Estimate)]
+    against = [estimate for estimate in measured if estimate.high < border]
+    if len(measured) < len(estimates) and not against:
+        return next(estimate for estimate in estimates if isinstance(estimate, Untestable))
+    least = min(against or measured, key=lambda estimate: estimate.low)
+    return Estimate(2**least.value, 2**least.low, 2**least.high, above(options.band[1]), words=least.words)
 
 
 @ARM_CLAIMS.claim(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -141,17 +142,30 @@ def read_side(pair: Pair, options: WeightsOptions) -> Measured:
     if math.isnan(mean.low):
         return Untestable("one group of texts: no interval", _ratio(mean, above(options.band[1])))
     low, _ = mean.interval()
-    nulls = {
-        words: null.value for name, words in NULLS.items() if (null := pair.mean(*READING, name)) is not None
-    }
-    reached = [f"{words} give {2**value:.2f}" for words, value in nulls.items() if value >= low]
+    nulls = _nulls_of_reading([pair])
     return _ratio(
         mean,
         above(options.band[1]),
         p_value=mean.exceedance(),
-        objection=f"{', '.join(reached)}: as much as the interval allows" if reached else "",
+        objection=_reached(nulls, low),
         words=", ".join(f"{words} {2**value:.2f}" for words, value in nulls.items()),
     )
+
+
+def _nulls_of_reading(pairs: list[Pair]) -> dict[str, float]:
+    """Return each stronger null of the read side in octaves, mean over the pairs that have it."""
+    nulls: dict[str, float] = {}
+    for name, words in NULLS.items():
+        values = [null.value for pair in pairs if (null := pair.mean(*READING, name)) is not None]
+        if values:
+            nulls[words] = float(np.mean(values))
+    return nulls
+
+
+def _reached(nulls: Mapping[str, float], low: float) -> str:
+    """Return the nulls that reach an interval whose lower end is given, all in octaves; "" for none."""
+    reached = [f"{words} give {2**value:.2f}" for words, value in nulls.items() if value >= low]
+    return f"{', '.join(reached)}: as much as the interval allows" if reached else ""
 
 
 @claim(
@@ -316,8 +330,13 @@ def _pairs_ratio(
     "q, k on their own inputs over isotropic, 2^mean log2 over pairs; t interval over pairs",
 )
 def read_side_over_pairs(pairs: list[Pair], options: WeightsOptions) -> Measured:
-    """Measure the read side; the pair is the unit, of a series its last checkpoint."""
-    return _pairs_ratio(pairs, READING, above(options.band[1]))
+    """Measure the read side against its stronger nulls; the pair is the unit, of a series its last
+    checkpoint.
+    """
+    estimate = _pairs_ratio(pairs, READING, above(options.band[1]))
+    if isinstance(estimate, Untestable):
+        return estimate
+    return replace(estimate, objection=_reached(_nulls_of_reading(pairs), math.log2(estimate.low)))
 
 
 @PAIRS_CLAIMS.claim(
