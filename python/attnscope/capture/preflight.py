@@ -130,9 +130,10 @@ def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Captur
 
 
 def _trials_of(model: nn.Module) -> _Trials:
-    """Return the remembered plans of a model as it is now."""
+    """Return the remembered plans of a model as it is now, of the same modules."""
     kind = next(((parameter.dtype, parameter.device) for parameter in model.parameters()), ())
-    signature = (*kind, sum(1 for _ in model.modules()))
+    # references compare by the module that they name, and let go of one that was replaced
+    signature = (*kind, *map(weakref.ref, model.modules()))
     trials = _trials.get(model)
     if trials is None or trials.signature != signature:
         trials = _trials[model] = _Trials(signature)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What capture refuses, and what it says."""
 
+import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -231,6 +232,40 @@ def test_the_third_tier_warns_and_still_yields_the_maps(monkeypatch):
         pytest.raises(RuntimeError, match=r"does not let \['hidden'\] be captured"),
     ):
         hidden.__enter__()
+
+
+def uniform_attention(hidden_states, **further):
+    """Mix the states with equal weights on all keys that a query sees, and return the weights too."""
+    batch, n, _ = hidden_states.shape
+    weights = torch.ones(n, n, device="cpu").tril() / torch.arange(1, n + 1, device="cpu")[:, None]
+    return weights @ hidden_states, weights.expand(batch, 4, n, n)
+
+
+def test_attention_that_was_replaced_after_a_capture_is_captured():
+    """The plan of the first capture knows nothing of it, and its layer would be missing without a word."""
+    model, eager = (
+        models.tiny("llama", implementation=name, **models.SMALL_DECODER) for name in ("sdpa", "eager")
+    )
+    inputs = {name: values % 64 for name, values in models.text(model, n=20).items()}
+
+    def maps():
+        with capture(model) as recording:
+            return {layer.index: layer.attention for layer in recording.run(**inputs)}
+
+    assert list(maps()) == [0, 1]
+    for one in (model, eager):
+        one.model.layers[1].self_attn = copy.deepcopy(one.model.layers[0].self_attn)
+        one.model.layers[1].self_attn.layer_idx = 1
+    with torch.no_grad():
+        expected = eager(**inputs, output_attentions=True).attentions
+    captured = maps()
+    assert list(captured) == [0, 1]
+    assert all(torch.equal(captured[layer], expected[layer]) for layer in (0, 1))
+    model.model.layers[1].self_attn = copy.deepcopy(model.model.layers[1].self_attn)
+    model.model.layers[1].self_attn.forward = uniform_attention
+    captured = maps()
+    assert list(captured) == [0, 1]
+    assert torch.equal(captured[1][0, 0], torch.ones(20, 20).tril() / torch.arange(1.0, 21)[:, None])
 
 
 def test_a_model_whose_eager_attention_is_another_one_says_so():
