@@ -253,9 +253,9 @@ def test_attention_that_was_replaced_after_a_capture_is_captured():
             return {layer.index: layer.attention for layer in recording.run(**inputs)}
 
     assert list(maps()) == [0, 1]
-    for one in (model, eager):
-        one.model.layers[1].self_attn = copy.deepcopy(one.model.layers[0].self_attn)
-        one.model.layers[1].self_attn.layer_idx = 1
+    for each_model in (model, eager):
+        each_model.model.layers[1].self_attn = copy.deepcopy(each_model.model.layers[0].self_attn)
+        each_model.model.layers[1].self_attn.layer_idx = 1
     with torch.no_grad():
         expected = eager(**inputs, output_attentions=True).attentions
     captured = maps()
