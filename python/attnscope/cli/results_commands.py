@@ -238,7 +238,7 @@ def compare(
     if second is not None:
         with warnings_in_lines():
             frame = opened(first).compare(opened(second), table or "heads")
-        text = frame.to_string(index=False, float_format="{:.6g}".format)
+        text = comparison_text(frame)
         answer = json.dumps(json_rows(frame), ensure_ascii=False)
     else:
         from attnscope.published import compare_published
@@ -257,6 +257,14 @@ def compare(
         with atomic_file(csv) as file:
             write_csv(frame, file)
     show_beside(csv, answer if as_json else text)
+
+
+def comparison_text(frame: pd.DataFrame) -> str:
+    """Return the rows of two runs' comparison as text; of metrics without a value in both, their number."""
+    has_values = (frame["finite"] > 0) | ~frame["equal"]
+    text = frame[has_values].to_string(index=False, float_format="{:.6g}".format) if any(has_values) else ""
+    left_out = f"{sum(~has_values)} more metrics have no value in either run" if not all(has_values) else ""
+    return "\n".join(filter(None, [text, left_out]))
 
 
 def check(
@@ -339,13 +347,16 @@ def view(
     from attnscope.view import view as look_at
 
     results = opened(folder)
-    try:
-        page = look_at(results, sample=0 if sample is None else sample, trust_remote_code=trust_remote_code)
-    except ResultsError as error:
-        if sample is not None:
-            raise
-        say(f"without matrices of sentence 0: {error}")
-        page = look_at(results)
+    with warnings_in_lines():
+        try:
+            page = look_at(
+                results, sample=0 if sample is None else sample, trust_remote_code=trust_remote_code
+            )
+        except ResultsError as error:
+            if sample is not None:
+                raise
+            say(f"without matrices of sentence 0: {error}")
+            page = look_at(results)
     show_beside(output, page.save(output or folder / "view.html"))
 
 

@@ -209,7 +209,7 @@ def with_values(table: pd.DataFrame, name: str, columns: Sequence[str]) -> list[
     """Return the columns that hold at least one value; NotDrawable without any."""
     present = [column for column in columns if column in table and table[column].notna().any()]
     if not present:
-        raise NotDrawable(f"the {name} table has none of {', '.join(columns)}")
+        raise NotDrawable(f"the {name} table has no value of {', '.join(columns)}")
     return present
 
 

@@ -354,7 +354,7 @@ def _limits(ax: Axes, metric: str) -> None:
     # bounds that depend on the number of tokens differ between the maps of one figure
     least, most = (None if callable(bound) else bound for bound in (declared.low, declared.high))
     if least == 0:
-        low, high = -0.02 * top, top + 0.06 * top
+        low, high = (-0.02 * top, top + 0.06 * top) if top > 0 else (-0.05, 0.05)
     elif least is not None:
         low = max(low, least)
     if most is not None and high > most:

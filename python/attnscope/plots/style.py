@@ -40,6 +40,8 @@ WIDTH, NARROWEST = 7.0, 1.45
 _FINEST = 4800
 #: Inches of paper above and below a picture.
 _PAD = 0.04
+#: Formats without pixels.
+_VECTORS = ("pdf", "svg", "svgz", "eps", "ps", "pgf")
 #: Points: of the labels of axes.
 FONT_SIZE = 8.0
 #: For quantities from low to high: even in lightness and the same to all colour vision.
@@ -343,7 +345,12 @@ def save(
             metadata = {**(metadata or {}), "Title": title}
         picture = io.BytesIO()
         figure.savefig(
-            picture, format=ending, bbox_inches=_exact_box(figure), pad_inches=0, metadata=metadata, dpi=dpi
+            picture,
+            format=ending,
+            bbox_inches=_exact_box(figure, None if ending in _VECTORS else dpi),
+            pad_inches=0,
+            metadata=metadata,
+            dpi=dpi,
         )
         with atomic_file(file) as out:
             out.write(valid_xml(picture.getvalue()) if ending == "svg" else picture.getvalue())
@@ -351,14 +358,23 @@ def save(
     return files
 
 
-def _exact_box(figure: Figure) -> Bbox:
+def _exact_box(figure: Figure, dpi: float | None) -> Bbox:
     """Return the place of a picture in inches: as wide as the figure, its contents in the middle.
 
     A paper that sets a figure at its width then sets letters at their size. Contents that are wider than the
     figure are not cut.
+
+    Args:
+        dpi: of the pixels, to whose grid letters are fitted: in coarse ones words are wider. None takes the
+            figure's.
     """
-    figure.draw_without_rendering()
-    box = figure.get_tightbbox()
+    before = figure.dpi
+    figure.set_dpi(dpi or before)
+    try:
+        figure.draw_without_rendering()
+        box = figure.get_tightbbox()
+    finally:
+        figure.set_dpi(before)
     spare = max(0.0, figure.get_figwidth() - box.width) / 2
     return Bbox.from_extents(box.x0 - spare, box.y0 - _PAD, box.x1 + spare, box.y1 + _PAD)
 

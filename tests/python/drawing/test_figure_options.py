@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import matplotlib as mpl
 import matplotlib.font_manager
+import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
@@ -299,6 +300,30 @@ def test_a_picture_is_as_wide_as_asked(results, tmp_path, width, inches):
     files = figures(results, tmp_path, ["depth"], formats=["pdf"], width=width)
     box = re.search(rb"/MediaBox \[ ?([\d. ]+)\]", files[0].read_bytes())[1].split()
     assert float(box[2]) / 72 == pytest.approx(inches, abs=1e-6)
+
+
+def test_counts_of_nothing_are_drawn_at_zero_and_not_at_rounding():
+    with style():
+        _, axes = panels(1, 1, height=2, width=3.4)
+    ax = axes[0][0]
+    ax.plot([0, 1], [0.0, 0.0])
+    ax.fill_between([0, 1], [-1.5e-17, 0.0], [0.0, 0.0])
+    plots.lines._limits(ax, "betti_1")
+    assert ax.get_ylim() == (-0.05, 0.05)
+
+
+@pytest.mark.parametrize("dpi", [60, 110, 150, 200, 300])
+def test_no_letter_is_cut_whatever_the_resolution(tmp_path, dpi):
+    """In coarse pixels letters are wider than in those of the layout."""
+    with style():
+        figure, _ = panels(1, 1, height=2, width=3.4)
+        figure.axes[0].set_yticks([0, 1], ["key 0 unread: all heads", "another special token"])
+        freeze_layout(figure)
+        plots.save(figure, tmp_path / "a", ["png"], dpi=dpi)
+        figure.savefig(tmp_path / "b.png", bbox_inches="tight", pad_inches=1, dpi=dpi)
+    pictures = [mpl.image.imread(tmp_path / name)[..., :3] for name in ("a.png", "b.png")]
+    ours, with_room = (np.flatnonzero((picture < 0.99).any((0, 2))) for picture in pictures)
+    assert np.ptp(ours) >= np.ptp(with_room) - 1  # a column of pixels may fall on the edge
 
 
 def test_formulas_have_the_letters_of_the_text():

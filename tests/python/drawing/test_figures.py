@@ -31,7 +31,7 @@ from attnscope.plots import (
     threshold_curve,
 )
 from attnscope.plots.axes import step_axis
-from attnscope.plots.figure import _has_data
+from attnscope.plots.figure import _has_data, with_values
 from attnscope.plots.maps import printable
 from attnscope.plots.selection import estimate, measured_heads
 from attnscope.results.results import Results
@@ -293,6 +293,11 @@ def test_head_mean_rows_are_never_drawn(all_figures) -> None:
         for axes in figure.axes:
             for line in axes.get_lines():
                 assert not np.any(np.asarray(line.get_ydata(), dtype=float) > 50), name
+
+
+def test_columns_without_a_value_are_not_said_to_be_missing():
+    with pytest.raises(NotDrawable, match="the heads table has no value of share"):
+        with_values(pd.DataFrame({"share": [np.nan]}), "heads", ["share"])
 
 
 @pytest.mark.slow

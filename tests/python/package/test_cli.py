@@ -243,6 +243,33 @@ def test_tables_as_text_latex_csv_and_json(call, finished, tmp_path):
     assert (code, "did you mean 'heads'" in err) == (2, True)
 
 
+def test_metrics_that_neither_run_measured_are_one_line_of_a_comparison(call, finished):
+    code, out, _ = call("compare", finished / "a", finished / "b")
+    lines = out.strip().splitlines()
+    assert code == 0
+    assert "fiedler_value" in out
+    assert "NaN   True" not in out
+    number = int(lines[-1].removesuffix(" more metrics have no value in either run"))
+    _, answer, _ = call("compare", finished / "a", finished / "b", "--json")
+    assert len(json.loads(answer)) == number + len(lines) - 2  # without the heading and the last line
+
+
+def test_a_page_of_maps_that_are_not_finite_says_so_in_lines(call, inputs, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = shutil.copytree(inputs[0], tmp_path / "nan")
+    weights = load_file(model / "model.safetensors")
+    name = next(name for name in weights if "q_proj" in name)
+    save_file({**weights, name: weights[name] * float("nan")}, model / "model.safetensors", {"format": "pt"})
+    run = ("run", "--model", model, "--texts", inputs[1], "--output", tmp_path, "--name", "a")
+    code, _, _ = call(*run, "--samples", "2", *SMALL)
+    assert code == 0
+    code, out, err = call("view", tmp_path / "a")
+    assert (code, out.strip()) == (0, str(tmp_path / "a" / "view.html"))
+    assert "met NaN or infinite entries in" in err
+    assert all(line.startswith("attnscope: ") for line in err.splitlines()), err
+
+
 @pytest.mark.parametrize("to", ["file", "pipe"])
 def test_standard_output_holds_nothing_but_the_page(finished, tmp_path, to):
     """The page was overwritten by its name where standard output is a file, and followed by it in a pipe."""

@@ -149,6 +149,28 @@ def test_nulls_are_drawn_and_words_stay_apart(run, name, width):
         assert name not in ("asymmetry", "depth") or "null" in ids
 
 
+@pytest.mark.parametrize("power", [0.01, 0.05, 0.5, 1])
+@pytest.mark.parametrize("name", ["asymmetry", "depth", "rounding"])
+def test_every_axis_of_fractions_has_two_numbers_apart(name, power):
+    """However near to isotropic the fractions are; the size of a change spans one decade at least."""
+    tables = {table: RUNS["pair"].table(table) for table in RUNS["pair"].tables()}
+    for table in tables.values():
+        for column in ("relative", "low", "high"):
+            if column in table:
+                table[column] = table[column] ** power
+    figure = FIGURES[name](Results(tables)).figure
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        for axis, (low, high) in ((ax.yaxis, ax.get_ylim()), (ax.xaxis, ax.get_xlim())):
+            ticks = axis.get_major_ticks() + axis.get_minor_ticks()
+            shown = {tick.label1.get_text() for tick in ticks if low <= tick.get_loc() <= high} - {""}
+            assert len(shown) > 1, (name, axis.axis_name, shown)
+    places = level_words(figure)
+    for (words, a), (others, b) in itertools.combinations(places, 2):
+        apart = min(a.x1, b.x1) - max(a.x0, b.x0) <= 1 or min(a.y1, b.y1) - max(a.y0, b.y0) <= 1
+        assert apart, (words, others)
+
+
 def test_changes_of_rank_one_are_those_of_one_base():
     """A run whose pairs have other bases each (options.base=previous) holds those of all."""
     table = RUNS["pair"].table("rank_one")

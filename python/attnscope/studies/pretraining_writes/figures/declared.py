@@ -9,6 +9,7 @@ import matplotlib.figure as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Figure, Options, Results, declared_in, optional, require_table
@@ -120,10 +121,22 @@ def isotropic(ax: Axes, spread: float = 0.0) -> None:
         ax.update_datalim([(0.0, max(low, 0.5)), (0.0, high)], updatex=False)
 
 
+class _Octaves(LogLocator):
+    """Ticks at powers of two; where fewer than two of them are in sight, at plain numbers."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        """Return the places of ticks between two values."""
+        powers = super().tick_values(vmin, vmax)
+        if sum(vmin <= power <= vmax for power in powers) > 1:
+            return powers
+        return MaxNLocator(4, min_n_ticks=3).tick_values(vmin, vmax)
+
+
 def octaves(ax: Axes, *, along: str = "y") -> None:
     """Make an axis logarithmic to base 2, with plain numbers."""
     axis = ax.yaxis if along == "y" else ax.xaxis
     (ax.set_yscale if along == "y" else ax.set_xscale)("log", base=2)
+    axis.set_major_locator(_Octaves(base=2))
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_minor_formatter(lambda *_: "")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from attnscope.errors import NotDrawable
 from attnscope.plots.figure import Drawn, Options, Results, captioned, over_layers, require_table
@@ -236,6 +236,7 @@ def rounding(results: Results, options: Options) -> Drawn:
             ax.axvline(1.0, color=MUTED, linewidth=0.9, linestyle=":")
         ax.set_xscale("log")
         ax.set_xlim(*decades)
+        ax.xaxis.set_minor_formatter(NullFormatter())  # of one decade they would be written over each other
         octaves(ax)
         ax.set_title(name)
         ax.set_xlabel("change / rounding step")
