@@ -35,6 +35,9 @@ class PromptSteps:
         cached: keep the prompt's other tokens in a cache; False runs the whole prompt each time. So do models
             with recurrent layers, which write their states over those of the cache, and models whose step
             behind a repeated cache is not that of the whole prompt.
+
+    Attributes:
+        uncached_reason: why the whole prompt runs in each step, "" while its other tokens are in a cache.
     """
 
     def __init__(self, model: nn.Module, ids: Tensor, *, cached: bool = True) -> None:
@@ -44,7 +47,13 @@ class PromptSteps:
         # Of the last token [1, V], in a pass of the whole prompt.
         self._prompt_logits: Tensor | None = None
         self._tried: set[int] = set()
-        self._cached = cached and self.ids.shape[1] > 1
+        self.uncached_reason = "" if cached else "no cache was asked for"
+        if cached and self.ids.shape[1] == 1:
+            self.uncached_reason = "the prompt has one token"
+
+    @property
+    def _cached(self) -> bool:
+        return not self.uncached_reason
 
     def step(
         self,
@@ -65,9 +74,10 @@ class PromptSteps:
             The layers and the outputs; logits are those of the last token [size, 1, V].
         """
         if self._cached and keeps_recurrent_states(self._cache(1)):
-            self._cached = False
+            self.uncached_reason = "the model keeps recurrent states"
         if self._cached and size not in self._tried:
-            self._cached = self._step_is_right(size)
+            if not self._step_is_right(size):
+                self.uncached_reason = "a step behind the cache does not give the logits of the whole prompt"
             self._tried.add(size)
         declaration = Forward(
             sites=tuple(sites),

@@ -107,9 +107,11 @@ def identities(model: Any, prompts: Sequence[Tensor], tolerance: float, pad: int
     theirs, logits = passed(model, other)
     imposed = passed(model, ids, SetState(-1, theirs[-1][:, -1]))[1]
     yield Check("other_state", _gap(imposed[:, -1], logits[:, -1]), tolerance)
-    _, outputs = PromptSteps(model, ids[0]).step(1, (AddDirection(middle, move, steps="all"),))
+    steps = PromptSteps(model, ids[0])
+    _, outputs = steps.step(1, (AddDirection(middle, move, steps="all"),))
     uncached = passed(model, ids, AddDirection(middle, move))[1]
-    yield Check("cached_step", _gap(outputs.logits[:, -1], uncached[:, -1]), tolerance)
+    gap = _gap(outputs.logits[:, -1], uncached[:, -1]) if not steps.uncached_reason else None
+    yield Check("cached_step", gap, tolerance, steps.uncached_reason)
     yield _padding_check(model, ids, states[-1], pad, tolerance)
     yield from _final_state_checks(model, ids, states, tolerance)
 

@@ -87,4 +87,5 @@ def test_a_model_that_looks_ahead_does_not_keep_them():
     model.model.layers[2].register_forward_hook(mixed)
     checks = {check.name: check for check in identities(model, prompts(models.VOCABULARY), 1e-5, 0)}
     assert not checks["earlier_states"].holds
-    assert not checks["cached_step"].holds
+    step = checks["cached_step"]  # its prompts run whole, which a gap of 0 would not show
+    assert (step.value, "does not give the logits of the whole prompt" in step.reason) == (None, True)
