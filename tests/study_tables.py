@@ -116,6 +116,7 @@ def _add_ablation(rows: Rows, keys: dict[str, Any], sample: int) -> None:
 def _add_frames(rows: Rows, keys: dict[str, Any], frame: str, causal: bool, token: str) -> None:
     """Add the frame of a group of texts, and its evidence by thirds of the layers."""
     frames = {"frame": frame, "token_frame": "distributed", "margin": 0.1, "probability": 0.9}
+    frames |= {"chance": 0.001}
     modes = {"modal_position": 0, "modal_token": token, "modal_position_share": 0.9}
     counts = {"samples": SAMPLES, "causal": causal, "modal_token_share": 0.4}
     add(rows, "frames", **keys, group="all", **frames, **counts, **modes)

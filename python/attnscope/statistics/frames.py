@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,11 +34,13 @@ class Frames(NamedTuple):
     margin: float
     probability: float
     evidence: pd.DataFrame
+    chance: float = math.nan
 
     def __repr__(self) -> str:
         return (
             f"Frames(frame={self.frame!r}, token_frame={self.token_frame!r}, margin={self.margin:.3f}, "
-            f"probability={self.probability:.3f}, evidence={len(self.evidence)} rows)"
+            f"probability={self.probability:.3f}, chance={self.chance:.3f}, "
+            f"evidence={len(self.evidence)} rows)"
         )
 
 
@@ -77,7 +79,7 @@ def classify_frames(
             where a tokenizer prepends no special token: heads then agree on position 0 and not on a string.
         special: bool [samples, n], special tokens; the first and last of them are the anchors instead of
             the first and last position.
-        seed: of the bootstrap over samples.
+        seed: of the bootstrap over samples and of the draws from the null.
         dominant: see above, in (0, 1).
         half: see above, in (0, 1).
         minor: see above, in (0, 1).
@@ -88,7 +90,11 @@ def classify_frames(
         the share of 1,000 bootstrap samples with the same verdict, which says how far samples agree and is 1
         of a single one; a third without a sink decides nothing; evidence a row for each kind (position,
         token) and third with the number of sinks, the three largest shares, the normalised entropy and the
-        shares of the anchors.
+        shares of the anchors; chance, in (0, 1], how often heads that have nothing to do with each other have
+        the frame: the share of this and 1,000 drawn verdicts that are the same, NaN of none. In a draw all
+        sinks of a head move by a number of positions that is drawn for the head, below the length of the
+        shortest sample and modulo that of their own. Where few heads have a sink the chance is large, and
+        that of "distributed" mostly is: only a frame with a small one says that heads share their places.
 
     Raises:
         ValueError: positions of another shape or past a sample's length, thresholds outside their bounds,
@@ -98,8 +104,17 @@ def classify_frames(
         Every head of every layer attends to position 0.
 
         >>> import torch, attnscope as asc
-        >>> asc.classify_frames(torch.zeros(5, 6, 4, dtype=torch.int64), lengths=[7, 8, 9, 7, 8], causal=True)
-        Frames(frame='centralized', token_frame=None, margin=0.200, probability=1.000, evidence=3 rows)
+        >>> first = torch.zeros(5, 6, 4, dtype=torch.int64)
+        >>> frames = asc.classify_frames(first, lengths=[7, 8, 9, 7, 8], causal=True)
+        >>> frames.frame, round(frames.margin, 3), frames.probability, round(frames.chance, 3)
+        ('centralized', 0.2, 1.0, 0.001)
+
+        The only head with a sink has one frame wherever it looks, by chance too.
+
+        >>> lone = torch.full((5, 6, 4), -1)
+        >>> lone[:, 2, 1] = 0
+        >>> asc.classify_frames(lone, lengths=9, causal=True, least=0).chance
+        1.0
 
         An untrained model: no head has a sink.
 
@@ -127,12 +142,20 @@ def classify_frames(
     by_position, at_anchors = _counts(labels, ends, sinks >= 0, groups, n + 1)
     needed = least * sinks.size
     frame, margin = _verdict(by_position.sum(0), at_anchors.sum(0), causal, thresholds, needed)
-    drawn = np.random.default_rng(seed).multinomial(len(sinks), np.full(len(sinks), 1 / len(sinks)), DRAWS)
+    generator = np.random.default_rng(seed)
+    drawn = generator.multinomial(len(sinks), np.full(len(sinks), 1 / len(sinks)), DRAWS)
     agreeing = 0
     for weights in drawn:
         counts = np.tensordot(weights, by_position, 1)
         anchored = np.tensordot(weights, at_anchors, 1)
         agreeing += _verdict(counts, anchored, causal, thresholds, needed)[0] == frame
+    chance = math.nan
+    if frame != "none":
+        agreeing_by_chance = sum(
+            _verdict(counts, anchored, causal, thresholds, needed)[0] == frame
+            for counts, anchored in _counts_of_moved_heads(sinks, sizes, anchors, generator)
+        )
+        chance = (1 + agreeing_by_chance) / (1 + DRAWS)
     names = [*map(str, range(n)), "last"]
     rows = _evidence("position", by_position.sum(0), at_anchors.sum(0), names, n)
     token_frame = None
@@ -145,7 +168,7 @@ def classify_frames(
         token_frame, _ = _verdict(by_token.sum(0), at_tokens.sum(0), causal, thresholds, needed)
     import pandas as pd
 
-    return Frames(frame, token_frame, margin, agreeing / DRAWS, pd.DataFrame(rows))
+    return Frames(frame, token_frame, margin, agreeing / DRAWS, pd.DataFrame(rows), chance)
 
 
 def _verdict(
@@ -175,6 +198,35 @@ def _verdict(
     if two_ended >= 0:
         return "bidirectional", min(two_ended, -central)
     return "distributed", min(-central, -two_ended)
+
+
+def _counts_of_moved_heads(
+    sinks: Numbers, sizes: Numbers, anchors: Numbers, generator: np.random.Generator
+) -> Iterator[tuple[Counts, Counts]]:
+    """Yield what `_verdict` takes, for draws in which each head has places of its own.
+
+    All sinks of a head move by the same number of positions, so that it agrees with itself over texts as
+    before, and with other heads by chance.
+    """
+    _, layers, heads = sinks.shape
+    groups = np.repeat(_thirds(layers), heads)
+    n, thirds = int(sizes.max()), int(groups.max()) + 1
+    sample, layer, head = np.nonzero(sinks >= 0)
+    columns = layer * heads + head, sizes[sample], *anchors[sample].T, sinks[sample, layer, head]
+    (heads_of_sinks, lengths, first, last, places), weights = np.unique(columns, axis=1, return_counts=True)
+    third, weights_of_sinks = groups[heads_of_sinks], weights.astype(np.float64)
+    last = np.where(last > first, last, -1)
+    begin = third * (n + 1)  # of a third's labels
+    for _ in range(DRAWS):
+        steps = generator.integers(sizes.min(), size=layers * heads)
+        labels = places + steps[heads_of_sinks]
+        np.subtract(labels, lengths, out=labels, where=labels >= lengths)
+        at_first = np.bincount(third, weights_of_sinks * (labels == first), thirds)
+        labels[labels == last] = n
+        labels += begin
+        of_labels: Counts = np.bincount(labels, weights_of_sinks, thirds * (n + 1)).astype(np.float64)
+        counts = of_labels.reshape(thirds, n + 1)
+        yield counts, np.stack([at_first, counts[:, n]], 1)
 
 
 def _by_token(

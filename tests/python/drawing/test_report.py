@@ -358,6 +358,9 @@ def test_emergence_and_frames_have_report_tables() -> None:
     verdicts = frames({name: tables.make_study().table(name) for name in ("frames", "specialization")})
     assert verdicts.iloc[0][["protocol", "frame by position"]].tolist() == ["exact", "centralized"]
     assert verdicts["consistent heads"].iloc[0] == "10 of 15"
+    assert verdicts.iloc[0][["probability", "by chance"]].tolist() == ["90%", "0.1%"]
+    before = tables.make_study().table("frames").drop(columns="chance")
+    assert frames({"frames": before})["by chance"].tolist() == ["–"] * len(before)
     keys = {"model": "m", "metric": "sink_share"}
     table = pd.DataFrame(
         [

@@ -380,6 +380,56 @@ def test_the_probability_is_the_share_of_draws_with_the_same_verdict():
     assert between > 2
 
 
+@pytest.mark.parametrize(
+    ("heads", "causal", "frame", "exact"),
+    [
+        ([0, 0], True, "centralized", 1 / 8),
+        ([3, 3], True, "centralized", 1 / 8),
+        ([0, 0, 0], True, "centralized", 1 / 64),
+        ([0], True, "centralized", 1),
+        ([0, 5], True, "distributed", 7 / 8),
+        ([0, 7], False, "bidirectional", 2 / 64),  # first and last, or last and first
+    ],
+)
+def test_the_chance_of_unrelated_heads_in_closed_form(heads, causal, frame, exact):
+    """One layer over eight tokens: a frame asks all of so few heads for their place."""
+    verdict = classify(torch.tensor([[heads]] * 3), causal=causal, lengths=8)
+    assert verdict.frame == frame
+    assert verdict.chance == pytest.approx(exact, abs=5 * math.sqrt(exact * (1 - exact) / 1000) + 1e-3)
+
+
+def test_a_head_agrees_with_itself_by_chance_as_before():
+    """A step of 6 makes the last position of the shortest text of what is another one in the others."""
+    verdict = classify(torch.zeros(3, 1, 1, dtype=torch.int64), lengths=[7, 8, 9])
+    assert verdict.frame == "centralized"
+    assert verdict.chance == pytest.approx(6 / 7, abs=5 * math.sqrt(6 / 49 / 1000) + 1e-3)
+
+
+def test_the_chance_is_that_of_all_steps_of_all_heads():
+    draw = np.random.default_rng(8)
+    between = compared = 0
+    while compared < 30:
+        case = {**drawn_case(draw), "tokens": None}
+        sink_positions, lengths = case["sink_positions"], case["lengths"]
+        count = sink_positions[0].numel()
+        verdict = classify(**case)
+        if verdict.frame == "none":
+            assert math.isnan(verdict.chance)
+            continue
+        if not 1 < min(lengths) ** count <= 300:
+            continue
+        agreeing = []
+        for steps in itertools.product(range(min(lengths)), repeat=count):
+            moved = sink_positions + torch.tensor(steps).reshape(sink_positions[0].shape)
+            moved = torch.where(sink_positions < 0, -1, moved % torch.tensor(lengths)[:, None, None])
+            agreeing.append(by_hand(**{**case, "sink_positions": moved})[0]["position"][0] == verdict.frame)
+        exact = np.mean(agreeing)
+        assert verdict.chance == pytest.approx(exact, abs=5 * math.sqrt(exact * (1 - exact) / 1000) + 1e-3)
+        between += 0.05 < exact < 0.95
+        compared += 1
+    assert between > 5
+
+
 def test_a_token_at_both_ends_is_one_anchor():
     """Half of the sinks lie on the one token: twice counted they were all, and a bidirectional frame."""
     sinks = positions({0: 5, 2: 5}, {0: 5, 2: 5}, {0: 5, 2: 5})

@@ -84,11 +84,8 @@ def test_frames_specialisation_and_tests_between_layers(results):
         tokens=[list(token) for token in samples["tokens"]],
     )
     row = frames.iloc[1]
-    assert (row["frame"], row["token_frame"], row["margin"]) == (
-        answer.frame,
-        answer.token_frame,
-        answer.margin,
-    )
+    columns = ["frame", "token_frame", "margin", "probability", "chance"]
+    assert row[columns].tolist() == [getattr(answer, name) for name in columns]
     assert len(results.table("frame_evidence")) == len(answer.evidence)
     modal = published_heads["sink_position"].mode()[0]
     assert row["modal_position"] == modal

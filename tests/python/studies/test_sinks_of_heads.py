@@ -245,9 +245,12 @@ def test_main_numbers_never_contradict_the_verdict_on_frames(seed):
         "heads_with_sink": count,
         "share_with_sink": count / tested if tested else np.nan,
         "probability": rng.choice([0.9, np.nan]),
+        "chance": rng.choice([0.001, np.nan]),
     }
     (line,) = findings(Results({"heads": heads, "frames": pd.DataFrame([{**keys, **verdict}])}))
     assert (f"whose frame is {frame}" in line) == (frame != "none")
+    has_chance = frame != "none" and verdict["chance"] > 0
+    assert ("in 0.1% of draws in which heads are unrelated" in line) == has_chance
     assert ("no key could be tested" in line) == (tested == 0)
     assert ("reference frame" in line) == (tested > 0 and frame == "none")
     assert (f"finds a sink in {count} of {tested} heads" in line) == (count > 0)

@@ -310,8 +310,10 @@ ANALYSES: tuple[Section, ...] = (
             sink there is none.""",
         definition="""Share of the most frequent sink over those heads and texts in the early, middle and late
             third of the layers; centralized from 0.8 in each. Probability: share of bootstrap samples of
-            texts with the same verdict. Consistent heads have the same sink, by the test, in at least 30 % of
-            at least five texts; they are counted among the heads with a sink in any.""",
+            texts with the same verdict. By chance: its share in draws in which all sinks of a head are moved
+            by a number of positions that is drawn for the head; where it is large, as of most distributed
+            frames, heads need not share anything. Consistent heads have the same sink, by the test, in at
+            least 30 % of at least five texts; they are counted among the heads with a sink in any.""",
         figures=("frames",),
         table=_table(report_tables.frames, "Reference frames and consistent heads.", 5),
         published="""The published reading is by token string: a tokenizer that prepends no BOS puts another

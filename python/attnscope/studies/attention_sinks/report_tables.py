@@ -62,12 +62,19 @@ def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     }
     cells = {
         "probability": _percent_cells("probability"),
+        "by chance": _chance_cells,
         "heads with a sink": row_cells(Frame, _heads_with_sink),
         "most frequent position": row_cells(Frame, _modal_position),
         "most frequent token": row_cells(Frame, _modal_token),
         "consistent heads": _consistent_heads(special),
     }
     return frame_of(rows, names, cells)
+
+
+def _chance_cells(rows: pd.DataFrame) -> list[str]:
+    """Return how often unrelated heads have the same frame; dashes in runs that did not ask."""
+    values = rows["chance"] if "chance" in rows else [math.nan] * len(rows)
+    return ["–" if pd.isna(value) else f"{value:.1%}" for value in values]
 
 
 def _heads_with_sink(row: Frame) -> str:

@@ -111,7 +111,10 @@ def _of_frame(rows_of_series: pd.DataFrame, verdicts: pd.DataFrame | None) -> st
         return f"{verdict}, all texts together and none of them alone, so there is no reference frame; "
     if row.frame == "none":
         return f"{verdict}, too few for a reference frame; "
-    again = "" if math.isnan(row.probability) else f" (in {row.probability:.0%} of resampled texts)"
+    details = [] if math.isnan(row.probability) else [f"in {row.probability:.0%} of resampled texts"]
+    if not math.isnan(row.chance):
+        details.append(f"in {row.chance:.1%} of draws in which heads are unrelated")
+    again = f" ({'; '.join(details)})" if details else ""
     return f"{verdict}, whose frame is {row.frame}{again}; "
 
 

@@ -91,7 +91,8 @@ def frames(
         place, place_share = _modal([position for position, _ in flat])
         token, token_share = _modal([token_text for _, token_text in flat])
         row = {
-            **{name: getattr(verdict, name) for name in ("frame", "token_frame", "margin", "probability")},
+            **{name: getattr(verdict, name) for name in ("frame", "token_frame", "margin")},
+            **{"probability": verdict.probability, "chance": verdict.chance},
             **{"samples": len(texts), "causal": bool(texts["causal"].all())},
             **{"modal_position": place, "modal_position_share": place_share},
             **{"modal_token": token, "modal_token_share": token_share},

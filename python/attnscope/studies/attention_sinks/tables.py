@@ -117,7 +117,7 @@ TABLES = (
     ),
     _table(
         *("frames", "group protocol", "count heads_with_sink heads_tested", "value share_with_sink"),
-        *("text frame token_frame", "value margin probability", "count samples", "flag causal"),
+        *("text frame token_frame", "value margin probability chance", "count samples", "flag causal"),
         *("position modal_position", "text modal_token", "value modal_position_share modal_token_share"),
     ),
     _table(
@@ -175,6 +175,7 @@ class Frame:
     Attributes:
         frame: its name, "none" where there is none.
         probability: share of resampled texts with the same frame.
+        chance: how often heads that have nothing to do with each other have the same frame.
         heads_tested: of which a key could be tested for being a sink.
         heads_with_sink: of these.
         share_with_sink: their share.
@@ -186,6 +187,7 @@ class Frame:
 
     frame: str
     probability: float
+    chance: float = math.nan
     heads_tested: float = math.nan
     heads_with_sink: float = math.nan
     share_with_sink: float = math.nan
