@@ -137,8 +137,10 @@ def spaced_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        # a command that was interrupted ends, and its handler stays until then
-        if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+        # a command that was interrupted ends, and nothing interrupts it until then
+        if isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            ignore_signals()
+        else:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

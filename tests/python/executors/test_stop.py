@@ -7,6 +7,7 @@ import pytest
 
 from attnscope.cli import errors
 from attnscope.engine import stop
+from attnscope.errors import Interrupted
 
 
 def test_the_second_signal_interrupts_and_those_after_it_spare_what_it_closes(monkeypatch):
@@ -34,3 +35,16 @@ def test_without_a_command_the_second_signal_does_what_ctrl_c_did():
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
+
+
+def test_nothing_interrupts_the_last_words_of_a_run_that_was_stopped():
+    """A run that ends between two units has interrupted nothing yet, so that the next Ctrl-C would."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        with pytest.raises(Interrupted), errors.spaced_interrupts():
+            raise Interrupted(signal.SIGINT, "runs/a")
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
