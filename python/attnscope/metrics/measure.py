@@ -18,6 +18,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope._memory import memory_errors
+from attnscope._warn import GroupedWarnings
 from attnscope.arguments import scalars
 from attnscope.arguments.caches import attention_of_cache, is_cache
 from attnscope.arguments.unmaterialized import Unmaterialized
@@ -123,11 +124,13 @@ def measure(
     if precision is not None and isinstance(tensor, Unmaterialized):
         _checks.check_lazy_precision("measure", precision, tensor)
     places = _checks.places_argument("measure", query_positions, query_lengths, cross)
-    if scalars.flag("measure", "columns", columns):
-        if not places.is_default:
-            raise ValueError("measure: columns=True takes square maps, without query_positions and cross")
-        return dict(_columns(plan.requests, tensor, lengths))
-    results = MeasurementRun(plan, {"attention": tensor}, lengths, "measure", places=places).results()
+    are_columns = scalars.flag("measure", "columns", columns)
+    if are_columns and not places.is_default:
+        raise ValueError("measure: columns=True takes square maps, without query_positions and cross")
+    with GroupedWarnings("measure"):
+        if are_columns:
+            return dict(_columns(plan.requests, tensor, lengths))
+        results = MeasurementRun(plan, {"attention": tensor}, lengths, "measure", places=places).results()
     return {request.key: result for request, result in zip(plan.requests, results, strict=True)}
 
 

@@ -8,6 +8,7 @@ and with its likely cause.
 import inspect
 import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ import xarray as xr
 import attnscope as asc
 import models
 from attnscope import _checks, _core
+from attnscope._warn import collect_warnings
 from attnscope.arguments.row_sums import check_row_sums
 from attnscope.errors import NonFiniteWarning, NotAttentionWarning
 
@@ -457,3 +459,40 @@ def test_a_layer_with_an_entry_that_is_not_finite_has_no_head():
     assert result.head.tolist() == [0, -1, 0]
     assert result.layers.isnan().tolist() == [False, True, False]
     assert bool(result.value.isnan())
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_call_of_many_metrics_warns_once_of_one_fault(columns):
+    nan = MAPS.clone()
+    nan[0, 0, 3, 3] = torch.nan
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asc.measure(nan * 0.5, columns=columns)
+    words = [str(warning.message).split(": ", 1) for warning in caught]
+    faults = [fault for _, fault in words]
+    assert len(faults) == len(set(faults)), faults
+    many = {fault[:25]: subject for subject, fault in words if subject.startswith("measure (")}
+    assert set(many) == {"1 of 8 matrices hold NaN ", "rows of 8 of 8 maps do no"}
+    assert all(re.fullmatch(r"measure \(\w+, \w+, \w+ and others\)", subject) for subject in many.values())
+    assert {Path(warning.filename).name for warning in caught} == {"test_checks.py"}
+
+
+def test_a_fault_of_few_metrics_names_them_and_that_of_one_is_its_own():
+    off = MAPS * 0.5
+    for metrics, subject in (
+        (["fiedler_value"], "fiedler_value"),
+        (["fiedler_value", "sink_excess"], "fiedler_value and sink_excess"),
+        (["fiedler_value", "sink_excess", "fiedler_vector"], "fiedler_value, sink_excess and fiedler_vector"),
+    ):
+        with pytest.warns(NotAttentionWarning) as warned:
+            asc.measure(off, metrics)
+        assert [str(warning.message).split(":")[0] for warning in warned] == [subject]
+
+
+def test_warnings_before_an_error_are_given_and_collectors_see_single_metrics():
+    off = MAPS * 0.5
+    with pytest.warns(NotAttentionWarning), pytest.raises(ValueError, match="head_divergence"):
+        asc.measure(off[0, 0], ["fiedler_value", "head_divergence"])
+    with collect_warnings() as collected:
+        asc.measure(off, ["fiedler_value", "fiedler_vector"])
+    assert [warning.function for warning in collected] == ["fiedler_value", "fiedler_vector"]

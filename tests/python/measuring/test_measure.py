@@ -238,12 +238,9 @@ def test_betti_numbers_are_read_from_bars_only_where_these_hold_them(calls, bett
 def test_betti_numbers_of_a_non_finite_map_are_its_own_call():
     a = torch.softmax(torch.randn(3, 6, 6), -1)
     a[1, 2, 2] = float("nan")
-    with pytest.warns(RuntimeWarning) as warned:
+    with pytest.warns(RuntimeWarning, match=r"^bar_count and betti_numbers: 1 of 3 matrices hold") as warned:
         result = asc.measure(a, {"betti_numbers": {"thresholds": (0.2,)}, "bar_count": {}})
-    assert {str(warning.message).split(" matrices")[0] for warning in warned} == {
-        "bar_count: 1 of 3",
-        "betti_numbers: 1 of 3",
-    }
+    assert len(warned) == 1
     assert (result["betti_numbers"][1] == -1).all()
     assert (result["betti_numbers"][[0, 2]] >= 0).all()
 
