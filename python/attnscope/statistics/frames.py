@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import permutations
+from itertools import islice, permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 THIRDS = ("early", "middle", "late")
 DRAWS = 1000
+#: Draws from the null with the same verdict, after which no more are made.
+ENOUGH = 100
 
 Counts = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
@@ -91,10 +93,11 @@ def classify_frames(
         of a single one; a third without a sink decides nothing; evidence a row for each kind (position,
         token) and third with the number of sinks, the three largest shares, the normalised entropy and the
         shares of the anchors; chance, in (0, 1], how often heads that have nothing to do with each other have
-        the frame: the share of this and 1,000 drawn verdicts that are the same, NaN of none. In a draw all
-        sinks of a head move by a number of positions that is drawn for the head, below the length of the
-        shortest sample and modulo that of their own. Where few heads have a sink the chance is large, and
-        that of "distributed" mostly is: only a frame with a small one says that heads share their places.
+        the frame: the share of this and 1,000 drawn verdicts that are the same (of fewer draws once 100 are),
+        NaN of none. In a draw all sinks of a head move by a number of positions that is drawn for the head,
+        below the length of the shortest sample and modulo that of their own. Where few heads have a sink the
+        chance is large, and that of "distributed" mostly is: only a frame with a small one says that heads
+        share their places.
 
     Raises:
         ValueError: positions of another shape or past a sample's length, thresholds outside their bounds,
@@ -123,6 +126,7 @@ def classify_frames(
 
     References:
         What are you sinking? A geometric approach on attention sink, arXiv 2508.02546, 2025.
+        Besag and Clifford, Sequential Monte Carlo p-values, Biometrika 78, 1991, for `chance`.
     """
     name = "classify_frames"
     shares = {"dominant": dominant, "half": half, "minor": minor}
@@ -151,11 +155,10 @@ def classify_frames(
         agreeing += _verdict(counts, anchored, causal, thresholds, needed)[0] == frame
     chance = math.nan
     if frame != "none":
-        agreeing_by_chance = sum(
+        chance = _chance(
             _verdict(counts, anchored, causal, thresholds, needed)[0] == frame
             for counts, anchored in _counts_of_moved_heads(sinks, sizes, anchors, generator)
         )
-        chance = (1 + agreeing_by_chance) / (1 + DRAWS)
     names = [*map(str, range(n)), "last"]
     rows = _evidence("position", by_position.sum(0), at_anchors.sum(0), names, n)
     token_frame = None
@@ -200,6 +203,20 @@ def _verdict(
     return "distributed", min(-central, -two_ended)
 
 
+def _chance(agreements: Iterator[bool]) -> float:
+    """Return the p-value of a verdict from whether drawn ones are the same, up to 1,000 of them.
+
+    Once 100 are, it is their share of the draws so far (Besag and Clifford, Biometrika 78, 1991): where many
+    places of many heads are drawn, which takes time, most verdicts are the same.
+    """
+    same = 0
+    for drawn, agrees in enumerate(islice(agreements, DRAWS), 1):
+        same += agrees
+        if same == ENOUGH:
+            return same / drawn
+    return (1 + same) / (1 + DRAWS)
+
+
 def _counts_of_moved_heads(
     sinks: Numbers, sizes: Numbers, anchors: Numbers, generator: np.random.Generator
 ) -> Iterator[tuple[Counts, Counts]]:
@@ -217,7 +234,7 @@ def _counts_of_moved_heads(
     third, weights_of_sinks = groups[heads_of_sinks], weights.astype(np.float64)
     last = np.where(last > first, last, -1)
     begin = third * (n + 1)  # of a third's labels
-    for _ in range(DRAWS):
+    while True:
         steps = generator.integers(sizes.min(), size=layers * heads)
         labels = places + steps[heads_of_sinks]
         np.subtract(labels, lengths, out=labels, where=labels >= lengths)
