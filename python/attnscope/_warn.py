@@ -63,7 +63,7 @@ def collect_warnings() -> Iterator[list[CountedWarning]]:
 
 
 class GroupedWarnings:
-    """Of the block's counted warnings, one for all metrics of `function` that warn of the same."""
+    """A block in which all metrics of `function` that warn of the same give one warning."""
 
     __slots__ = ("_function", "_token")
 

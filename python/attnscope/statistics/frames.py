@@ -209,12 +209,12 @@ def _chance(agreements: Iterator[bool]) -> float:
     Once 100 are, it is their share of the draws so far (Besag and Clifford, Biometrika 78, 1991): where many
     places of many heads are drawn, which takes time, most verdicts are the same.
     """
-    same = 0
+    agreeing = 0
     for drawn, agrees in enumerate(islice(agreements, DRAWS), 1):
-        same += agrees
-        if same == ENOUGH:
-            return same / drawn
-    return (1 + same) / (1 + DRAWS)
+        agreeing += agrees
+        if agreeing == ENOUGH:
+            return agreeing / drawn
+    return (1 + agreeing) / (1 + DRAWS)
 
 
 def _counts_of_moved_heads(

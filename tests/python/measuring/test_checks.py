@@ -471,9 +471,11 @@ def test_a_call_of_many_metrics_warns_once_of_one_fault(columns):
     words = [str(warning.message).split(": ", 1) for warning in caught]
     faults = [fault for _, fault in words]
     assert len(faults) == len(set(faults)), faults
-    many = {fault[:25]: subject for subject, fault in words if subject.startswith("measure (")}
-    assert set(many) == {"1 of 8 matrices hold NaN ", "rows of 8 of 8 maps do no"}
-    assert all(re.fullmatch(r"measure \(\w+, \w+, \w+ and others\)", subject) for subject in many.values())
+    subjects = {fault[:25]: subject for subject, fault in words if subject.startswith("measure (")}
+    assert set(subjects) == {"1 of 8 matrices hold NaN ", "rows of 8 of 8 maps do no"}
+    assert all(
+        re.fullmatch(r"measure \(\w+, \w+, \w+ and others\)", subject) for subject in subjects.values()
+    )
     assert {Path(warning.filename).name for warning in caught} == {"test_checks.py"}
 
 
