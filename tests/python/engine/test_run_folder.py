@@ -219,6 +219,7 @@ def test_a_run_that_an_error_ends_is_not_called_running(tmp_path, call, llama, t
     assert resume(folder).provenance["units"]["stored"] == facts["units"]["planned"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_on_a_disk_that_is_read_only_is_read(tmp_path, llama, texts):
     settings = study(tmp_path, llama, texts, metrics=["fiedler_value"])
     folder = run(settings).path

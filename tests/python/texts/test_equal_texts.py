@@ -66,6 +66,7 @@ def assert_equal_summaries(once, often):
     assert compared > 20
 
 
+@pytest.mark.slow
 def test_the_sink_study_takes_equal_texts_as_one(tmp_path, folder, lines):
     """Three times the texts gave tests of the layers with three times the degrees of freedom."""
 

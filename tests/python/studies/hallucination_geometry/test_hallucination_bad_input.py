@@ -258,8 +258,9 @@ def test_a_dry_run_speaks_before_any_weight_is_read(folder, texts, tmp_path):
 
 
 @pytest.mark.parametrize("keep_states", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_dry_run_names_the_stages_whose_time_it_cannot_know(folder, tmp_path, keep_states):
+def test_a_dry_run_names_the_stages_whose_time_it_cannot_know(folder, tmp_path, keep_states, monkeypatch):
     """Equal prompts are counted, other last tokens listed; nothing is written."""
+    monkeypatch.setattr("attnscope.cli.trial_run._SECONDS", 0)  # a few texts are tried
     with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     again = {**rows[0], "pair": ""}
