@@ -288,7 +288,7 @@ def told_by_words(rng):
     noise = math.sqrt(0.5) * (rng.standard_normal(1) + rng.standard_normal(count))
     half = stats.t.ppf(0.975, TEMPLATES - 1) * scale * math.sqrt(rng.chisquare(9) / 9)
     rows = [
-        {"contrast": U, "layer": layer, "score": score, "auc": value, "low": value - half, "high": value + half}
+        {"layer": layer, "score": score, "auc": value, "low": value - half, "high": value + half}
         for layer, excess in enumerate(scale * noise)
         for score, value in (("auc_excess", excess), ("auc", 0.8 + excess))
     ]
@@ -296,7 +296,7 @@ def told_by_words(rng):
     untrained = {"contrast": U, "layer": 0, "score": "auc", "seed": range(SEEDS), "auc": 0.5}
     return (
         {
-            "detection": pd.DataFrame(rows),
+            "detection": pd.DataFrame(rows).assign(contrast=U),
             "contrasts": pd.DataFrame({**tests, "p_adjusted": 0.001, "labellings": 999.0}),
         },
         {"detection": pd.DataFrame(untrained)},
