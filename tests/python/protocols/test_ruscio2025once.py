@@ -73,10 +73,10 @@ def test_a_head_whose_scores_do_not_vary_is_in_no_test():
             seed=3,
         )
 
-    tested, both = test(pruned), test(torch.ones_like(pruned))
+    tested, unpruned = test(pruned), test(torch.ones_like(pruned))
     for field in tested._fields:
         assert np.isnan(getattr(tested, field)).tolist() == [[False, True]], field
-    assert tested.p_value[0, 0] == both.p_value[0, 0]
+    assert tested.p_value[0, 0] == unpruned.p_value[0, 0]
     np.testing.assert_array_equal(once.rank_adjusted([np.nan, 0.9, 0.3, 0.6])[1:], [1.35, 0.3, 1.35])
     assert np.isnan(once.rank_adjusted([0.1, np.nan])).tolist() == [False, True]
 
