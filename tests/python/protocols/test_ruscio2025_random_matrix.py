@@ -91,6 +91,19 @@ def test_deviation_of_ten_even_magnitudes():
     assert abs(result - expected) < 1e-12
 
 
+@pytest.mark.parametrize("n", [3, 5, 12, 30])
+def test_deviation_of_equal_magnitudes_that_the_solver_rounds(n):
+    """Next-token attention of a ring is a permutation: every |λ| is 1, and all are in the bin around 1."""
+    of_identity = ruscio2025.marchenko_pastur_deviation(torch.eye(n, dtype=torch.float64)).item()
+    ring = torch.eye(n, dtype=torch.float64).roll(1, 0)
+    a, b = (1 - math.sqrt(0.99)) ** 2, (1 + math.sqrt(0.99)) ** 2
+    centres = np.linspace(0.525, 1.475, 20)
+    density = np.sqrt((b - centres) * (centres - a)) / centres
+    for maps in (ring, torch.eye(n)[torch.randperm(n, generator=torch.Generator().manual_seed(0))]):
+        assert ruscio2025.marchenko_pastur_deviation(maps).item() == of_identity
+    assert abs(of_identity + math.log(density[10] / density.sum())) < 1e-12
+
+
 def test_deviation_outside_the_law_is_infinite():
     # one magnitude of ten times the mean lies beyond the law's edge of 3.98
     assert (

@@ -60,6 +60,27 @@ def test_of_512_uniform_p_values_it_declares_twenty():
     assert 17 < np.mean(declared) < 23
 
 
+def test_a_head_whose_scores_do_not_vary_is_in_no_test():
+    """A pruned head has no gap; it had the smallest p-value that 5,000 flips can give."""
+    pruned = torch.tensor([1.0, 0.0])[None, :, None, None]
+
+    def test(silent):
+        return once.leakage_significance(
+            lambda text: scores(1, 2, 8, 8, seed=text) * silent,
+            lambda text, k: scores(1, 2, 8, 8, seed=100 + k) * silent,
+            texts=4,
+            samples=6,
+            seed=3,
+        )
+
+    tested, unpruned = test(pruned), test(torch.ones_like(pruned))
+    for field in tested._fields:
+        assert np.isnan(getattr(tested, field)).tolist() == [[False, True]], field
+    assert tested.p_value[0, 0] == unpruned.p_value[0, 0]
+    np.testing.assert_array_equal(once.rank_adjusted([np.nan, 0.9, 0.3, 0.6])[1:], [1.35, 0.3, 1.35])
+    assert np.isnan(once.rank_adjusted([0.1, np.nan])).tolist() == [False, True]
+
+
 def test_significance_draws_in_the_notebooks_order():
     texts = [scores(1, 2, 8, 8, seed=k) for k in range(4)]
     calls = []

@@ -25,6 +25,8 @@ ASPECT = 0.99
 LOW, HIGH = (1 - math.sqrt(ASPECT)) ** 2, (1 + math.sqrt(ASPECT)) ** 2
 LARGEST = 10
 BINS = 20
+# Magnitudes that differ by less than this of their mean are equal: the solver rounds them.
+EQUAL = 1e-12
 
 
 @shown_by_shape
@@ -207,7 +209,7 @@ def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
     """KL divergence of the eigenvalues of a head mean [..., n, n] from a Marchenko–Pastur density.
 
     The ten largest |λ| over their mean, in 20 bins over their own range, against the density of aspect 0.99
-    at the bin centres; both normalised to sum 1.
+    at the bin centres; both normalised to sum 1. The range of equal ones is 1 wide, from 1/2 to 3/2.
 
     Quirks of the random-matrix notebook: ten numbers in twenty bins, a law for covariance eigenvalues held
     against |λ(A)|, and infinity where a filled bin is outside the law's support: such maps are to be
@@ -292,7 +294,11 @@ def _divergence_from_law(sizes: np.ndarray[Any, Any]) -> float:
     mean = sizes.mean()
     if not mean > 0:
         return math.nan
-    counts, edges = np.histogram(sizes / mean, bins=BINS)
+    relative = sizes / mean
+    if np.ptp(relative) < EQUAL:
+        # of a permutation all are 1 but for rounding, of which no histogram can be made
+        relative = np.ones_like(relative)
+    counts, edges = np.histogram(relative, bins=BINS)
     centres = (edges[:-1] + edges[1:]) / 2
     inside = (centres > LOW) & (centres < HIGH)
     x = np.where(inside, centres, 1.0)

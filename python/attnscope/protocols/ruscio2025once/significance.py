@@ -27,7 +27,7 @@ class LeakageSignificance(NamedTuple):
         gap: mean leakage of the texts less that of the texts turned round.
         low: 2.5 % quantile of the bootstrap.
         high: 97.5 % quantile.
-        p_value: one-sided sign flips.
+        p_value: one-sided sign flips; of a head without a gap, such as one whose scores do not vary, NaN.
         q_value: the notebook's number of this name; it is not a q-value, see `rank_adjusted`.
     """
 
@@ -107,7 +107,9 @@ def leakage_significance(
             means = gaps_of_head[rng.integers(0, drawn, (BOOTSTRAP, drawn))].mean(1)
             low[layer, head], high[layer, head] = np.quantile(means, [0.025, 0.975])
             flipped = (rng.choice([-1.0, 1.0], (FLIPS, drawn)) * gaps_of_head).mean(1)
-            p_value[layer, head] = (1 + (flipped >= gaps_of_head.mean()).sum()) / (1 + FLIPS)
+            reached = (1 + (flipped >= gaps_of_head.mean()).sum()) / (1 + FLIPS)
+            # no flip reaches NaN, which is not a gap that no flip reaches
+            p_value[layer, head] = reached if np.isfinite(gaps_of_head).all() else np.nan
     q_value = rank_adjusted(p_value.ravel()).reshape(p_value.shape)
     return LeakageSignificance(gap.mean(0), low, high, p_value, q_value)
 
@@ -122,7 +124,7 @@ def rank_adjusted(p_values: Any) -> Array:
         p_values: of the heads, in their order.
 
     Returns:
-        float64 in the order given; may exceed 1.
+        float64 in the order given; may exceed 1. A p-value of NaN has none and is in no family.
 
     Example:
         The two smallest are divided by the ranks of heads 0 and 1, which are 3 and 1.
@@ -131,13 +133,15 @@ def rank_adjusted(p_values: Any) -> Array:
         >>> ruscio2025once.rank_adjusted([0.9, 0.3, 0.6]).round(9).tolist()
         [1.35, 0.3, 1.35]
     """
-    p = number_array("ruscio2025once.rank_adjusted", "p_values", p_values)
+    all_p_values = number_array("ruscio2025once.rank_adjusted", "p_values", p_values)
+    defined = ~np.isnan(all_p_values)
+    p = all_p_values[defined]
     order = np.argsort(p, kind="stable")
     ranks = np.empty(len(p))
     ranks[order] = np.arange(1, len(p) + 1)
     by_rank = np.minimum.accumulate((p[order] * len(p) / ranks)[::-1])[::-1]
-    adjusted = np.empty(len(p))
-    adjusted[order] = by_rank
+    adjusted = np.full(len(all_p_values), np.nan)
+    adjusted[np.flatnonzero(defined)[order]] = by_rank
     return adjusted
 
 

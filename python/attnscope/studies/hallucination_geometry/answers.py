@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnscope.capture.edits.edit import cache_name
 from attnscope.studies.hallucination_geometry.options import REFUSALS
+from attnscope.studies.hallucination_geometry.questions import comparable, mentions
 
 if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
@@ -22,9 +23,13 @@ _REFUSAL = re.compile("|".join(REFUSALS), re.IGNORECASE)
 
 
 def refused(text: str) -> bool:
-    """Return True if the first sentence of an answer refuses one."""
+    """Return True if the first sentence of an answer refuses one.
+
+    >>> refused(" I don't know."), refused(" I don\u2019t know."), refused(" Paris. I am not sure.")
+    (True, True, False)
+    """
     first = re.split(r"(?<=[.!?])\s|\n", text.strip(), maxsplit=1)[0]
-    return bool(_REFUSAL.search(first))
+    return bool(_REFUSAL.search(comparable(first)))
 
 
 def correct(text: str, aliases: str) -> bool:
@@ -33,12 +38,8 @@ def correct(text: str, aliases: str) -> bool:
     >>> correct(" It is Paris, I think.\nQuestion: ...", "Paris"), correct("Parisian", "Paris")
     (True, False)
     """
-    line = text.strip().split("\n", 1)[0].casefold()
-    return any(
-        re.search(rf"(?<!\w){re.escape(name.strip().casefold())}(?!\w)", line)
-        for name in aliases.split("|")
-        if name.strip()
-    )
+    line = text.strip().split("\n", 1)[0]
+    return any(mentions(line, name) for name in aliases.split("|"))
 
 
 def loops(text: str) -> bool:

@@ -133,11 +133,15 @@ def _random_weights(evidence: Evidence, values: list[float], measured: float = m
     "C1",
     "states tell the buckets apart beyond what words, length and surprise tell",
     "largest excess over layers of the probe's held-out AUC over the best of words, length, surprisal and "
-    "embeddings; p: exchanged labels, largest over layers of the AUC along the difference of means; control: "
-    "the AUC itself",
+    "embeddings; interval over templates, for the choice of the layer; p: exchanged labels, largest over "
+    "layers of the AUC along the difference of means; control: the AUC itself",
 )
 def states_tell(evidence: Evidence, options: HallucinationOptions) -> Measured:
-    """Measure the largest excess of detection; the states that enter the first block are all alike."""
+    """Measure the largest excess of detection; the states that enter the first block are all alike.
+
+    p is of the area, which words may give as well: that the excess is the largest of many layers is the
+    interval's matter.
+    """
     rows = evidence.rows("detection", score="auc_excess")
     rows = rows[rows["auc"].notna() & (rows["layer"] >= 0)] if len(rows) else rows
     test = smallest(in_blocks(evidence.rows("contrasts", quantity="auc_direction")))
@@ -145,14 +149,15 @@ def states_tell(evidence: Evidence, options: HallucinationOptions) -> Measured:
         return Untestable("one template, or states that are not finite")
     top = rows.iloc[int(rows["auc"].argmax())]
     layer = int(top["layer"])
+    low, high = widen(top["auc"], top["low"], top["high"], len(rows), evidence.templates)
     areas = in_blocks(evidence.rows("detection", score="auc")).set_index("layer")["auc"]
     control = _random_weights(
         evidence, evidence.largest_of_seeds("detection", "auc", score="auc"), float(areas.max())
     )
     return Estimate(
         float(top["auc"]),
-        float(top["low"]),
-        float(top["high"]),
+        low,
+        min(high, 1.0),
         above(0.0),
         p_value=float(test["p_adjusted"]),
         controls=[control],

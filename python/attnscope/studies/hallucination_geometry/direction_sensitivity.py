@@ -305,7 +305,8 @@ def _refusal_tests(
             drawn = (many_directions(run, spreads, contrast, layer).double() @ unit).abs().numpy()
             drawn = drawn[np.isfinite(drawn)]
             below, above = int((drawn <= value).sum()), int((drawn >= value).sum())
-            p_value = min(1.0, 2 * (1 + min(below, above)) / (1 + len(drawn))) if len(drawn) else math.nan
+            is_tested = len(drawn) > 0 and math.isfinite(value)
+            p_value = min(1.0, 2 * (1 + min(below, above)) / (1 + len(drawn))) if is_tested else math.nan
             ends = null_ends(drawn)
             run.write(
                 "contrasts",

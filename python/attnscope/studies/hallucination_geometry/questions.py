@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import regex
 
 from attnscope._nearest import nearest
 from attnscope.errors import ConfigError
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
 NAME = "hallucination_geometry"
 FOLDS = 8
+
+#: Scripts that are written without spaces between words.
+_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+#: Letters with their marks, and numbers; without marks, words of Hindi would end at their vowels.
+_OF_WORDS = r"\p{L}\p{M}\p{N}_"
+_WORDS = regex.compile(rf"(?V1)[{_UNSPACED}]\p{{M}}*|[[{_OF_WORDS}]--[{_UNSPACED}]]+|[^{_OF_WORDS}\s]")
 
 
 def format_questions(
@@ -138,7 +145,7 @@ def _matched(
         for row in rows
         if row.extra["bucket"] == options.reference and row.extra["pair"]
     }
-    others = [str(row.text).casefold() for row in rows if row.extra["bucket"] != "unknown"]
+    others = [str(row.text) for row in rows if row.extra["bucket"] != "unknown"]
     in_use = {str(row.text) for row in rows}
     matching, dropped, real = [], 0, 0
     for row in rows:
@@ -175,9 +182,8 @@ def _matched(
 
 
 def _mentioned(name: str, questions: Sequence[str]) -> bool:
-    """Return True if a name stands as whole words in one of the questions, which are case-folded."""
-    as_words = re.compile(rf"(?<!\w){re.escape(name.casefold())}(?!\w)")
-    return bool(name) and any(as_words.search(question) for question in questions)
+    """Return True if a name stands as whole words in one of the questions."""
+    return any(mentions(question, name) for question in questions)
 
 
 def _check_one_bucket(rows: Sequence[Sentence]) -> None:
@@ -300,9 +306,42 @@ def as_table(rows: Sequence[Sentence]) -> pd.DataFrame:
     return table
 
 
+def comparable(text: str) -> str:
+    """Return a text in which words that read alike are equal: small letters, composed, straight apostrophes.
+
+    >>> comparable("I DON\u2019T know Jose\u0301") == "i don't know jos\u00e9"
+    True
+    """
+    folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
+    return folded.replace("\u2019", "'").replace("\u02bc", "'")
+
+
+def mentions(text: str, name: str) -> bool:
+    """Return True if a name stands in a text as whole words, in any case, letters composed or not.
+
+    Scripts without spaces have no ends of words that a reader could see: there a name counts wherever it
+    stands. A number that goes on behind a point or a comma is another number.
+
+    >>> mentions("It is paris.", "Paris"), mentions("Parisian", "Paris"), mentions("12.5 km", "12")
+    (True, False, False)
+    >>> mentions("\u5b83\u662f\u5df4\u9ece\u3002", "\u5df4\u9ece")
+    True
+    """
+    name = comparable(name.strip())
+    if not name:
+        return False
+    start = rf"(?:(?<![{_OF_WORDS}])|(?<=[{_UNSPACED}]\p{{M}}*)|(?=[{_UNSPACED}]))(?<!\d[.,](?=\d))"
+    end = rf"(?:(?![{_OF_WORDS}])|(?=[{_UNSPACED}])|(?<=[{_UNSPACED}]\p{{M}}*))(?!\p{{M}})(?!(?<=\d)[.,]\d)"
+    return bool(regex.search(start + regex.escape(name) + end, comparable(text)))
+
+
 def words(question: str) -> list[str]:
-    """Return lower-case words and marks."""
-    return re.findall(r"\w+|[^\w\s]", question.lower())
+    """Return lower-case words and marks; of scripts without spaces every letter counts as a word.
+
+    >>> words("What\u2019s the capital?")
+    ['what', "'", 's', 'the', 'capital', '?']
+    """
+    return [str(word) for word in _WORDS.findall(comparable(question))]
 
 
 def bag_of_words(questions: Sequence[str]) -> np.ndarray[Any, Any]:

@@ -187,7 +187,11 @@ def _detection(page: Page) -> None:
         names = {heading: text_cells(heading) for heading in ("contrast", "score")}
         names["best layer"] = text_cells("layer")
         cells = {"AUC": number_cells("auc"), "95 % interval": interval_cells(), "n": text_cells("n")}
-        show(page, "scores", "Held-out areas of the best layer; n prompts.", best, names, cells)
+        caption = (
+            "Held-out areas of the best layer; n prompts. The layer is the best on these prompts, and its "
+            "interval does not allow for that choice; that of claim C1 does."
+        )
+        show(page, "scores", caption, best, names, cells)
 
 
 def _geometry(page: Page) -> None:

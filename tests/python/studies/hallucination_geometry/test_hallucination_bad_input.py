@@ -3,6 +3,7 @@
 
 import csv
 import json
+import unicodedata
 
 import numpy as np
 import pandas as pd
@@ -431,6 +432,53 @@ def test_refusals_and_answers_are_judged_by_their_first_line():
             refusal_ids(tokenizer, "Answer:", words)
     with pytest.raises(ValueError, match=r"got pieces \{' no': \[' ', 'n', 'o'\]\}"):
         refusal_ids(tokenizer, "Answer:", ["unsure", " no"])
+
+
+@pytest.mark.parametrize(
+    ("text", "aliases", "right"),
+    [
+        (unicodedata.normalize("NFD", "It is S\u00e3o Paulo."), "S\u00e3o Paulo", True),
+        ("It is S\u00e3o Paulo.", unicodedata.normalize("NFD", "s\u00e3o paulo"), True),
+        (unicodedata.normalize("NFD", "Jos\u00e9"), "Jose", False),
+        ("It is the C\u00f4te d\u2019Ivoire.", "C\u00f4te d'Ivoire", True),
+        ("\u5b83\u662f\u5df4\u9ece\u3002", "\u5df4\u9ece", True),  # Chinese: it is Paris
+        (
+            "\u0e21\u0e31\u0e19\u0e04\u0e37\u0e2d\u0e1b\u0e32\u0e23\u0e35\u0e2a",
+            "\u0e1b\u0e32\u0e23\u0e35\u0e2a",
+            True,
+        ),
+        ("\u0930\u093e\u092e\u093e", "\u0930\u093e\u092e", False),  # Hindi: Rama, whose first letters are Ram
+        ("It is 12.5 km.", "12", False),
+        ("It is 1,000.", "1", False),
+        ("In 12, I think.", "12", True),
+        ("It is France's.", "France", True),
+        ("Parisian", "Paris", False),
+        ("no", " | ", False),
+    ],
+)
+def test_an_answer_is_right_however_its_words_are_written(text, aliases, right):
+    from attnscope.studies.hallucination_geometry.answers import correct
+
+    assert correct(text, aliases) is right
+
+
+def test_refusals_count_with_either_apostrophe():
+    from attnscope.studies.hallucination_geometry.answers import refused
+
+    assert [refused(f"I {word} tell.") for word in ("don't", "can\u2019t", "couldn\u02bct")] == [True] * 3
+
+
+def test_words_of_questions_are_those_of_their_script():
+    from attnscope.studies.hallucination_geometry.questions import bag_of_words
+
+    def alike(first, second):
+        return np.array_equal(*bag_of_words([first, second]))
+
+    accented = "O\u00f9 est l\u2019\u00e9t\u00e9 ?"
+    assert alike(accented, unicodedata.normalize("NFD", accented.replace("\u2019", "'")))
+    # of two Chinese questions (who is he, who is she) all letters but one are the same
+    assert bag_of_words(["\u4ed6\u662f\u8c01", "\u5979\u662f\u8c01"]).sum(0).tolist() == [1, 1, 2, 2]
+    assert bag_of_words(["\u0930\u093e\u092e\u093e"]).shape == (1, 1)  # one word of Hindi, vowels and all
 
 
 def test_answers_that_are_right_make_buckets(texts):

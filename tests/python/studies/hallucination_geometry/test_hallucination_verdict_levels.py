@@ -282,6 +282,40 @@ def test_levels_and_power_of_a_verdict(code):
     assert power >= 0.8
 
 
+def told_by_words(rng):
+    """AUC of 24 layers about .8, and of words .8 too: exchanged labels and random weights tell no bucket."""
+    count, scale = 24, 0.05
+    noise = math.sqrt(0.5) * (rng.standard_normal(1) + rng.standard_normal(count))
+    half = stats.t.ppf(0.975, TEMPLATES - 1) * scale * math.sqrt(rng.chisquare(9) / 9)
+    rows = [
+        {"layer": layer, "score": score, "auc": value, "low": value - half, "high": value + half}
+        for layer, excess in enumerate(scale * noise)
+        for score, value in (("auc_excess", excess), ("auc", 0.8 + excess))
+    ]
+    tests = {"contrast": U, "layer": range(count), "quantity": "auc_direction", "p_value": 0.001}
+    untrained = {"contrast": U, "layer": 0, "score": "auc", "seed": range(SEEDS), "auc": 0.5}
+    return (
+        {
+            "detection": pd.DataFrame(rows).assign(contrast=U),
+            "contrasts": pd.DataFrame({**tests, "p_adjusted": 0.001, "labellings": 999.0}),
+        },
+        {"detection": pd.DataFrame(untrained)},
+    )
+
+
+def test_the_layer_of_the_largest_excess_is_no_excess_by_its_choice():
+    """States that tell what words tell have an excess of 0 in each of many layers, and a largest above it."""
+    verdicts = []
+    for trial in range(200):
+        tables, controls = told_by_words(np.random.default_rng([7, trial]))
+        evidence = Evidence(U, F, {"prompts": PROMPTS, **tables}, controls, OPTIONS)
+        measured = CLAIMS.declared["C1"].measure(evidence, OPTIONS)
+        verdicts.append(CLAIMS.decide_measured({"C1": measured})[0].verdict)
+    print(f"C1, words tell as much: supported {verdicts.count('supported') / 200:.3f}")
+    assert verdicts.count("supported") <= 200 * (0.05 + 2.3 * math.sqrt(0.05 * 0.95 / 200))
+    assert verdicts.count("contradicted") <= 200 * 0.05
+
+
 @pytest.mark.parametrize("code", ["C1", "C13"])
 def test_a_simulation_runs(code):
     _, null, planted = SIMULATIONS[code]
