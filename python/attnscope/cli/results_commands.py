@@ -263,7 +263,9 @@ def comparison_text(frame: pd.DataFrame) -> str:
     """Return the rows of two runs' comparison as text; of metrics without a value in both, their number."""
     has_values = (frame["finite"] > 0) | ~frame["equal"]
     text = frame[has_values].to_string(index=False, float_format="{:.6g}".format) if any(has_values) else ""
-    left_out = f"{sum(~has_values)} more metrics have no value in either run" if not all(has_values) else ""
+    count = int(sum(~has_values))
+    metrics = "1 more metric has" if count == 1 else f"{count} more metrics have"
+    left_out = f"{metrics} no value in either run" if count else ""
     return "\n".join(filter(None, [text, left_out]))
 
 

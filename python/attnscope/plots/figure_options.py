@@ -160,13 +160,16 @@ def wrap_titles(figure: Figure) -> None:
 
 
 def fit_titles(figure: Figure) -> None:
-    """Make the letters of a title smaller that would run into its neighbour or off the page.
+    """Make the letters of all titles smaller where one would run into its neighbour or off the page.
+
+    All have one size: a panel whose title is large beside small ones would look more important than they.
 
     Args:
         figure: laid out already.
     """
     end = figure.get_figwidth() * figure.dpi
     boxes = {ax: ax.get_window_extent() for ax in figure.axes}
+    share, titles = 1.0, []
     for ax, box in boxes.items():
         neighbours = [
             other.x0
@@ -177,10 +180,12 @@ def fit_titles(figure: Figure) -> None:
         for title in (ax._left_title, ax.title):  # type: ignore[attr-defined]
             if not title.get_text() or not title.get_visible():
                 continue
+            titles.append(title)
             box_of_title = title.get_window_extent()
             if box_of_title.x1 > limit and box_of_title.width > 0:
-                share = max(SMALLEST, (limit - box_of_title.x0) / box_of_title.width)
-                title.set_fontsize(float(title.get_fontsize()) * share)
+                share = min(share, (limit - box_of_title.x0) / box_of_title.width)
+    for title in titles if share < 1 else ():
+        title.set_fontsize(float(title.get_fontsize()) * max(SMALLEST, share))
 
 
 def _letter(figure: Figure, size: float) -> None:

@@ -215,6 +215,13 @@ def test_titles_stay_off_their_neighbours(results):
         assert all(left[1] <= right[0] for left, right in pairwise(sorted(row)))
 
 
+def test_titles_of_one_figure_have_one_size(results):
+    figure = draw(results, ["depth"], width=3.2)["depth"]
+    sizes = {ax._left_title.get_fontsize() for ax in figure.axes if ax.get_title(loc="left")}
+    assert len(sizes) == 1
+    assert sizes.pop() < 8.5  # one of them would not fit
+
+
 @pytest.mark.parametrize(
     ("width", "words", "shown"),
     [

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 import attnscope as asc
 import figure_tables as made
+import study_tables
 from attnscope.metrics.spectra.null_law import null_spectrum
 from attnscope.plots import (
     LeftOut,
@@ -465,3 +466,19 @@ def test_sink_maps_begin_with_the_first_step_and_end_with_a_model_of_none():
     assert shown[-1].get_position().x0 == pytest.approx(shown[-2].get_position().x0)
     assert [bool(ax.get_ylabel()) for ax in shown] == [True, False, False, False, False, True]
     assert [bool(ax.get_xlabel()) for ax in shown] == [True, True, True, True, False, True]
+
+
+def test_an_ablation_of_one_text_has_no_interval() -> None:
+    """Bars of length 0 stood where one text gives no interval."""
+    ablation = study_tables.make_study().table("ablation")
+    lengths = {}
+    for texts in (1, 6):
+        chosen = Results(
+            {"ablation": ablation[ablation["sample"] < texts]}, study={"study": "attention_sinks"}
+        )
+        ax = draw(chosen, ["ablation"])["ablation"].axes[0]
+        segments = [segment for bars in ax.containers for segment in bars.lines[2][0].get_segments()]
+        ends = [segment[:, 1] for segment in segments if len(segment) and np.isfinite(segment).all()]
+        lengths[texts] = [float(high - low) for low, high in ends]
+    assert lengths[1] == []
+    assert min(lengths[6]) > 0

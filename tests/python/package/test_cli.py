@@ -18,6 +18,7 @@ import yaml
 
 import attnscope
 from attnscope.cli import application
+from attnscope.cli.results_commands import comparison_text
 from attnscope.cli.settings import _meanings, _name, written
 from attnscope.config.packaged_configs import packaged_text
 from attnscope.config.run_config import RunConfig, models_in
@@ -252,6 +253,12 @@ def test_metrics_that_neither_run_measured_are_one_line_of_a_comparison(call, fi
     number = int(lines[-1].removesuffix(" more metrics have no value in either run"))
     _, answer, _ = call("compare", finished / "a", finished / "b", "--json")
     assert len(json.loads(answer)) == number + len(lines) - 2  # without the heading and the last line
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 more metric has no"), (2, "2 more metrics have no")])
+def test_one_metric_without_a_value_is_one(count, words):
+    frame = pd.DataFrame({"metric": ["entropy"] * count, "finite": 0, "equal": True})
+    assert comparison_text(frame) == f"{words} value in either run"
 
 
 def test_a_page_of_maps_that_are_not_finite_says_so_in_lines(call, inputs, tmp_path):

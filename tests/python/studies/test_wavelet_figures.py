@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import PathCollection
+from matplotlib.colors import to_hex
 
 from attnscope.config.run_config import RunConfig
 from attnscope.engine.run_study import run
@@ -226,6 +227,21 @@ def test_the_middling_head_has_as_many_below_as_above(results, heads, middle):
     drawn = draw(in_tables(results, signals=signals), ["scalograms"])["scalograms"]
     titles = [title for ax in drawn.axes if (title := ax.get_title(loc="left"))]
     assert titles == [f"L0H{heads - 1}", f"L0H{middle}"]
+
+
+def test_harmonics_have_no_colour_of_the_bars_and_no_words_of_training(results):
+    """The third harmonic had the colour of bars half a turn apart, the dotted line the name of training."""
+    drawn = figures.FIGURES["harmonics"](results)
+    powers, *bars = drawn.figure.axes
+    of_lines = {to_hex(line.get_color()) for line in powers.get_lines()}
+    of_bars = {to_hex(patch.get_facecolor()) for ax in bars for patch in ax.patches}
+    assert len(of_lines) == 5
+    assert len(of_bars) == 2
+    assert not of_lines & of_bars
+    activation = powers.get_title(loc="left").removeprefix("behind ")
+    assert f"before {activation}" in powers.get_legend_handles_labels()[1]
+    assert f"Dotted: all harmonics together in front of {activation}" in drawn.caption
+    assert "the lowest to the highest mean over heads" in drawn.caption
 
 
 @pytest.mark.parametrize("name", ["scalograms", "harmonics"])

@@ -135,7 +135,6 @@ def check(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
 def follow_first_token(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
     """Draw the ordinary tokens that replace the first one, and follow each alone."""
     require_checks(run)
-    require_windows(run, study.options)
     dynamics.follow(run, study.options)
 
 
@@ -150,7 +149,6 @@ def measure_passes(study: AbsolutePosition, unit: Unit, run: StageRun) -> None:
     """Run every arm that needs no other arm's numbers; a check that fails ends the checkpoint's part."""
     require_checks(run)
     m = _early(unit)
-    require_windows(run, study.options)
     if unit.variant:
         arms = list(control_arms(run, study.options))
         dynamics.control(run, study.options)
@@ -310,12 +308,13 @@ def heads_by_layer(fingerprints: pd.DataFrame) -> list[int]:
     return [int(counts.get(layer, common)) for layer in range(int(counts.index.max()) + 1)]
 
 
-def require_windows(run: StageRun, options: PositionOptions) -> None:
-    least = 4 * options.groups
-    if run.samples < least:
+def require_windows(windows: int, groups: int) -> None:
+    """Raise ConfigError where there are too few windows for sizes between groups of them."""
+    least = 4 * groups
+    if windows < least:
         raise ConfigError(
-            f"absolute_position: {options.groups} groups need {least} windows, the texts give "
-            f"{run.samples}; add texts or set options.groups"
+            f"absolute_position: {groups} groups need {least} windows, the texts give "
+            f"{windows}; add texts or set options.groups"
         )
 
 
@@ -440,6 +439,9 @@ class AbsolutePosition(Study):
 
         Sizes are products of different groups of texts: a window that is in two of them would bring its noise
         into the product.
+
+        Raises:
+            ConfigError: they are too few for the groups.
         """
         set_around = sum(map(len, encoder.frame()))
         first: dict[Sequence[int], Sentence] = {}
@@ -450,6 +452,7 @@ class AbsolutePosition(Study):
             plan.notes.append(
                 f"{model}: {repeated} of {len(sentences)} windows repeat an earlier one and are left out"
             )
+        require_windows(len(first), self.options.groups)
         return [replace(window, sample=number) for number, window in enumerate(first.values())]
 
     def describe_plan(self, plan: Plan) -> list[str]:

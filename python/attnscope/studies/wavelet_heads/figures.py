@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from attnscope.errors import NotDrawable
 from attnscope.metrics.signals.wavelet import morlet_scalogram
-from attnscope.plots.axes import colors_by_layer, layer_colors, layers_below, series_colors
+from attnscope.plots.axes import colors_by_layer, layers_below, series_colors
 from attnscope.plots.figure import (
     Drawn,
     Figure,
@@ -37,6 +37,7 @@ from attnscope.plots.style import (
     INK,
     MUTED,
     NARROWEST,
+    PALETTE,
     SEQUENTIAL,
     UNIFORM,
     UNTRAINED,
@@ -56,6 +57,8 @@ figure = declared_in(FIGURES)
 
 #: Below this many tokens a signal has no scales to tell apart.
 FEWEST = 16
+#: Colours of harmonics, which the bars beside them do not have.
+HARMONICS = (PALETTE[2], PALETTE[3], PALETTE[4], PALETTE[6])
 #: Metrics of the depth figure and of the phases, in this order.
 DEPTH = (
     *("low_band", "mid_band", "high_band", "spectral_selectivity"),
@@ -177,11 +180,13 @@ def harmonics(results: Results, options: Options) -> Drawn:
         _pairs_of_bars(ax, means, measure, layers)
         ax.set_title(titles[measure])
     words = ["Means over frequencies that make four cycles, over heads and both inputs."]
+    if "distortion_before" in means:
+        words.append(f"Dotted: all harmonics together in front of {activation}, where rotations are pure.")
     if bars:
         legend_over(figure_, named_artists(axes), 2)
         words += [
-            "Whiskers: from the lowest to the highest value among them. Half a turn apart, two rotations "
-            "cancel: small activations, and attention near uniform."
+            "Whiskers: from the lowest to the highest mean over heads among frequencies and inputs. "
+            "Half a turn apart, two rotations cancel: small activations, and attention near uniform."
         ]
     return captioned(figure_, *words, f"Drawn: {others}" if others else "")
 
@@ -189,10 +194,10 @@ def harmonics(results: Results, options: Options) -> Drawn:
 def _powers(ax: Axes, means: pd.DataFrame, activation: str) -> None:
     """Draw power at each harmonic over power at the frequency itself, a line per harmonic."""
     orders = [name for name in means if name != "distortion_before"]
-    for order, color in zip(orders, layer_colors(len(orders)), strict=True):
+    for order, color in zip(orders, HARMONICS, strict=False):
         ax.plot(means.index, means[order], marker="o", markersize=3, color=color, label=f"{str(order)[-1]}θ")
     if "distortion_before" in means:
-        ax.plot(means.index, means["distortion_before"], label="before", **UNTRAINED)
+        ax.plot(means.index, means["distortion_before"], label=f"before {activation}", **UNTRAINED)
     layers_below(ax)
     ax.set(yscale="log", ylabel="power / power at θ", title=f"behind {activation}")
     ax.legend(ncols=2, fontsize=6.5, handlelength=1.4, columnspacing=0.8)
@@ -204,8 +209,8 @@ def _pairs_of_bars(ax: Axes, means: pd.DataFrame, measure: str, rows: Any) -> No
     """
     place = np.arange(len(means))
     for name, label, color, offset in (
-        (f"{measure}_aligned", "in phase", "#0072b2", -0.18),
-        (f"{measure}_shifted", "half a turn apart", "#d55e00", 0.18),
+        (f"{measure}_aligned", "in phase", PALETTE[0], -0.18),
+        (f"{measure}_shifted", "half a turn apart", PALETTE[1], 0.18),
     ):
         if name in means:
             spread = [means[name] - rows[name].min(), rows[name].max() - means[name]]

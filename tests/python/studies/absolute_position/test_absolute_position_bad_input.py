@@ -11,7 +11,7 @@ from attnscope.errors import ConfigError
 from attnscope.models import LoadError
 from attnscope.studies.absolute_position.study import AbsolutePosition
 from folders import model_folder, tokenizer
-from position_study import settings
+from position_study import GROUPS, TEXTS, settings
 
 #: What no test of a refusal needs.
 QUICK = {"arms": [], "nulls": [], "leakage": False, "bands": 0}
@@ -24,13 +24,20 @@ QUICK = {"arms": [], "nulls": [], "leakage": False, "bands": 0}
         ({"inputs": ["shuffled"]}, ConfigError, "expected windows among the inputs"),
         ({"queries": [1, 8]}, ConfigError, r"expected 2 <= first <= last, got \[1, 8\]"),
         ({"groups": 3}, ConfigError, "greater than or equal to 4, got 3"),
-        ({"groups": 16}, ConfigError, r"16 groups need 64 windows, the texts give 16"),
         ({"sinks": [1.5]}, ConfigError, r"options.sinks\[0\]"),
     ],
 )
 def test_bad_options(folder, texts, tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
         run(settings(folder, texts, tmp_path, **changes), progress=False)
+
+
+def test_too_few_windows_are_refused_before_the_run_has_a_folder(folder, texts, tmp_path):
+    too_few = settings(folder, texts, tmp_path, name="few", groups=16)
+    for attempt in (dry_run, run):
+        with pytest.raises(ConfigError, match=r"16 groups need 64 windows, the texts give 16"):
+            attempt(too_few)
+    assert not (tmp_path / "few").exists()
 
 
 def test_sentences_are_refused(folder, texts, tmp_path):
@@ -52,9 +59,15 @@ def test_texts_are_windows_where_nothing_else_is_said(folder, texts):
 
 
 def test_all_windows_are_read_where_samples_is_null(folder, texts):
-    study = asc.Study(study="absolute_position", models=str(folder), texts=str(texts), max_tokens=16)
+    study = asc.Study(
+        study="absolute_position",
+        models=str(folder),
+        texts=str(texts),
+        max_tokens=16,
+        options={"groups": GROUPS},
+    )
     windows = {}
-    for samples in (None, 3, 256):
+    for samples in (None, TEXTS, 256):
         values = study.to_dict()
         values["texts"][0]["samples"] = samples
         plan = make_plan(asc.Study(**values))
@@ -64,7 +77,7 @@ def test_all_windows_are_read_where_samples_is_null(folder, texts):
         ending = "windows of 16 tokens, and up to 256 are wanted"
         assert any(note.endswith(ending) for note in plan.notes) == (samples == 256)
     assert 16 < windows[None] == windows[256] < 256
-    assert windows[3] == 3
+    assert windows[TEXTS] == TEXTS
 
 
 def test_encoders_are_refused_by_name(folder, texts, tmp_path):

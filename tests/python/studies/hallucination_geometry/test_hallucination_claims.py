@@ -186,6 +186,32 @@ def test_a_null_without_a_finite_draw_has_no_ends():
     assert null_ends([[1.0, np.nan], [2.0, np.nan]])[:, 0].tolist() == [1.0, 2.0]
 
 
+def bars_of(container):
+    """The ends of the bars that are drawn of some points: those of points without an interval are none."""
+    segments = [segment for segment in container.lines[2][0].get_segments() if np.isfinite(segment).all()]
+    return [(float(segment[0, 1]), float(segment[1, 1])) for segment in segments if len(segment)]
+
+
+@pytest.mark.parametrize("reach", [0.1, np.nan])
+def test_a_dimension_without_an_interval_has_no_bar(reach):
+    """Bars of length 0, as of a number that is known exactly, stood where no interval could be computed."""
+    rows = [
+        {"model": "m", "layer": layer, "bucket": bucket, "value": 2.0, "n": 20}
+        for bucket in (F, U)
+        for layer in (0, 1)
+    ]
+    clouds = pd.DataFrame(rows).assign(null="", quantity="local_dimension", k=10, protocol="exact", step=-1)
+    clouds = clouds.assign(low=2.0 - reach, high=2.0 + reach, revision="")
+    tests = contrasts(log_dimension_ratio=0.1).assign(null_low=-0.2, null_high=0.2)
+    tests = tests.assign(model="m", revision="", step=-1)
+    drawn = FIGURES["dimension_by_depth"](Results({"clouds": clouds, "contrasts": tests}))
+    lengths = [
+        high - low for container in drawn.figure.axes[0].containers for low, high in bars_of(container)
+    ]
+    assert lengths == pytest.approx([] if np.isnan(reach) else [0.2] * 4)
+    assert ("Points without a bar have no interval" in drawn.caption) == np.isnan(reach)
+
+
 def test_means_of_amplification_are_geometric_only_where_all_are_above_zero():
     rows = [
         {
@@ -833,9 +859,9 @@ def test_bars_over_few_prompts_are_those_of_student(logarithmic):
     rows = pd.DataFrame({"layer": [0] * 2 + [1] * 5 + [2], "x": [*two, *five, 7.0]})
     ax = mpl.Figure().subplots()
     draw_means(ax, rows, "x", "black", "boundary", logarithmic=logarithmic)
-    bars = [segment[:, 1] for segment in ax.collections[0].get_segments()]
-    for bar, values in zip(bars, (two, five), strict=False):
+    bars = bars_of(ax.containers[0])  # one prompt has none
+    for bar, values in zip(bars, (two, five), strict=True):
         numbers = np.log(values) if logarithmic else np.array(values)
         ends = stats.t.interval(0.95, len(values) - 1, numbers.mean(), stats.sem(numbers))
         np.testing.assert_allclose(bar, np.exp(ends) if logarithmic else ends, rtol=1e-12)
-    assert bars[2][0] == bars[2][1] == pytest.approx(7.0)
+    assert ax.containers[0].lines[0].get_ydata()[2] == pytest.approx(7.0)

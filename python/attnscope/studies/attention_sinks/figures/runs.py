@@ -162,11 +162,10 @@ def ablation(results: Results, options: Options) -> Drawn:
             means = means.set_index("keys").reindex(kinds)
             x = np.arange(len(kinds)) + 0.16 * (place - (len(names) - 1) / 2)
             mean, low, high = (means[name].to_numpy(float) for name in ("mean", "low", "high"))
-            spread = np.nan_to_num([mean - low, high - mean])
             ax.errorbar(
                 x,
                 mean,
-                yerr=spread,
+                yerr=[mean - low, high - mean],
                 fmt="o",
                 markersize=4,
                 color=colors[series],

@@ -71,7 +71,7 @@ def draw_means(
     values = pd.Series(np.log(numbers) if logarithmic else numbers, index=rows.index)
     groups = values.groupby(rows["layer"])
     mean, prompts = groups.mean(), groups.count()
-    reach = (special.stdtrit(prompts - 1, 0.975) * groups.sem()).fillna(0.0)
+    reach = special.stdtrit(prompts - 1, 0.975) * groups.sem()  # NaN of one prompt: no bar
     low, high = mean - reach, mean + reach
     if logarithmic:
         mean, low, high = np.exp(mean), np.exp(low), np.exp(high)

@@ -22,6 +22,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     layers_below,
     legend,
     null_range,
+    without_interval,
 )
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.stored_options import stored_options
@@ -59,8 +60,8 @@ def dimension_by_depth(results: Results, options: Options) -> Drawn:
     untrained = "" if random is None else "; dashed, the same prompts through random weights"
     return captioned(
         figure_,
-        f"Left: bars are 95 % jackknife intervals over templates, drawn side by side{untrained}. Right: "
-        "dotted edges of a contrast's colour: its exchanged "
+        f"Left: bars are 95 % jackknife intervals over templates, drawn side by side{untrained}."
+        f"{without_interval(dimensions, 'value')} Right: dotted edges of a contrast's colour: its exchanged "
         f"labellings, {null_words(_labellings(results))}; {counts_of(tests)}.",
         subject,
     )
@@ -75,11 +76,11 @@ def _draw_dimensions(
         rows = rows.dropna(subset=["value"]).sort_values("layer")
         # side by side, as bands would cover each other
         shifted = rows["layer"] + 0.12 * (place - (count - 1) / 2)
-        bars = [rows["value"] - rows["low"], rows["high"] - rows["value"]]
+        bars = [(rows["value"] - rows["low"]).abs(), (rows["high"] - rows["value"]).abs()]
         ax.errorbar(
             shifted,
             rows["value"],
-            np.nan_to_num(np.abs(bars)),
+            bars,
             color=shades[bucket],
             marker="o",
             markersize=3,

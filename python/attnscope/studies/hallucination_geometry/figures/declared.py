@@ -55,6 +55,20 @@ def prompts_of_each(rows: pd.DataFrame, *keys: str) -> str:
     return f"at least {counts.min()}" if counts.nunique() > 1 else str(counts.iloc[0]) if len(counts) else "0"
 
 
+def without_interval(rows: pd.DataFrame, column: str) -> str:
+    """Return a sentence, behind a space, where values have no interval over templates, "" where all have one.
+
+    >>> nan = float("nan")
+    >>> without_interval(pd.DataFrame({"auc": [0.5, nan], "low": [nan, nan]}), "auc")
+    ' Points without a bar have no interval: their templates are too few.'
+    >>> without_interval(pd.DataFrame({"auc": [0.5, nan], "low": [0.4, nan]}), "auc")
+    ''
+    """
+    if not (rows[column].notna() & rows["low"].isna()).any():
+        return ""
+    return " Points without a bar have no interval: their templates are too few."
+
+
 def layers_below(ax: Axes, n: int = 0) -> None:
     """Put whole numbers of layers on the horizontal axis, with the number of prompts behind the means."""
     first = "−1: before the first" if ax.get_xlim()[0] < -0.5 else ""

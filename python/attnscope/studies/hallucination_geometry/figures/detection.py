@@ -23,6 +23,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     figure,
     layers_below,
     legend,
+    without_interval,
 )
 from attnscope.studies.hallucination_geometry.training import curves
 from attnscope.study_api.selection import where
@@ -106,7 +107,7 @@ def detection_by_depth(results: Results, options: Options) -> Drawn:
             ax.errorbar(
                 rows["layer"] + shift,
                 rows["auc"],
-                np.nan_to_num(reach),
+                reach,
                 color=color,
                 marker="o",
                 markersize=3,
@@ -128,7 +129,9 @@ def detection_by_depth(results: Results, options: Options) -> Drawn:
     drawn.axes[0].set_ylabel("AUC on held-out templates")
     legend(drawn.axes[0])
     return drawn.captioned(
-        "Bars: 95 % intervals over templates, drawn side by side. Shaded from below: the best of length, "
+        "Bars: 95 % intervals over templates, drawn side by side."
+        f"{without_interval(where(table, score=['auc', 'auc_direction']), 'auc')} "
+        "Shaded from below: the best of length, "
         "words, surprisal and embeddings. Only what rises above it is of the states.",
         subject,
     )
