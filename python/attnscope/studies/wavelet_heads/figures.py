@@ -194,7 +194,7 @@ def harmonics(results: Results, options: Options) -> Drawn:
 def _powers(ax: Axes, means: pd.DataFrame, activation: str) -> None:
     """Draw power at each harmonic over power at the frequency itself, a line per harmonic."""
     orders = [name for name in means if name != "distortion_before"]
-    for order, color in zip(orders, HARMONICS, strict=False):
+    for order, color in zip(orders, HARMONICS[: len(orders)], strict=True):
         ax.plot(means.index, means[order], marker="o", markersize=3, color=color, label=f"{str(order)[-1]}θ")
     if "distortion_before" in means:
         ax.plot(means.index, means["distortion_before"], label=f"before {activation}", **UNTRAINED)
