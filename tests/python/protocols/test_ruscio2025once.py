@@ -81,6 +81,20 @@ def test_a_head_whose_scores_do_not_vary_is_in_no_test():
     assert np.isnan(once.rank_adjusted([0.1, np.nan])).tolist() == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperatures": []}, r"temperatures must hold at least one, got \[\]"),
+        ({"temperatures": [0.0]}, "temperatures must be above 0, got 0.0"),
+        ({"first_row": -1}, "first_row must be at least 0, got -1"),
+        ({"first_row": 1.5}, "first_row must be a whole number, got 1.5"),
+    ],
+)
+def test_bad_arguments_of_the_softmax_statistics_are_named(options, message):
+    with pytest.raises((ValueError, TypeError), match=f"softmax_statistics: {message}"):
+        once.softmax_statistics(torch.zeros(6, 6), **options)
+
+
 def test_significance_draws_in_the_notebooks_order():
     texts = [scores(1, 2, 8, 8, seed=k) for k in range(4)]
     calls = []

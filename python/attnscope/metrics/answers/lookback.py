@@ -68,7 +68,8 @@ def lookback(
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        Lookback, in [0, 1]; NaN for a map without an answer, without a prompt, or not finite.
+        Lookback, in [0, 1]; NaN for a map without an answer, without a query that sees keys on both sides of
+        `context`, or not finite.
 
     Raises:
         ValueError: an answer that is empty, reversed or outside its map, a context outside 0..n, rows of

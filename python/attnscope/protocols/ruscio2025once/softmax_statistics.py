@@ -52,7 +52,7 @@ def softmax_statistics(
         SoftmaxStatistics, float64; NaN without such rows.
 
     Raises:
-        ValueError: not square, wrong dtype, a temperature that is not above 0.
+        ValueError: not square, wrong dtype, no temperature or one that is not above 0, a `first_row` below 0.
 
     Example:
         Only row 5 of equal scores: six keys of 1/6.
@@ -68,6 +68,9 @@ def softmax_statistics(
     """
     name = "softmax_statistics"
     tensor = _checks.square_tensor(name, "scores", scores).double()
+    first_row = scalars.at_least(name, "first_row", first_row, 0)
+    if not len(temperatures):
+        raise ValueError(f"{name}: temperatures must hold at least one, got {temperatures!r}")
     n = tensor.shape[-1]
     visible = torch.ones(n, n, dtype=torch.bool, device="cpu").tril()
     means: dict[str, list[Tensor]] = {field: [] for field in SoftmaxStatistics._fields}

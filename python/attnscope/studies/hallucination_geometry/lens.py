@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 import attnscope as asc
 from attnscope.studies.hallucination_geometry.direction_sensitivity import first_token, prompt_text
@@ -45,11 +46,20 @@ def read_layers(run: StageRun, table: pd.DataFrame) -> None:
                 "lens",
                 layer=layer,
                 sample=samples[rows.numpy()],
-                prediction_entropy=-(log_p.exp() * log_p).sum(-1),
+                prediction_entropy=entropy(log_p),
                 top=log_p.amax(-1).exp(),
                 log_p_answer=torch.where(has_answer, log_p_answer, torch.nan),
                 rank_answer=np.ma.array(rank.numpy(), mask=~has_answer.numpy()),
             )
+
+
+def entropy(log_p: Tensor) -> Tensor:
+    """Return the entropy in nats of log-probabilities [..., V]; tokens of probability 0 add nothing to it.
+
+    >>> entropy(torch.tensor([1.0, 0.0]).log()).abs().item()
+    0.0
+    """
+    return -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0)).sum(-1)
 
 
 def _answer_token(run: StageRun, answer: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ def format_questions(
             if bucket not in counts:
                 raise ConfigError(
                     f"{NAME}: no prompt of the bucket {bucket!r} in column {options.bucket!r}"
-                    f"{nearest(bucket, counts)}; there are {dict(counts)}"
+                    f"{nearest(bucket, counts)}; there are {_in_words(counts)}"
                 )
         if all(source.samples is None for source in plan.settings.texts):
             _check_whole_pairs(rows, options)
@@ -247,13 +247,19 @@ def _check_pairs(rows: Sequence[Sentence], model: str, plan: Plan, options: Hall
             )
 
 
+def _in_words(counts: Mapping[str, int]) -> str:
+    """Return the number of prompts of each bucket."""
+    return ", ".join(f"{count} of {bucket!r}" for bucket, count in counts.items()) or "none"
+
+
 def _check(rows: Sequence[Sentence], encoder: Encoder, options: HallucinationOptions) -> None:
     """Raise for prompts from which nothing could follow."""
     counts = Counter(row.extra["bucket"] for row in rows)
     if few := {name: count for name, count in counts.items() if count < options.least}:
-        raise ConfigError(f"{NAME}: each bucket needs {options.least} prompts, got {few} (of {dict(counts)})")
+        raise ConfigError(f"{NAME}: each bucket needs {options.least} prompts, got {_in_words(few)}")
     if options.bucket_by == "label" and (missing := {*options.others, options.reference} - set(counts)):
-        raise ConfigError(f"{NAME}: no prompt of {sorted(missing)} is left, of {dict(counts)}")
+        names = " and ".join(map(repr, sorted(missing)))
+        raise ConfigError(f"{NAME}: no prompt of {names} is left, but {_in_words(counts)}")
     if options.bucket_by == "outcome" and not any(row.extra["answer"] for row in rows):
         raise ConfigError(f"{NAME}: bucket_by outcome needs answers; the column {options.answer!r} has none")
     if options.bucket_by == "label":

@@ -182,8 +182,8 @@ def harmonics(results: Results, options: Options) -> Drawn:
     words = ["Means over frequencies that make four cycles, over heads and both inputs."]
     if "distortion_before" in means:
         words.append(f"Dotted: all harmonics together in front of {activation}, where rotations are pure.")
+    legend_over(figure_, named_artists(figure_.axes))
     if bars:
-        legend_over(figure_, named_artists(axes), 2)
         words += [
             "Whiskers: from the lowest to the highest mean over heads among frequencies and inputs. "
             "Half a turn apart, two rotations cancel: small activations, and attention near uniform."
@@ -197,10 +197,11 @@ def _powers(ax: Axes, means: pd.DataFrame, activation: str) -> None:
     for order, color in zip(orders, HARMONICS[: len(orders)], strict=True):
         ax.plot(means.index, means[order], marker="o", markersize=3, color=color, label=f"{str(order)[-1]}θ")
     if "distortion_before" in means:
-        ax.plot(means.index, means["distortion_before"], label=f"before {activation}", **UNTRAINED)
+        # above the lines, because harmonics without power of their own lie on it
+        before = {**UNTRAINED, "color": INK, "zorder": 4}
+        ax.plot(means.index, means["distortion_before"], label=f"before {activation}", **before)
     layers_below(ax)
     ax.set(yscale="log", ylabel="power / power at θ", title=f"behind {activation}")
-    ax.legend(ncols=2, fontsize=6.5, handlelength=1.4, columnspacing=0.8)
 
 
 def _pairs_of_bars(ax: Axes, means: pd.DataFrame, measure: str, rows: Any) -> None:

@@ -175,12 +175,9 @@ def removed(results: Results, options: Options) -> Drawn:
     return captioned(
         figure_,
         "Energy: 1 − c'²/c²; pattern: 1 − <R', R>/<R, R>. Lines: 95 % intervals over groups of texts, of "
-        "several "
-        "draws with the spread of the draws (none of sets of heads); thin marks: draws. Below the line: "
-        "the same "
-        f"done to other positions. Values beyond {bounds} are at the edge. The dashed share is of another "
-        f"model, "
-        "by a statistic and a vector that were not to be read.",
+        "several draws with the spread of the draws (none of sets of heads); thin marks: draws. Below the "
+        f"line: the same done to other positions. Values beyond {bounds} are at the edge. Dashed: the share "
+        "that was published, of another model; which statistic and vector gave it is not known.",
         subject,
     )
 

@@ -122,7 +122,7 @@ def likelihood_depth(results: Results, options: Options) -> Drawn:
         )
         layer_line(ax, rows, "within texts", PALETTE[0], band=0.18)
         partial = where(rows_of_model, design="between_partial", mode="real", measure="boost")
-        layer_line(ax, partial, "between texts, given length and place", PALETTE[1], "--")
+        layer_line(ax, partial, "between texts, given length and place", PALETTE[1], "--", band=0.12)
         if control is not None:
             untrained = where(control, model=rows_of_model["model"].iloc[0], design="within")
             if len(untrained):
@@ -131,7 +131,7 @@ def likelihood_depth(results: Results, options: Options) -> Drawn:
         layer_axis(ax, 0)
     drawn.legend(2)
     return drawn.captioned(
-        "Mean over texts with its 95 % interval; grey: 95 % of permutations of a text's versions. Within a "
+        "With 95 % intervals over texts; grey: 95 % of permutations of a text's versions. Within a "
         "text every version is another token: the line says that attention follows what stands there, not "
         "that the model expects it. How large the changes are is in the figures dose and swap_depth.",
     )
@@ -168,13 +168,12 @@ def swap_depth(results: Results, options: Options) -> Drawn:
         if overall is not None:
             nats = where(overall, model=model, statistic="swap_nats")
             words += [f"{model} {number(value)} nats" for value in nats["estimate"].tail(1)]
+    untrained = "" if control is None else "; grey: smallest to largest of the models with random weights"
     return grid.captioned(
         "First panel: two texts exchange words; every token and text is once at home and once away, so "
-        "effects of either cancel and what is left is due to word and text fitting each other; grey: "
-        "smallest to "
-        "largest of the models with random weights. Second: the whole effect of the least likely words, "
-        "that of "
-        "the token included; the scales differ. 95 % intervals.",
+        f"effects of either cancel and what is left is due to word and text fitting each other{untrained}. "
+        "Second: the whole effect of the least likely words, that of the token included; the scales differ. "
+        "Bars: 95 % intervals over pairs and texts, none of fewer than five.",
         f"An exchanged word costs {', '.join(words)}; below {least_nats:g} nats the exchange tests nothing."
         if words
         else "",
