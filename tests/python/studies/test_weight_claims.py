@@ -198,7 +198,7 @@ def test_pairs_are_the_unit():
 
 
 def test_over_pairs_the_read_side_has_the_nulls_of_each_pair():
-    """What no pair supports, because its own matrices are as concentrated, all of them do not either."""
+    """A claim that no single pair supports, as its null is as concentrated, is not supported over all."""
     reached = [Pair(value, nulls={"weights": value + 0.5}) for value in (1.9, 2.0, 2.1)]
     assert {of_pair(pair)["C1"].verdict for pair in reached} == {UNDECIDED}
     row = over_pairs(reached)["C1"]

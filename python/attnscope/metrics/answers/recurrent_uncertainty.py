@@ -116,7 +116,7 @@ def recurrent_uncertainty(
 
 
 def _log_confidence(weight: float, log_p: Tensor, carry: Tensor, log_confidence: Tensor) -> Tensor:
-    """Return ln(weight·p + (1 − weight)·carry·c), where p and c may be too small to be told from 0.
+    """Return ln(weight·p + (1 − weight)·carry·c), where p and c may underflow to 0.
 
     Both are divided by the larger of those that take part.
 
